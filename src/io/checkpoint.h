@@ -3,7 +3,7 @@
  * model.safetensors, or else the shards listed in model.safetensors.index.json.  The
  * index is compared with the shards in both directions, so that a checkpoint that opens
  * is complete: every listed tensor is in the shard that the index names, and no shard has
- * a tensor that is not listed.  Quantised weights appear as the matrices they stand for
+ * a tensor that is not listed.  Quantized weights appear as the matrices they stand for
  * (io/quant.h).  In a multimodal checkpoint, the tensors of the text model have the names
  * that they have in a checkpoint of the text model alone.
  *
@@ -24,7 +24,7 @@ typedef struct ml_checkpoint {
     int32_t n_file;
     ml_st_file **file;      /* [n_file], sorted by name */
     const char **file_name; /* [n_file], without the directory */
-    /* All tensors, file by file in the order of their bytes; a quantised weight is one
+    /* All tensors, file by file in the order of their bytes; a quantized weight is one
      * tensor, in the place of its codes. */
     ml_checkpoint_tensor *tensor; /* [n_tensor] */
     int64_t n_tensor;

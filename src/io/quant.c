@@ -292,7 +292,7 @@ static ml_status fail_shape(const resolver *r, const ml_st_tensor *t, const char
 
 static ml_status fail_missing(const resolver *r, ml_str base, const char *suffix) {
     return ml_fail(r->err, ML_EFORMAT,
-                   "%s: tensor %.*s is quantised, but %.*s%s is missing", r->c->dir,
+                   "%s: tensor %.*s is quantized, but %.*s%s is missing", r->c->dir,
                    (int)base.len, base.ptr, (int)base.len, base.ptr, suffix);
 }
 
@@ -612,7 +612,7 @@ static bool has_codes(const ml_checkpoint *c) {
     return false;
 }
 
-/* The scale of a key or value cache in FP8; ours is not quantised. */
+/* The scale of a key or value cache in FP8; ours is not quantized. */
 static bool is_cache_scale(ml_str name) {
     ml_str base;
     return cut_suffix(name, ".k_scale", &base) || cut_suffix(name, ".v_scale", &base);
@@ -630,7 +630,7 @@ static ml_status keep_weights(resolver *r) {
         c->tensor[n].stored = c->tensor[n].t.name;
         if (!ml_map_add(&c->by_name, c->tensor[n].t.name, n))
             return ml_fail(r->err, ML_EFORMAT,
-                           "%s: tensor %s is stored both quantised and as it is", c->dir,
+                           "%s: tensor %s is stored both quantized and as it is", c->dir,
                            c->tensor[n].t.name.ptr);
         n++;
     }
@@ -670,7 +670,7 @@ ml_status ml_quant_resolve(ml_checkpoint *c, ml_err *err) {
 
     if (!has_codes(c))
         return ML_OK;
-    ml_arena_init(&scratch, "quantised weights");
+    ml_arena_init(&scratch, "quantized weights");
     r.path = ml_arena_printf(&c->arena, "%s/config.json", c->dir);
     st = ml_file_map(&text, r.path, err);
     if (st == ML_OK)

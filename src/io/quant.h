@@ -1,8 +1,8 @@
-/* quant.h - quantised tensors of a checkpoint, read as the matrices they stand for.
+/* quant.h - quantized tensors of a checkpoint, read as the matrices they stand for.
  *
- * A quantised weight is stored as several tensors: codes, scales, sometimes zero points.
+ * A quantized weight is stored as several tensors: codes, scales, sometimes zero points.
  * ml_quant_resolve replaces them in a checkpoint's list by one logical tensor with the
- * name, shape and dtype that the weight has in the unquantised release:
+ * name, shape and dtype that the weight has in the unquantized release:
  *
  *     codes                        scales                            format
  *     x.weight F8_E4M3             x.weight_scale_inv, _scale        FP8: blocks of 128x128,
@@ -24,7 +24,7 @@
 /* Whether config.json's quant_method is one of the above; `known` receives their list. */
 bool ml_quant_method_known(const char *method, const char **known);
 
-/* Replaces the tensors of quantised weights in c->tensor; reads c->dir/config.json. */
+/* Replaces the tensors of quantized weights in c->tensor; reads c->dir/config.json. */
 ml_status ml_quant_resolve(ml_checkpoint *c, ml_err *err);
 
 /* Elements at, at + step, ... of a logical tensor, n of them, row-major. */

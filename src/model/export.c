@@ -250,7 +250,7 @@ static ml_status write_param(exporter *x, ml_st_writer *out, int32_t at, const i
     return st;
 }
 
-/* n elements of a quantised tensor that is not a parameter, as its dtype. */
+/* n elements of a quantized tensor that is not a parameter, as its dtype. */
 static void dequantize(const ml_st_tensor *t, int64_t at, int64_t n, void *out) {
     float piece[1024];
     const int64_t cap = (int64_t)(sizeof piece / sizeof *piece);

@@ -36,7 +36,7 @@ static bool is_weight_file(const char *name) {
     return false;
 }
 
-/* What describes a quantisation that exported weights no longer have. */
+/* What describes a quantization that exported weights no longer have. */
 static bool is_quantization_file(const char *name) {
     return !strcmp(name, "hf_quant_config.json") || !strcmp(name, "quantize_config.json") ||
            !strcmp(name, "quant_config.json");

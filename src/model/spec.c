@@ -148,7 +148,7 @@ static void enter_wrapper(ml_hf_config *c, ml_spec *s, const char **text) {
         }
 }
 
-/* The checkpoint reader dequantises these formats (io/quant.h). */
+/* The checkpoint reader dequantizes these formats (io/quant.h). */
 static void check_quantization(ml_hf_config *c) {
     const ml_json *q = ml_hf_config_get(c, "quantization_config");
     const char *known, *how;

@@ -1,4 +1,4 @@
-/* Any bytes as a quantised checkpoint: a config.json up to the first byte 0, then a safetensors
+/* Any bytes as a quantized checkpoint: a config.json up to the first byte 0, then a safetensors
  * file.  A checkpoint that opens has tensors whose elements can all be read. */
 #include <stdint.h>
 #include <stdio.h>

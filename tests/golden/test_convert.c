@@ -68,6 +68,19 @@ static void unchanged_is_identical(void) {
     }
 }
 
+/* Vision towers too, and the names that the text model has inside. */
+static void unchanged_wrappers_are_identical(void) {
+    static const char *const models[] = { "gemma3",     "kimi_k25", "mistral3",
+                                          "qwen2_5_vl", "qwen3_5",  "qwen3_vl" };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char from[256];
+        const char *to = ml_test_path(models[i]);
+        snprintf(from, sizeof from, "tests/golden/wrappers/%s", models[i]);
+        convert_ok(from, to, "");
+        same_dir(from, to);
+    }
+}
+
 static void unchanged_shards_are_identical(void) {
     const char *to = ml_test_path("out");
     convert_ok(SHARDED, to, "");
@@ -163,6 +176,8 @@ static void loses_nothing(void) {
 static const ml_test tests[] = {
     { "miles convert writes an unchanged checkpoint to the byte", unchanged_is_identical,
       120 },
+    { "miles convert writes an unchanged multimodal checkpoint to the byte",
+      unchanged_wrappers_are_identical },
     { "miles convert writes unchanged shards to the byte", unchanged_shards_are_identical },
     { "miles convert splits shards as transformers", splits_as_transformers },
     { "miles convert joins shards", joins_again },

@@ -1,4 +1,4 @@
-/* Quantised checkpoints that do not fit together are refused with the tensor and what was
+/* Quantized checkpoints that do not fit together are refused with the tensor and what was
  * expected; those that do are read element by element. */
 #include <math.h>
 #include <stdio.h>
@@ -164,7 +164,7 @@ static void scales_have_several_shapes(void) {
 }
 
 static const ml_test tests[] = {
-    { "a quantised tensor whose parts do not fit is refused", bad_parts_are_refused },
+    { "a quantized tensor whose parts do not fit is refused", bad_parts_are_refused },
     { "FP8 scales for blocks, rows and tensors are read", scales_have_several_shapes },
     { 0 },
 };

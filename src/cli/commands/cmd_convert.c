@@ -11,7 +11,7 @@ static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoi
                          .keep_dtype = c->convert.dtype == ML_DTYPE_AUTO,
                          .dtype = dtypes[c->convert.dtype],
                          .shard_bytes = c->convert.max_shard_bytes };
-    /* A dequantised weight is rounded once, to the dtype that is written. */
+    /* A dequantized weight is rounded once, to the dtype that is written. */
     bool exact = from->quantized &&
                  (c->convert.dtype == ML_DTYPE_F32 || c->convert.dtype == ML_DTYPE_F16);
     ml_weights w;

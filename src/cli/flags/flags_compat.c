@@ -30,6 +30,6 @@ const ml_flag ml_flags_compat[] = {
       .group = "compatibility",
       .cmds = ML_CMD_SCORE | ML_CMD_CONVERT,
       .from = ML_FROM_SGLANG,
-      .why = "quantised weights are not supported" },
+      .why = "a quantized checkpoint is recognized and dequantized when it is loaded" },
     { 0 },
 };

@@ -285,7 +285,7 @@ const ml_flag ml_flags_debug[] = {
     ML_FIXED("check-weight-update-selector", MILES, TRAIN, selectors,
              "The engine has one set of weights, and all of it is compared."),
     ML_NOOP("check-weight-update-allow-quant-error", BOOL, MILES, TRAIN,
-            "weights are not quantised"),
+            "weights are not kept quantized in memory"),
     ML_REFUSED("check-lora-weight-equal", BOOL, MILES, TRAIN,
                "LoRA is not supported; remove the flag"),
     { .name = "ci-ft-test-actions",

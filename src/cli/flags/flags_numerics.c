@@ -8,8 +8,8 @@ static const char *const all_of_it[] = { "1", "1.0", NULL };
 static const char *const megatron[] = { "megatron", NULL };
 
 #define ONE_WAY "there is one implementation, which is deterministic"
-#define QUANT "quantised weights are not supported; remove the flag"
-#define UNQUANT "weights are not quantised"
+#define QUANT "weights are not kept quantized in memory; remove the flag"
+#define UNQUANT "weights are not kept quantized in memory"
 
 static const char *const formats[] = { "thd", "bshd", NULL };
 
