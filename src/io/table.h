@@ -16,7 +16,7 @@
 #include "io/jsonl.h"
 #include "io/parquet/parquet.h"
 
-#define ML_TABLE_CACHE ((size_t)128 << 20) /* bytes */
+#define ML_TABLE_CACHE ((size_t)64 << 20) /* bytes */
 
 typedef struct ml_table_file {
     ml_parquet *parquet; /* NULL: a JSON file */

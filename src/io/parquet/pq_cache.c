@@ -214,35 +214,43 @@ static ml_status count_rows(int64_t *out, const ml_pq_where *at, ml_pq_chunk *c,
     return ML_OK;
 }
 
-static ml_status check_end(const ml_pq_where *at, const ml_pq_chunk *c, ml_err *err) {
-    int64_t n_entry = meta_of(at)->n_entry, n_row = at->meta->group[at->group].n_row;
+/* Fails if the chunk has n_entry values so far, in n_row rows, and may not. */
+static ml_status check_totals(const ml_pq_where *at, int64_t n_entry, int64_t n_row,
+                              ml_err *err) {
+    int64_t all = meta_of(at)->n_entry, rows = at->meta->group[at->group].n_row;
     char what[WHAT];
 
-    if (c->n_entry < n_entry || (c->n_entry == n_entry && c->n_row == n_row))
+    if (n_entry < all || (n_entry == all && n_row == rows))
         return ML_OK;
     say_where(at, what);
     return ml_fail(err, ML_EFORMAT,
-                   "%s: its pages have %lld values in %lld rows; expected %lld in %lld",
-                   what, (long long)c->n_entry, (long long)c->n_row, (long long)n_entry,
-                   (long long)n_row);
+                   "%s: its pages have %lld values or more, in %lld rows; expected %lld in "
+                   "%lld",
+                   what, (long long)n_entry, (long long)n_row, (long long)all,
+                   (long long)rows);
 }
 
 static ml_status find_data_page(const ml_pq_where *at, ml_pq_chunk *c,
                                 const ml_pq_page_head *h, ml_err *err) {
-    int64_t n_row;
-    ml_status st = add_place(at, c, c->next, err);
+    int64_t n_entry = c->n_entry + h->n_entry, n_row;
+    ml_status st = n_entry > meta_of(at)->n_entry ? check_totals(at, n_entry, c->n_row, err)
+                                                  : add_place(at, c, c->next, err);
 
     if (st)
         return st;
     st = count_rows(&n_row, at, c, h, err);
+    if (!st)
+        st = check_totals(at, n_entry, c->n_row + n_row, err);
     if (st) {
+        if (c->place[c->n_place - 1].page)
+            drop(at->cache, c->place[c->n_place - 1].page);
         c->n_place--;
         return st;
     }
     c->n_row += n_row;
-    c->n_entry += h->n_entry;
+    c->n_entry = n_entry;
     c->next = h->end;
-    return check_end(at, c, err);
+    return ML_OK;
 }
 
 /* Reads the header of the next page; *found is false when there are no more pages. */

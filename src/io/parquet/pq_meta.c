@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "io/parquet/thrift.h"
 
 /* Field ids are those of parquet.thrift. */
@@ -139,7 +140,9 @@ typedef struct schema {
 } schema;
 
 static bool check_element(schema *s, const element *e, bool root) {
-    if (e->repetition < REQUIRED || e->repetition > REPEATED)
+    if (ml_utf8_valid(e->name) != e->name.len)
+        ml_thrift_fail(s->t, "the name of a column is not valid UTF-8");
+    else if (e->repetition < REQUIRED || e->repetition > REPEATED)
         ml_thrift_fail(s->t, "column \"%.*s\" has the repetition type %d; expected 0 to 2",
                        (int)e->name.len, e->name.ptr, e->repetition);
     else if (e->n_child < 0 || e->n_child > s->n_element - s->m->n_node)
@@ -419,6 +422,8 @@ static ml_status read_file_meta(ml_pq_meta *m, ml_thrift *t, ml_arena *a) {
         ml_thrift_fail(t, "there is no schema, or it has no columns");
     else if (groups.p)
         read_groups(&groups, m, a);
+    else if (m->n_row)
+        ml_thrift_fail(t, "the file has %lld rows, but no row groups", (long long)m->n_row);
     return t->st ? t->st : groups.st;
 }
 
