@@ -55,6 +55,7 @@ static void compare_file(const char *dir, const char *name) {
         t.cache->max = 0;
         compare_rows(&t, &want, 1);
         compare_rows(&t, &want, 101);
+        CHECK(t.cache->used == 0);
     }
     ml_jsonl_close(&want);
     ml_table_close(&t);

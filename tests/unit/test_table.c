@@ -1,5 +1,6 @@
 #include "io/table.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -277,6 +278,54 @@ static void selects(void) {
     ml_table_close(&t);
 }
 
+typedef struct thread_rows {
+    const ml_table *columns, *lines;
+    int64_t step;
+    int n_wrong;
+} thread_rows;
+
+/* Reads all rows, in an order of its own. */
+static void *read_in_thread(void *ud) {
+    thread_rows *x = ud;
+
+    for (int64_t k = 0; k < x->lines->n; k++) {
+        int64_t i = k * x->step % x->lines->n;
+        const ml_json *v;
+        ml_str a, b;
+        ml_arena arena;
+        ml_arena_init(&arena, "test");
+        x->n_wrong += ml_table_parse(&v, &a, x->lines, i, &arena, NULL) ||
+                      ml_table_parse(&v, &b, x->columns, i, &arena, NULL) ||
+                      !ml_str_eq(a, b);
+        ml_arena_release(&arena);
+    }
+    return NULL;
+}
+
+static void threads(void) {
+    static const int64_t step[] = { 1, 7, 11, 13 }; /* coprime to 60 rows */
+    ml_table columns, lines;
+    thread_rows x[4];
+    pthread_t id[4];
+    ml_err err;
+
+    CHECK(!ml_table_open(&columns, "tests/golden/parquet/pages.parquet", &err));
+    CHECK(!ml_table_open(&lines, "tests/golden/parquet/pages.jsonl", &err));
+    CHECK(lines.n == 60);
+    columns.cache->max = 4096; /* pages come and go */
+    for (int i = 0; i < 4; i++) {
+        x[i] = (thread_rows){ &columns, &lines, step[i], 0 };
+        CHECK(pthread_create(&id[i], NULL, read_in_thread, &x[i]) == 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(id[i], NULL);
+        CHECK(x[i].n_wrong == 0);
+    }
+    CHECK(columns.cache->used <= columns.cache->max);
+    ml_table_close(&columns);
+    ml_table_close(&lines);
+}
+
 static const ml_test tests[] = {
     { "@[a:b] selects the rows of Python's slice", slices },
     { "what is no slice belongs to the file's name", no_slices },
@@ -287,6 +336,7 @@ static const ml_test tests[] = {
     { "slices of a parquet file are those of its lines", parquet_slices },
     { "compressed files have the rows of their content", compressed },
     { "rows have the selected columns alone", selects },
+    { "threads that read one parquet file do not disturb each other", threads },
     { 0 },
 };
 
