@@ -438,6 +438,13 @@ void ml_json_number(ml_text *t, double x) {
     ml_text_printf(t, "%s", text);
 }
 
+#define EACH(byte) (0x0101010101010101u * (uint64_t)(byte))
+
+/* Not 0 if a byte of the word is less than n, which is at most 128. */
+static uint64_t has_less(uint64_t word, uint64_t n) {
+    return (word - EACH(n)) & ~word & EACH(0x80);
+}
+
 /* Bytes from i on that need no escape; a loop over whole blocks becomes vector code. */
 static size_t plain_bytes(ml_str s, size_t i) {
     enum { BLOCK = 32 };
@@ -452,6 +459,11 @@ static size_t plain_bytes(ml_str s, size_t i) {
         if (found)
             break;
     }
+    for (uint64_t w; s.len - i >= sizeof w; i += sizeof w) {
+        memcpy(&w, p + i, sizeof w);
+        if (has_less(w, 0x20) | has_less(w ^ EACH('"'), 1) | has_less(w ^ EACH('\\'), 1))
+            break;
+    }
     while (i < s.len && p[i] >= 0x20 && p[i] != '"' && p[i] != '\\')
         i++;
     return i - begin;
@@ -460,9 +472,16 @@ static size_t plain_bytes(ml_str s, size_t i) {
 void ml_json_quote(ml_text *t, ml_str s) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
     size_t run = 0; /* start of the bytes not yet written */
+    size_t plain = plain_bytes(s, 0);
 
+    if (plain == s.len) {
+        char *out = ml_text_room(t, s.len + 2);
+        out[0] = out[s.len + 1] = '"';
+        memcpy(out + 1, s.len ? s.ptr : "", s.len);
+        return;
+    }
     ml_text_add(t, "\"", 1);
-    for (size_t i = plain_bytes(s, 0); i < s.len; i += 1 + plain_bytes(s, i + 1)) {
+    for (size_t i = plain; i < s.len; i += 1 + plain_bytes(s, i + 1)) {
         unsigned char c = (unsigned char)s.ptr[i];
         const char *hit;
         ml_text_add(t, s.ptr + run, i - run);

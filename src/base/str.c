@@ -45,6 +45,13 @@ void ml_text_add(ml_text *t, const char *bytes, size_t n) {
     t->ptr[t->len] = 0;
 }
 
+char *ml_text_room(ml_text *t, size_t n) {
+    reserve(t, n);
+    t->len += n;
+    t->ptr[t->len] = 0;
+    return t->ptr + t->len - n;
+}
+
 void ml_text_vprintf(ml_text *t, const char *fmt, va_list ap) {
     va_list again;
     int n;

@@ -28,6 +28,8 @@ void ml_str_copy(char *out, size_t cap, ml_str s);
 
 void ml_text_release(ml_text *t);
 void ml_text_add(ml_text *t, const char *bytes, size_t n);
+/* Lengthens the text by n bytes, which the caller writes, and returns their place. */
+char *ml_text_room(ml_text *t, size_t n);
 __attribute__((format(printf, 2, 3))) void ml_text_printf(ml_text *t, const char *fmt, ...);
 __attribute__((format(printf, 2, 0))) void ml_text_vprintf(ml_text *t, const char *fmt,
                                                            va_list ap);

@@ -41,6 +41,8 @@ size_t ml_utf8_valid(ml_str s) {
             if (word & 0x8080808080808080u)
                 break;
         }
+        while (i < s.len && !((unsigned char)s.ptr[i] & 0x80))
+            i++;
         if (i == s.len)
             break;
         k = ml_utf8_look(s.ptr + i, s.len - i);

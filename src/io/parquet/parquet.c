@@ -13,7 +13,7 @@ struct ml_parquet {
     ml_pq_meta meta;
     ml_pq_cache *cache;
     ml_pq_chunk **chunk; /* [n_group][n_leaf]; NULL: nothing of the row group was read */
-    ml_str *key;         /* [n_node] its name and a colon, as JSON */
+    ml_str *key;         /* [n_node] a comma, its name and a colon, as JSON */
     bool *unwanted;      /* [n_node] columns that rows do not have */
 };
 
@@ -26,6 +26,7 @@ static void write_keys(ml_parquet *f) {
     f->unwanted = ML_NEW(&f->arena, bool, f->meta.n_node);
     for (int32_t i = 0; i < f->meta.n_node; i++) {
         t.len = 0;
+        ml_text_add(&t, ", ", 2);
         ml_json_quote(&t, f->meta.node[i].name);
         ml_text_add(&t, ": ", 2);
         f->key[i] = (ml_str){ ml_arena_str(&f->arena, t.ptr, t.len), t.len };
@@ -284,16 +285,15 @@ static void put_node(ml_pq_reader *r, int32_t at);
 
 static void put_struct(ml_pq_reader *r, int32_t at) {
     const ml_pq_node *node = r->f->meta.node;
-    size_t separator = 0;
+    size_t skip = 2; /* no comma before the first member */
 
     add(r, "{", 1);
     for (int32_t i = at + 1; i < node[at].end && !r->st; i = node[i].end) {
         if (r->f->unwanted[i])
             continue;
-        add(r, ", ", separator);
-        add(r, r->f->key[i].ptr, r->f->key[i].len);
+        add(r, r->f->key[i].ptr + skip, r->f->key[i].len - skip);
         put_node(r, i);
-        separator = 2;
+        skip = 0;
     }
     add(r, "}", 1);
 }
@@ -355,12 +355,28 @@ static void put_list(ml_pq_reader *r, int32_t at) {
     add(r, "]", 1);
 }
 
+/* A leaf of which nothing above it is optional or repeated: the short way. */
+static void put_flat(ml_pq_reader *r, const ml_pq_node *n) {
+    cursor *c = &r->at[n->leaf];
+    const ml_pq_page *p = c->page;
+    int32_t e = c->entry++;
+
+    c->begun = true;
+    if (p->def && p->def[e] < n->max_def)
+        add(r, "null", 4);
+    else if (!ml_pq_value_put(r->out, n,
+                              ml_pq_value(p, n->width, p->value_at ? p->value_at[e] : e)))
+        fail(r, n->leaf, "the text is not valid UTF-8");
+}
+
 static void put_node(ml_pq_reader *r, int32_t at) {
     const ml_pq_node *n = &r->f->meta.node[at];
 
     if (r->st)
         return;
-    if (n->leaf == n->leaf_end)
+    if (n->end == at + 1 && n->max_rep == 0 && n->max_def <= 1 && n->leaf < n->leaf_end)
+        put_flat(r, n);
+    else if (n->leaf == n->leaf_end)
         add(r, "{}", 2); /* a group without columns */
     else if (n->repeated)
         put_list(r, at);
