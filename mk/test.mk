@@ -43,12 +43,13 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN))
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
-  test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log) $(LOAD)
+  test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
+  test_mesh) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
 ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
-  cli_names cli_program cmd_loss comm conversation cpu data_source debug detok dir_replace file \
+  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file \
   host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
   train_lr train_replay train_sft turn_text weight_delta)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
