@@ -95,12 +95,14 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     if (!t)
         return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
+    t->opts.optimizer.comm = opts->comm;
+    t->opts.batch.n_rank = opts->comm ? opts->comm->size : 1;
     ml_arena_init(&t->arena, "trainer");
     st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
-        st = ml_optimizer_open(&t->optimizer, s, w, be, &opts->optimizer, err);
+        st = ml_optimizer_open(&t->optimizer, s, w, be, &t->opts.optimizer, err);
     if (st == ML_OK)
         *out = t;
     else
@@ -169,6 +171,10 @@ const ml_spec *ml_trainer_spec(const ml_trainer *t) {
 
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
     return &t->optimizer;
+}
+
+ml_ranks *ml_trainer_ranks(ml_trainer *t) {
+    return &t->optimizer.ranks;
 }
 
 int64_t ml_trainer_samples(const ml_trainer *t) {
@@ -280,13 +286,17 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &opts, err);
 }
 
-/* Scoring has no steps: samples are packed as tightly as the token limit allows. */
-static ml_bins pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
-                                int32_t n) {
+/* Scoring has no steps: samples are packed as tightly as the token limit allows, if that
+ * occupies all ranks. */
+static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
+                                 int32_t n) {
     const ml_schedule_opts *b = &t->opts.batch;
     int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t *len = lengths(a, s, n);
+    ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
-    return ml_pack_first_fit_decreasing(a, lengths(a, s, n), n, cap);
+    ml_pack_expand(&bins, a, len, b->n_rank);
+    return ml_pack_deal(a, &bins, len, b->n_rank);
 }
 
 /* --- scoring ---------------------------------------------------------------- */
@@ -303,23 +313,75 @@ static void copy_scores(const ml_micro *m, float *const *logprob, float *const *
     }
 }
 
+/* Appends memory of a sample to a rank's column of the table. */
+static void add_span(const ml_trainer *t, ml_rank_spans *s, int32_t rank, int32_t *row,
+                     void *data, size_t bytes) {
+    if (data && s->span)
+        s->span[(int64_t)*row * t->opts.batch.n_rank + rank] =
+            (ml_rank_span){ data, bytes };
+    *row += data != NULL;
+}
+
+/* A rank's column: scores and recorded routing of its samples.  Returns its length. */
+static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *bins,
+                          int32_t rank, const ml_train_sample *s, float *const *logprob,
+                          float *const *entropy) {
+    int32_t row = 0;
+
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t j = 0; j < bins->bin[k].n; j++) {
+            int32_t i = bins->bin[k].item[j];
+            size_t bytes = (size_t)s[i].n_response * sizeof(float);
+            add_span(t, out, rank, &row, logprob[i], bytes);
+            add_span(t, out, rank, &row, entropy ? entropy[i] : NULL, bytes);
+            for (int r = 0; r < ML_N_ROUTING; r++)
+                add_span(t, out, rank, &row, s[i].routed[r].record,
+                         (size_t)(s[i].n_token *
+                                  ml_spec_routing_width(t->spec, (ml_routing_kind)r)) *
+                             sizeof(int32_t));
+        }
+    return row;
+}
+
+static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
+                               const ml_train_sample *s, float *const *logprob,
+                               float *const *entropy, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    ml_rank_spans spans = { 0 };
+    int32_t most = 0;
+
+    for (int32_t r = 0; r < ranks->comm->size; r++) {
+        int32_t n = add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        most = n > most ? n : most;
+    }
+    spans = ml_ranks_spans(ranks, a, most, true);
+    for (int32_t r = 0; r < ranks->comm->size; r++)
+        add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+    return ml_ranks_gather(ranks, &spans, err);
+}
+
 ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
                            int32_t n, float *const *logprob, float *const *entropy,
                            ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    const ml_bins *deal, *bins;
     ml_arena a;
-    ml_bins bins;
     ml_status st;
 
     ml_arena_init(&a, "scoring");
-    bins = pack_for_scoring(t, &a, s, n);
-    ml_work_count_expect(t->work_count, bins.n);
-    st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
-    for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
-        st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true, err);
+    deal = pack_for_scoring(t, &a, s, n);
+    bins = &deal[ranks->comm->rank];
+    ml_work_count_expect(t->work_count, bins->n);
+    st = bins->n ? grow_runner(t, &t->score, false, need_of(s, bins), err) : ML_OK;
+    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
+        st = run_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true, err);
         if (st == ML_OK)
             copy_scores(&t->score.micro, logprob, entropy);
         ml_work_count_add(t->work_count);
     }
+    st = ml_ranks_agree(ranks, st, err);
+    if (st == ML_OK && ranks->comm->size > 1)
+        st = gather_scores(t, &a, deal, s, logprob, entropy, err);
     ml_arena_release(&a);
     return st;
 }
@@ -405,6 +467,58 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     return t->be->dev->sync(t->be->stream, err);
 }
 
+/* What a rank contributes to the result of a step. */
+typedef struct rank_result {
+    int64_t n_term, n_token, n_loss, n_idle;
+    char bad[sizeof((ml_step_result *)0)->bad];
+} rank_result;
+
+/* Adds the results of the other ranks; of bad values, the first rank's is reported. */
+static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
+                              ml_step_result *out, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    int32_t n_rank = ranks->comm->size, mine = ranks->comm->rank;
+    rank_result own = { .n_term = terms->n,
+                        .n_token = out->n_token,
+                        .n_loss = out->n_loss,
+                        .n_idle = out->n_idle };
+    rank_result *all = ML_NEW(a, rank_result, n_rank);
+    double *term;
+    ml_status st;
+
+    memcpy(own.bad, out->bad, sizeof own.bad);
+    st = ml_ranks_collect(ranks, all, &own, sizeof own, err);
+    out->bad[0] = 0;
+    for (int32_t k = 0; k < n_rank; k++) {
+        terms->n = all[k].n_term > terms->n ? (int32_t)all[k].n_term : terms->n;
+        out->n_token += k == mine ? 0 : all[k].n_token;
+        out->n_loss += k == mine ? 0 : all[k].n_loss;
+        out->n_idle += k == mine ? 0 : all[k].n_idle;
+        if (!out->bad[0])
+            memcpy(out->bad, all[k].bad, sizeof out->bad);
+    }
+    term = ML_NEW(a, double, terms->n);
+    memcpy(term, terms->term, (size_t)own.n_term * sizeof *term);
+    terms->term = term;
+    return st == ML_OK ? ml_ranks_merge(ranks, term, (size_t)terms->n * sizeof *term, err)
+                       : st;
+}
+
+/* Adds up what the ranks computed: all of them get the result, and each one its ranges of
+ * the gradients. */
+static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
+                            ml_step_result *out, ml_status st, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+
+    st = ml_ranks_agree(ranks, st, err);
+    if (st != ML_OK || ranks->comm->size == 1)
+        return st;
+    st = share_result(t, a, terms, out, err);
+    if (st == ML_OK && !out->bad[0])
+        st = ml_optimizer_reduce(&t->optimizer, &t->grads, t->opts.whole_grads, err);
+    return st;
+}
+
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
     ml_status st = grow_runner(t, &t->train, true, need_of(step->sample, step->micro), err);
@@ -422,6 +536,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
         ml_work_count_add(t->work_count);
     }
     join_grads(t);
+    st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];
     out->loss /= step->denominator;
@@ -466,9 +581,10 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (st != ML_OK)
         return st;
     if (!out->bad[0]) {
-        ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
-                          1.0 / step->denominator, &u);
-        st = t->be->dev->sync(t->be->stream, err);
+        st = ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
+                               1.0 / step->denominator, &u, err);
+        if (st == ML_OK)
+            st = t->be->dev->sync(t->be->stream, err);
         if (st != ML_OK)
             return st;
         tell_optimizer(t, began);
