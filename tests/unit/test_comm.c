@@ -1,8 +1,11 @@
 #include <math.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/self/self.h"
+#include "comm/world.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 
@@ -200,7 +203,7 @@ static void reductions(ml_comm *c, void *ud) {
 /* More than is reduced at a time. */
 static void large_reductions(ml_comm *c, void *ud) {
     (void)ud;
-    reduce_one(c, ML_BF16, sum, (17 << 20) / 2 / c->size + 3);
+    reduce_one(c, ML_BF16, sum, (5 << 20) / 2 / c->size + 3);
 }
 
 static void maximum_of_special_values(ml_comm *c, void *ud) {
@@ -477,6 +480,34 @@ static void silent(ml_comm *c, void *ud) {
     part->close(part);
 }
 
+/* A process that dies without a word; the launcher ends the job. */
+static void killed(ml_comm *c, void *ud) {
+    (void)ud;
+    if (c->rank == 1)
+        raise(SIGKILL);
+    c->barrier(c, NULL, NULL);
+}
+
+static const struct {
+    const char *name;
+    ml_rank_fn *fn;
+} cases[] = {
+    { "reductions", reductions },
+    { "large reductions", large_reductions },
+    { "maximum", maximum_of_special_values },
+    { "broadcasts", broadcasts },
+    { "gathers", gathers },
+    { "exchanges", exchanges },
+    { "messages", messages },
+    { "splits", splits },
+    { "two communicators", two_communicators },
+    { "agreement", agreement },
+}, failing[] = {
+    { "failed rank", failed_rank }, { "failed elsewhere", failed_elsewhere },
+    { "aborted", aborted },         { "left", left },
+    { "silent", silent },           { "killed", killed },
+};
+
 /* Over threads. */
 
 static void run_case(ml_rank_fn *fn) {
@@ -575,6 +606,27 @@ static const ml_test tests[] = {
     { 0 },
 };
 
+/* Over MPI: tests/e2e/comm_mpi.sh starts this program under mpirun.  Without arguments all
+ * ranks run the cases for any number of ranks; with the name of a failure, that one. */
+static int run_as_rank(const char *failure) {
+    ml_err err = { 0 };
+    ml_comm *c;
+
+    if (ml_comm_world(&c, &err) != ML_OK) {
+        fprintf(stderr, "%s\n", err.msg);
+        return 1;
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && !failure; i++)
+        cases[i].fn(c, NULL);
+    for (size_t i = 0; i < sizeof failing / sizeof *failing && failure; i++)
+        if (strcmp(failing[i].name, failure) == 0)
+            failing[i].fn(c, NULL);
+    c->close(c);
+    return ml_test_failures() ? 1 : 0;
+}
+
 int main(int argc, char **argv) {
+    if (getenv("OMPI_COMM_WORLD_RANK") || (argc > 1 && strcmp(argv[1], "as-rank") == 0))
+        return run_as_rank(argc > 1 ? argv[1] : NULL);
     return ml_test_main(argc, argv, tests);
 }
