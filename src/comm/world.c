@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/checksum.h"
 #include "base/file.h"
 #include "base/library.h"
 #include "base/oom.h"
-#include "base/xxh3.h"
 #include "comm/mpi_door.h"
 #include "comm/self/self.h"
 
@@ -65,24 +65,15 @@ static ml_status open_mpi(ml_comm **out, ml_err *err) {
     return st;
 }
 
-/* A checksum of the program file. */
-static ml_status build_id(char id[33], ml_err *err) {
+/* The checksum of the program file stands for the build. */
+static ml_status check_build(ml_comm *c, ml_err *err) {
+    char id[ML_CHECKSUM_TEXT] = { 0 };
     ml_file f = { 0 };
     ml_status st = ml_file_map(&f, "/proc/self/exe", err);
 
-    if (st == ML_OK) {
-        ml_u128 sum = ml_xxh3_128(f.bytes.ptr, f.bytes.len);
-        (void)snprintf(id, 33, "%016llx%016llx", (unsigned long long)sum.high,
-                       (unsigned long long)sum.low);
-    }
+    if (st == ML_OK)
+        ml_checksum_write(id, ML_CHECKSUM_XXH3, f.bytes.ptr, f.bytes.len);
     ml_file_unmap(&f);
-    return st;
-}
-
-static ml_status check_build(ml_comm *c, ml_err *err) {
-    char id[33] = { 0 };
-    ml_status st = build_id(id, err);
-
     st = c->agree(c, st, err);
     return st == ML_OK ? ml_comm_same(c, "build", id, err) : st;
 }
