@@ -78,6 +78,7 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
     o.trainer.comm = c;
     o.trainer.whole_grads = true;
+    o.trainer.replay[ML_ROUTING_EXPERTS] = strcmp(j->model, "qwen3_moe") == 0;
     o.trainer.optimizer.kind = j->optimizer;
     o.trainer.optimizer.momentum = 0.9;
     o.trainer.batch.global_batch_size = SAMPLES;
@@ -582,6 +583,136 @@ static void snapshots_do_not_know_the_ranks(void) {
         }
 }
 
+/* --- the learner ------------------------------------------------------------------------ */
+
+typedef struct learning {
+    job j;
+    const char *estimator;
+    bool
+        record; /* routing, for the train steps: by other ranks than those that replay it */
+    ml_metrics rollout, step; /* of one rank */
+    ml_arena arena;
+    bool is_one;
+} learning;
+
+static void open_recipe(ml_recipe *out, const learning *x) {
+    ml_algo_opts algo = { .num = { .gamma = 1,
+                                   .lambd = 0.95,
+                                   .eps_clip = 0.2,
+                                   .eps_clip_high = (double)NAN,
+                                   .eps_clip_c = (double)NAN,
+                                   .value_clip = 0.2,
+                                   .entropy_coef = 0.01,
+                                   .use_kl_loss = true,
+                                   .kl_loss_coef = 0.01,
+                                   .kl_loss_type = MILES_K3 },
+                          .advantage_estimator = x->estimator,
+                          .loss_type = "policy_loss" };
+    ml_err err = { 0 };
+
+    must(ml_recipe_resolve(out, &algo, &err), &err);
+}
+
+static ml_sample *graded_samples(trainee *p) {
+    ml_sample *s = ML_NEW(&p->t.arena, ml_sample, SAMPLES);
+
+    for (int32_t i = 0; i < SAMPLES; i++)
+        s[i] = (ml_sample){ .index = i,
+                            .group = i / 4,
+                            .rollout = i,
+                            .token = p->sample[i].token,
+                            .n_token = p->sample[i].n_token,
+                            .n_response = p->sample[i].n_response,
+                            .mask = p->sample[i].mask,
+                            .reward = i % 3,
+                            .has_reward = true,
+                            .status = ML_SAMPLE_COMPLETED };
+    return s;
+}
+
+/* All metrics but the gradient norm have the same bits. */
+static void same_metrics(const ml_comm *c, const learning *x, const ml_metrics *got,
+                         const ml_metrics *want) {
+    const ml_metric *a = got->first, *b = want->first;
+    int32_t n = 0;
+
+    for (; a && b; a = a->next, b = b->next, n++) {
+        bool rounds = strstr(b->name, "grad_norm") != NULL;
+        if (strcmp(a->name, b->name) ||
+            (rounds ? fabs(a->value - b->value) > 1e-6 * b->value
+                    : memcmp(&a->value, &b->value, sizeof a->value) != 0))
+            ml_test_fail(__FILE__, __LINE__, "%s: rank %d of %d: %s is %.17g, not %.17g",
+                         x->estimator, c->rank, c->size, b->name, a->value, b->value);
+    }
+    CHECK(!a && !b && n > 4);
+}
+
+static void copy_metrics(ml_metrics *out, ml_arena *a, const ml_metrics *from) {
+    ml_metrics_init(out, a);
+    for (const ml_metric *m = from->first; m; m = m->next)
+        ml_metrics_add(out, "", m->name, m->value);
+}
+
+static void learn(ml_comm *c, void *ud) {
+    learning *x = ud;
+    const ml_sample *list[SAMPLES];
+    ml_learner l = { 0 };
+    ml_learn_result result;
+    ml_recipe recipe;
+    ml_err err = { 0 };
+    ml_sample *sample;
+    trainee p, critic;
+    job of_critic = x->j;
+
+    of_critic.critic = true;
+    open_trainee(&p, &x->j, c);
+    open_trainee(&critic, &of_critic, c);
+    open_recipe(&recipe, x);
+    sample = graded_samples(&p);
+    for (int32_t i = 0; i < SAMPLES; i++)
+        list[i] = &sample[i];
+    l = (ml_learner){ .recipe = &recipe,
+                      .trainer = p.t.trainer,
+                      .weights = &p.t.weights,
+                      .ref = &p.t.weights,
+                      .entropy = true,
+                      .record = { [ML_ROUTING_EXPERTS] = x->record } };
+    l.critic = recipe.critic_loss ? critic.t.trainer : NULL;
+    must(ml_learn(&l, 0, &result, &p.t.arena, list, SAMPLES, &err), &err);
+    CHECK(result.n_step == 1 && p.t.weights.version == 1);
+    CHECK(critic.t.weights.version == (l.critic ? 1 : 0));
+    if (x->is_one) {
+        copy_metrics(&x->rollout, &x->arena, &result.rollout);
+        copy_metrics(&x->step, &x->arena, &result.step[0].metrics);
+    } else {
+        same_metrics(c, x, &result.rollout, &x->rollout);
+        same_metrics(c, x, &result.step[0].metrics, &x->step);
+    }
+    ml_train_fixture_close(&critic.t);
+    ml_train_fixture_close(&p.t);
+}
+
+static void metrics_are_those_of_one_rank(void) {
+    static learning kinds[] = {
+        { .j = { .model = "qwen3", .dtype = ML_WEIGHT_BF16 }, .estimator = "grpo" },
+        { .j = { .model = "qwen3", .dtype = ML_WEIGHT_F32 }, .estimator = "ppo" },
+        { .j = { .model = "qwen3_moe", .dtype = ML_WEIGHT_BF16 },
+          .estimator = "grpo",
+          .record = true },
+    };
+
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        learning *x = &kinds[k];
+        ml_arena_init(&x->arena, "metrics");
+        x->is_one = true;
+        ml_ranks_run(1, learn, x);
+        x->is_one = false;
+        for (int s = 0; s < N_SIZE; s++)
+            ml_ranks_run(sizes[s], learn, x);
+        ml_arena_release(&x->arena);
+    }
+}
+
 static const ml_test tests[] = {
     { "log-probs and entropies are those of one rank", scores_are_those_of_one_rank },
     { "gradients of ranks repeat and differ by rounding",
@@ -590,6 +721,7 @@ static const ml_test tests[] = {
     { "a gradient that is not finite is skipped by all ranks",
       a_bad_gradient_is_skipped_by_all },
     { "a rank that fails ends the step of the others", a_rank_that_fails_ends_the_step },
+    { "the learner's metrics are those of one rank", metrics_are_those_of_one_rank },
     { "snapshots do not depend on the number of ranks", snapshots_do_not_know_the_ranks },
     { 0 },
 };
