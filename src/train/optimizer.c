@@ -1,72 +1,15 @@
 #include "train/optimizer.h"
 
-#include <fnmatch.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bug.h"
 #include "base/mmap_offload.h"
-
-#define NAME_CAP 512
+#include "train/freeze.h"
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
-}
-
-/* --- freezing --------------------------------------------------------------- */
-
-/* Copies the first pattern of a list; returns the rest, or NULL at the end. */
-static const char *next_pattern(const char *list, char *out, size_t cap) {
-    size_t n = strcspn(list, ",");
-
-    if (n >= cap)
-        n = cap - 1;
-    memcpy(out, list, n);
-    out[n] = 0;
-    list += strcspn(list, ",");
-    return *list ? list + 1 : NULL;
-}
-
-static bool pattern_fits(const char *pattern, const ml_param *p) {
-    char name[NAME_CAP];
-    return fnmatch(pattern, ml_param_name(p, 0, name, sizeof name), 0) == 0;
-}
-
-bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p) {
-    char pattern[NAME_CAP];
-
-    if (p->frozen)
-        return true;
-    for (const char *at = opts->freeze; at;) {
-        at = next_pattern(at, pattern, sizeof pattern);
-        if (pattern_fits(pattern, p))
-            return true;
-    }
-    return false;
-}
-
-static ml_status check_freeze(const ml_spec *s, const ml_optimizer_opts *opts,
-                              ml_err *err) {
-    char pattern[NAME_CAP];
-    int32_t n_frozen = 0;
-
-    for (const char *at = opts->freeze; at;) {
-        bool fits = false;
-        at = next_pattern(at, pattern, sizeof pattern);
-        for (int32_t i = 0; i < s->n_param && !fits; i++)
-            fits = pattern_fits(pattern, &s->param[i]);
-        if (!fits)
-            return ml_fail(err, ML_EUSAGE,
-                           "--freeze \"%s\" matches no parameter: names look like %s",
-                           pattern, s->param[0].name);
-    }
-    for (int32_t i = 0; i < s->n_param; i++)
-        n_frozen += ml_optimizer_frozen(opts, &s->param[i]);
-    if (n_frozen == s->n_param)
-        return ml_fail(err, ML_EUSAGE, "--freeze \"%s\" leaves no parameter to train",
-                       opts->freeze);
-    return ML_OK;
 }
 
 /* --- memory ----------------------------------------------------------------- */
@@ -78,7 +21,7 @@ static int32_t n_rank_of(const ml_optimizer_opts *opts) {
 static bool *find_frozen(ml_arena *a, const ml_spec *s, const ml_optimizer_opts *opts) {
     bool *frozen = ML_NEW(a, bool, s->n_param + 1);
     for (int32_t i = 0; i < s->n_param; i++)
-        frozen[i] = ml_optimizer_frozen(opts, &s->param[i]);
+        frozen[i] = ml_freeze_fits(opts->freeze, &s->param[i]);
     return frozen;
 }
 
@@ -259,7 +202,7 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     ml_ranks_open(&o->ranks, opts->comm, be);
     o->frozen = find_frozen(&o->arena, s, opts);
     ml_shard_map_init(&o->map, &o->arena, s, be->linear, o->ranks.comm->size, o->frozen);
-    st = check_freeze(s, opts, err);
+    st = ml_freeze_check(opts->freeze, s, err);
     if (st == ML_OK) {
         o->own_master = any_bf16(w);
         o->bytes = ml_optimizer_bytes(s, opts, o->own_master);

@@ -70,8 +70,6 @@ size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool 
  * the piece being updated. */
 bool ml_optimizer_is_staged(const ml_optimizer_opts *opts, const ml_device *dev);
 size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *opts);
-/* Whether opts.freeze matches the parameter. */
-bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p);
 
 /* spec, weights and backend must outlive it.  A freeze pattern that matches nothing, or
  * everything, is ML_EUSAGE. */

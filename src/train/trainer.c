@@ -1,4 +1,4 @@
-#include "train/trainer.h"
+#include "train/trainer_priv.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -8,29 +8,6 @@
 #include "base/bug.h"
 #include "base/clock.h"
 #include "train/flops.h"
-
-/* A plan and the micro-batch it runs, both grown to the largest one seen. */
-typedef struct runner {
-    ml_plan *plan;
-    ml_micro micro;
-} runner;
-
-struct ml_trainer {
-    const ml_spec *spec;
-    ml_weights *weights;
-    ml_backend *be;
-    ml_trainer_opts opts;
-    ml_lr lr;
-    ml_optimizer optimizer;
-    ml_weights grads;
-    ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
-    ml_tensor embed_grad;
-    runner train, score;
-    int64_t n_sample;
-    ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
-    bool released;
-    ml_arena arena; /* for the tensor table of grads */
-};
 
 static float temperature_of(const ml_trainer *t) {
     return t->opts.temperature > 0 ? (float)t->opts.temperature : 1.0f;
@@ -110,7 +87,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     return st;
 }
 
-static void close_runner(runner *r) {
+static void close_runner(ml_runner *r) {
     ml_plan_free(r->plan);
     ml_micro_release(&r->micro);
     r->plan = NULL;
@@ -194,8 +171,8 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
 
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
  * it. */
-static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_caps need,
-                             ml_err *err) {
+ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
+                          ml_err *err) {
     ml_plan_opts opts = { .backward = backward,
                           .recompute = t->opts.recompute,
                           .logits = backward && t->opts.keep_logits && !t->spec->critic,
@@ -223,14 +200,14 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
-static ml_batch_caps need_of(const ml_train_sample *s, const ml_bins *bins) {
+ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
     ml_batch_caps need = { 0 };
     for (int32_t k = 0; k < bins->n; k++)
         need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
     return need;
 }
 
-static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
+ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,
                              ml_err *err) {
     ml_micro *m = &r->micro;
@@ -254,7 +231,7 @@ static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
 
 /* --- packing ---------------------------------------------------------------- */
 
-static int64_t *lengths(ml_arena *a, const ml_train_sample *s, int32_t n) {
+int64_t *ml_trainer_lengths(ml_arena *a, const ml_train_sample *s, int32_t n) {
     int64_t *len = ML_NEW(a, int64_t, n);
     for (int32_t i = 0; i < n; i++)
         len[i] = s[i].n_token;
@@ -283,107 +260,7 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     opts.idle = idle;
     if (opts.by_flops)
         opts.cost = costs(t, a, s, n);
-    return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &opts, err);
-}
-
-/* Scoring has no steps: samples are packed as tightly as the token limit allows, if that
- * occupies all ranks. */
-static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
-                                 int32_t n) {
-    const ml_schedule_opts *b = &t->opts.batch;
-    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
-    int64_t *len = lengths(a, s, n);
-    ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
-
-    ml_pack_expand(&bins, a, len, b->n_rank);
-    return ml_pack_deal(a, &bins, len, b->n_rank);
-}
-
-/* --- scoring ---------------------------------------------------------------- */
-
-static void copy_scores(const ml_micro *m, float *const *logprob, float *const *entropy) {
-    for (int32_t i = 0; i < m->n_sample; i++) {
-        const ml_loss_io *io = &m->io[i];
-        size_t bytes = (size_t)io->n_response * sizeof(float);
-        if (!bytes)
-            continue;
-        memcpy(logprob[io->sample], io->value ? io->value : io->logprob, bytes);
-        if (entropy)
-            memcpy(entropy[io->sample], io->entropy, bytes);
-    }
-}
-
-/* Appends memory of a sample to a rank's column of the table. */
-static void add_span(const ml_trainer *t, ml_rank_spans *s, int32_t rank, int32_t *row,
-                     void *data, size_t bytes) {
-    if (data && s->span)
-        s->span[(int64_t)*row * t->opts.batch.n_rank + rank] =
-            (ml_rank_span){ data, bytes };
-    *row += data != NULL;
-}
-
-/* A rank's column: scores and recorded routing of its samples.  Returns its length. */
-static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *bins,
-                          int32_t rank, const ml_train_sample *s, float *const *logprob,
-                          float *const *entropy) {
-    int32_t row = 0;
-
-    for (int32_t k = 0; k < bins->n; k++)
-        for (int32_t j = 0; j < bins->bin[k].n; j++) {
-            int32_t i = bins->bin[k].item[j];
-            size_t bytes = (size_t)s[i].n_response * sizeof(float);
-            add_span(t, out, rank, &row, logprob[i], bytes);
-            add_span(t, out, rank, &row, entropy ? entropy[i] : NULL, bytes);
-            for (int r = 0; r < ML_N_ROUTING; r++)
-                add_span(t, out, rank, &row, s[i].routed[r].record,
-                         (size_t)(s[i].n_token *
-                                  ml_spec_routing_width(t->spec, (ml_routing_kind)r)) *
-                             sizeof(int32_t));
-        }
-    return row;
-}
-
-static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
-                               const ml_train_sample *s, float *const *logprob,
-                               float *const *entropy, ml_err *err) {
-    ml_ranks *ranks = ml_trainer_ranks(t);
-    ml_rank_spans spans = { 0 };
-    int32_t most = 0;
-
-    for (int32_t r = 0; r < ranks->comm->size; r++) {
-        int32_t n = add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
-        most = n > most ? n : most;
-    }
-    spans = ml_ranks_spans(ranks, a, most, true);
-    for (int32_t r = 0; r < ranks->comm->size; r++)
-        add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
-    return ml_ranks_gather(ranks, &spans, err);
-}
-
-ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
-                           int32_t n, float *const *logprob, float *const *entropy,
-                           ml_err *err) {
-    ml_ranks *ranks = ml_trainer_ranks(t);
-    const ml_bins *deal, *bins;
-    ml_arena a;
-    ml_status st;
-
-    ml_arena_init(&a, "scoring");
-    deal = pack_for_scoring(t, &a, s, n);
-    bins = &deal[ranks->comm->rank];
-    ml_work_count_expect(t->work_count, bins->n);
-    st = bins->n ? grow_runner(t, &t->score, false, need_of(s, bins), err) : ML_OK;
-    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
-        st = run_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true, err);
-        if (st == ML_OK)
-            copy_scores(&t->score.micro, logprob, entropy);
-        ml_work_count_add(t->work_count);
-    }
-    st = ml_ranks_agree(ranks, st, err);
-    if (st == ML_OK && ranks->comm->size > 1)
-        st = gather_scores(t, &a, deal, s, logprob, entropy, err);
-    ml_arena_release(&a);
-    return st;
+    return ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
 }
 
 /* --- a step ----------------------------------------------------------------- */
@@ -443,7 +320,8 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
                    .rows = &m->batch.rows };
-    ml_status st = run_forward(t, &t->train, t->weights, step->sample, bin, false, err);
+    ml_status st =
+        ml_trainer_forward(t, &t->train, t->weights, step->sample, bin, false, err);
 
     if (st == ML_OK)
         st = step->loss(step->ud, m->io, m->n_sample, err);
@@ -521,7 +399,8 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
 
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_status st = grow_runner(t, &t->train, true, need_of(step->sample, step->micro), err);
+    ml_status st = ml_trainer_grow(t, &t->train, true,
+                                   ml_trainer_need(step->sample, step->micro), err);
     ml_arena a;
     loss_terms terms;
 
