@@ -207,6 +207,8 @@ ml_status ml_run_opts_complete(ml_run_opts *o, ml_err *err) {
     o->log.no_store = !o->store;
     o->log.determinism = o->debug.determinism || o->debug.checksum;
     o->log.peak_flops = 1e12 * o->debug.peak_tflops;
+    t->whole_grads =
+        o->log.determinism || o->invariants.save_hash || o->invariants.check_hash;
     return check_arch(o, err);
 }
 

@@ -21,6 +21,7 @@
 #include "rl/record/run_log.h"
 #include "rl/reward/rewards.h"
 #include "run/extensions.h"
+#include "run/run_ranks.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
 
@@ -191,6 +192,7 @@ typedef struct ml_run_opts {
     int64_t memory_margin;          /* to leave free */
     ml_rollout_opts rollout;
     ml_mode_opts mode;
+    ml_place_opts place;
     ml_extension_opts extensions;
     ml_turns_opts turns;
     ml_reward_opts reward;
@@ -204,6 +206,9 @@ typedef struct ml_run_opts {
     ml_debug_opts debug;
     ml_dump_opts dump;
     ml_record_opts record;
+
+    /* The ranks of the job; the command sets them. */
+    ml_run_ranks ranks;
 
     /* The rest follows from the options above: see ml_run_opts_complete. */
     ml_recipe recipe;

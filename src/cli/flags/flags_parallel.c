@@ -1,4 +1,4 @@
-/* Ranks, machines and their supervision: a run is one process today. */
+/* Ranks, machines and their supervision.  Ranks divide the samples (data parallelism). */
 #include "cli/flags/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
@@ -6,15 +6,65 @@
 static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
 
-#define ONE_RANK "A run has one rank."
-#define RANK "a run has one rank"
-#define PLACE "a run is one process on one machine"
-#define ENGINES "use --rollout-num-engines for engines in other processes"
+#define ONE_RANK                                                                           \
+    "Larger sizes are not supported yet: each rank has the whole model, and ranks divide " \
+    "the samples and the optimizer state."
+#define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
+#define ALWAYS "this is always so"
+#define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"
+#define ENGINES "every rank has an engine of its own; --rollout-num-engines starts others"
 #define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
-#define FAULTS "the trainer is one process; resume a killed run with --load"
+#define FAULTS "a rank that fails ends the job; resume it with --load"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
 
 const ml_flag ml_flags_parallel[] = {
+    { .name = "actor-num-nodes",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.nodes),
+      .value = "N",
+      .def_note = "any",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Hosts of the job.  mpirun -n places the ranks; a job of another size ends "
+              "with a message." },
+    { .name = "actor-num-gpus-per-node",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.gpus_per_node),
+      .value = "N",
+      .def_note = "any",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Ranks of a host: the job must have --actor-num-nodes times as many.  A dry "
+              "run without mpirun plans one of them." },
+    { .name = "num-gpus-per-node",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.most_per_node),
+      .value = "N",
+      .def_note = "any",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Ranks that a host may have at most." },
+    { .name = "distributed-timeout-minutes",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.timeout_min),
+      .value = "N",
+      .def = "10",
+      .min = 0,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MEGATRON,
+      .help = "The job ends if a rank waits longer than this for another one in training. "
+              " 0: no limit." },
     ML_FIXED("tensor-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
     ML_FIXED("pipeline-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
     ML_FIXED("context-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
@@ -32,14 +82,10 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("indep-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("delay-split-train-data-by-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("allgather-cp", BOOL, MILES, TRAIN, RANK),
-    ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, RANK),
-    ML_NOOP("distributed-timeout-minutes", TEXT, MEGATRON, TRAIN, RANK),
-    ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, RANK),
-    ML_NOOP("actor-num-nodes", TEXT, MILES, TRAIN, PLACE),
-    ML_NOOP("actor-num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, "ranks exchange data over MPI"),
+    ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, ALWAYS),
     ML_NOOP("rollout-num-gpus", TEXT, MILES, TRAIN, ENGINES),
     ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, TRAIN, ENGINES),
-    ML_NOOP("num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
     ML_NOOP("pin-rollout-manager-to-head", BOOL, MILES, TRAIN, PLACE),
     ML_NOOP("use-distributed-post", BOOL, MILES, TRAIN, PLACE),
     ML_NOOP("object-store-backend", TEXT, MILES, TRAIN, PLACE),

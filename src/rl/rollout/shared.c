@@ -24,9 +24,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
 
 static ml_status rest(void *ud, ml_err *err) {
     const ml_shared_rollout *s = ud;
-    ml_status st = s->inner.rest ? s->inner.rest(s->inner.ud, err) : ML_OK;
-
-    return st == ML_OK ? ml_comm_meet(s->comm, err) : st;
+    return s->inner.rest ? s->inner.rest(s->inner.ud, err) : ML_OK;
 }
 
 static void cancel(void *ud) {

@@ -1,8 +1,8 @@
 /* shared.h - a rollout whose batches all ranks of a job train on.
  *
  * Rank 0 owns the inner rollout: data, rewards, filters and the state that a snapshot has.
- * It collects a batch and sends the samples to the other ranks, which wait for them.
- * `rest` returns on all ranks when nothing is generated in the background.
+ * It collects a batch and sends the samples to the other ranks, which wait for them.  The
+ * other functions do nothing on other ranks.
  *
  * thread: the loop's. */
 #ifndef ML_RL_ROLLOUT_SHARED_H
