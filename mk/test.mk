@@ -91,6 +91,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
+300 e2e/ranks tests/e2e/ranks.sh $(B)
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)

@@ -95,8 +95,9 @@ static ml_status start(train_job *j, const ml_display *display, ml_err *err) {
 
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run, .stop = ml_stop_on_signals() };
-    ml_display display =
-        is_first(j) ? ml_progress_open(loop.stop, j->opts.save) : ml_rank_log_display();
+    bool several = ml_run_ranks_size(&j->opts.ranks) > 1;
+    ml_display display = is_first(j) ? ml_progress_open(loop.stop, j->opts.save, several)
+                                     : ml_rank_log_display();
     ml_status st = start(j, &display, err);
 
     if (st == ML_OK)
