@@ -130,11 +130,12 @@ bool ml_generator_own_set(const ml_run_opts *c) {
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
                             const ml_run_opts *c, ml_err *err) {
     ml_backend_opts opts = c->backend;
+    bool turns = c->mode.offload || (c->mode.colocate && !ml_run_elsewhere(c));
     ml_status st;
 
     *g = (ml_generator){ .run = run,
-                         .offload_train = c->mode.offload_train || c->mode.offload,
-                         .offload_rollout = c->mode.offload_rollout || c->mode.offload,
+                         .offload_train = c->mode.offload_train || turns,
+                         .offload_rollout = c->mode.offload_rollout || turns,
                          .pauses = ml_run_ranks_size(&c->ranks) > 1 &&
                                    !ml_run_elsewhere(c) && !ml_generator_own_set(c),
                          .external = c->mode.external,

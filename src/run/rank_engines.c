@@ -106,6 +106,8 @@ static ml_status connect_all(ml_generator *g, const ml_run_opts *c, ml_err *err)
                                              .retry_s = RETRY_S,
                                              .connect_s = CONNECT_S,
                                              .request_s = c->mode.request_s,
+                                             .check_s = c->supervisor.check_s,
+                                             .check_timeout_s = c->supervisor.timeout_s,
                                              .warn_s = WARN_S },
                           err);
 }

@@ -7,10 +7,12 @@
 #include "cli/stop.h"
 #include "run/assembly.h"
 #include "run/debug.h"
+#include "run/heartbeat.h"
 
 typedef struct train_job {
     const ml_config *config;
     ml_run_opts opts; /* of this rank */
+    ml_heartbeat *heartbeat;
     ml_cmd cmd;
     ml_arena arena; /* of options */
     ml_loop_extensions extensions;
@@ -31,6 +33,9 @@ static ml_status place_rank(train_job *j, ml_err *err) {
 
     if (st == ML_OK)
         st = ml_run_ranks_check(&o->ranks, o, err);
+    if (st == ML_OK)
+        st = ml_heartbeat_open(&j->heartbeat, o->ranks.world, 60 * o->place.timeout_min,
+                               err);
     o->backend.n_thread = ml_run_ranks_threads(&o->ranks, o->backend.n_thread);
     o->trainer.comm = o->ranks.data;
     o->saver.comm = o->ranks.world;
@@ -124,6 +129,7 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     ml_assembly_close(&j.parts);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
+    ml_heartbeat_close(j.heartbeat);
     ml_run_ranks_close(&j.opts.ranks);
     ml_arena_release(&j.arena);
     return st;

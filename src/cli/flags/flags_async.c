@@ -112,8 +112,9 @@ const ml_flag ml_flags_async[] = {
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Engine and trainer share one set of weights, which miles train always does. "
-              " train-async needs two sets and rejects this flag." },
+      .help = "Engine and trainer share one set of weights, which miles train always does, "
+              "and use their memory in turn, as with --offload.  train-async needs two "
+              "sets and rejects this flag." },
     { .name = "rollout-external",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.external),
