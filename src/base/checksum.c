@@ -2,9 +2,10 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <xxhash.h>
+#include <zlib.h>
 
 #include "base/blake3.h"
-#include "base/xxh3.h"
 
 const char *const ml_checksum_name[ML_N_CHECKSUM + 1] = { "xxh3-128", "blake3", "adler32" };
 
@@ -17,24 +18,6 @@ bool ml_checksum_find(ml_checksum *out, ml_str name) {
     return false;
 }
 
-/* Two sums, reduced modulo a prime often enough that neither exceeds 32 bits. */
-static uint32_t adler32(const uint8_t *p, size_t n) {
-    enum { PRIME = 65521, MOST = 5552 };
-    uint32_t a = 1, b = 0;
-
-    while (n) {
-        size_t k = n < MOST ? n : MOST;
-        n -= k;
-        for (; k; k--) {
-            a += *p++;
-            b += a;
-        }
-        a %= PRIME;
-        b %= PRIME;
-    }
-    return b << 16 | a;
-}
-
 static void write_blake3(char *out, const void *bytes, size_t n) {
     uint8_t hash[ML_BLAKE3_BYTES];
 
@@ -45,17 +28,17 @@ static void write_blake3(char *out, const void *bytes, size_t n) {
 
 void ml_checksum_write(char out[ML_CHECKSUM_TEXT], ml_checksum how, const void *bytes,
                        size_t n) {
-    ml_u128 h;
+    XXH128_hash_t h;
 
     switch (how) {
     case ML_CHECKSUM_BLAKE3: write_blake3(out, bytes, n); return;
     case ML_CHECKSUM_ADLER32:
-        snprintf(out, ML_CHECKSUM_TEXT, "%08x", (unsigned)adler32(bytes, n));
+        snprintf(out, ML_CHECKSUM_TEXT, "%08x", (unsigned)adler32_z(1, bytes, n));
         return;
     case ML_CHECKSUM_XXH3:
     case ML_N_CHECKSUM: break;
     }
-    h = ml_xxh3_128(bytes, n);
-    snprintf(out, ML_CHECKSUM_TEXT, "%016llx%016llx", (unsigned long long)h.high,
-             (unsigned long long)h.low);
+    h = XXH3_128bits(bytes, n);
+    snprintf(out, ML_CHECKSUM_TEXT, "%016llx%016llx", (unsigned long long)h.high64,
+             (unsigned long long)h.low64);
 }
