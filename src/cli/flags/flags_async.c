@@ -21,7 +21,7 @@ const ml_flag ml_flags_async[] = {
       .def_note =
           "half of --threads in train-async (the trainer uses the rest), otherwise all",
       .group = "modes",
-      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
       .help = "Threads of the rollout engine.  The results do not depend on it." },
     { .name = "update-weights-interval",
       .type = ML_FLAG_I64,
@@ -31,15 +31,11 @@ const ml_flag ml_flags_async[] = {
       .min = 1,
       .max = 1e6,
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "train-async: publish the weights every N rollouts." },
     { .name = "fully-async",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.fully),
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help =
           "train-async: generate continuously into a queue of groups.  The composition of "
           "a rollout then depends on timing; rollouts are recorded in the snapshots." },
@@ -51,8 +47,6 @@ const ml_flag ml_flags_async[] = {
       .min = -1,
       .max = 1e6,
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--fully-async: drop groups whose oldest token is more than N weight "
               "publications old; -1: no limit." },
     { .name = "async-max-concurrent-samples",
@@ -63,8 +57,6 @@ const ml_flag ml_flags_async[] = {
       .max = 1e7,
       .def_note = "samples per rollout",
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--fully-async: maximum number of samples in flight." },
     { .name = "async-data-buffer-capacity-factor",
       .type = ML_FLAG_F64,
@@ -74,8 +66,6 @@ const ml_flag ml_flags_async[] = {
       .min = 0.001,
       .max = 1e6,
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--fully-async: capacity of the queue in groups, as a multiple of "
               "--rollout-batch-size." },
     { .name = "async-unused-samples-handler",
@@ -84,8 +74,6 @@ const ml_flag ml_flags_async[] = {
       .words = unused,
       .def = "drop",
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--fully-async: what to do with prompts whose responses were aborted or are "
               "too old." },
     { .name = "pause-generation-mode",
@@ -93,8 +81,6 @@ const ml_flag ml_flags_async[] = {
       ML_AT(single),
       .words = retract,
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "When weights change, requests in flight are recomputed from their tokens; "
               "keeping the KV cache of old weights would not be exact." },
     { .name = "rollout-submission-granularity",
@@ -102,24 +88,18 @@ const ml_flag ml_flags_async[] = {
       ML_AT(single),
       .words = granularity,
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Both values behave the same: groups are started as a whole, and the engine "
               "receives single samples." },
     { .name = "colocate",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.colocate),
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Engine and trainer share one set of weights, which miles train always does. "
               " train-async needs two sets and rejects this flag." },
     { .name = "rollout-external",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.external),
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Generate with servers that are already running: miles serve, or miles "
               "router in front of several." },
     { .name = "rollout-external-engine-addrs",
@@ -127,8 +107,6 @@ const ml_flag ml_flags_async[] = {
       ML_AT(run.mode.addrs),
       .value = "HOST:PORT",
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Addresses of the engines of --rollout-external." },
     { .name = "update-weight-disk-dir",
       .type = ML_FLAG_PATH,
@@ -136,8 +114,6 @@ const ml_flag ml_flags_async[] = {
       .value = "DIR",
       .def_note = "rollout_weights in the directory of --save",
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Directory to which weights for remote engines are written; the engines must "
               "see it under the same path." },
     { .name = "rollout-num-engines",
@@ -148,7 +124,7 @@ const ml_flag ml_flags_async[] = {
       .max = 1024,
       .def_note = "0: the training process generates",
       .group = "remote engines",
-      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
       .help =
           "Generate with N miles serve processes, which the run starts and stops on this "
           "machine.  They share --rollout-threads.  The results do not depend on it." },
@@ -159,7 +135,7 @@ const ml_flag ml_flags_async[] = {
       .env = "MILES_ROLLOUT_API_KEY",
       .secret = true,
       .group = "remote engines",
-      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
       .help = "API key of the engines of --rollout-external; their --admin-api-key if they "
               "have one.  Other users can see command lines: prefer "
               "--rollout-external-api-key-file." },
@@ -168,15 +144,13 @@ const ml_flag ml_flags_async[] = {
       ML_AT(run.mode.engine_key_file),
       .value = "FILE",
       .group = "remote engines",
-      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
       .help = "File that contains the key, not readable by other users; overrides "
               "--rollout-external-api-key." },
     { .name = "use-fault-tolerance",
       .type = ML_FLAG_BOOL,
       ML_AT(run.supervisor.restart),
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Restart an engine of --rollout-num-engines that dies or fails its health "
               "check, publish the weights to it, and resubmit its requests; without this "
               "flag the run ends.  The run always waits for engines of --rollout-external, "
@@ -189,8 +163,6 @@ const ml_flag ml_flags_async[] = {
       .min = 0.01,
       .max = 1e9,
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Time between health checks, which generate one token.  Engines of "
               "--rollout-external are checked only while requests are pending." },
     { .name = "rollout-health-check-timeout",
@@ -201,8 +173,6 @@ const ml_flag ml_flags_async[] = {
       .min = 0.01,
       .max = 1e9,
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Health check timeout.  An engine of --rollout-num-engines is then killed; "
               "the requests of an engine of --rollout-external go to other engines, or "
               "back to it when it recovers." },
@@ -227,8 +197,6 @@ const ml_flag ml_flags_async[] = {
       .min = 0,
       .max = 1e9,
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Time after its start during which an engine is not checked." },
     { .name = "update-weight-buffer-size",
       .type = ML_FLAG_BYTES,
@@ -238,8 +206,6 @@ const ml_flag ml_flags_async[] = {
       .min = 1,
       .max = 1e15,
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Maximum size of a file of published weights." },
     { .name = "update-weight-transfer-mode",
       .type = ML_FLAG_WORD,
@@ -247,8 +213,6 @@ const ml_flag ml_flags_async[] = {
       .words = transfers,
       .def = "broadcast",
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "broadcast: write all weights for each publication.  disk-delta: write the "
               "difference to the last publication, which engines apply to their local "
               "copy; write all weights if a delta cannot be applied or is not smaller.  "
@@ -258,8 +222,6 @@ const ml_flag ml_flags_async[] = {
       ML_AT(run.publish.copy),
       .value = "DIR",
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "disk-delta: directory of the engines' local copy of the weights, on each "
               "engine's machine; engines on one machine share it." },
     { .name = "update-weight-delta-encoding",
@@ -268,8 +230,6 @@ const ml_flag ml_flags_async[] = {
       .words = ml_delta_name,
       .def = "xor",
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "disk-delta: encoding of a tensor before compression: old bytes XOR new "
               "bytes, or positions and values of the bytes that changed." },
     { .name = "update-weight-delta-checksum",
@@ -278,31 +238,23 @@ const ml_flag ml_flags_async[] = {
       .words = ml_checksum_name,
       .def = "xxh3-128",
       .group = "remote engines",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help =
           "disk-delta: checksum that each tensor must match after its delta is applied." },
     { .name = "offload-train",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.offload_train),
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Release the trainer's memory while generating; on a GPU, optimizer state "
               "moves to host memory." },
     { .name = "offload-rollout",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.offload_rollout),
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Release the memory of the KV cache while training." },
     { .name = "offload",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.offload),
       .group = "modes",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Same as --offload-train --offload-rollout: a run then needs the larger of "
               "the two memories instead of their sum." },
     { 0 },

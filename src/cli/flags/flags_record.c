@@ -21,8 +21,6 @@ const ml_flag ml_flags_record[] = {
       ML_AT(run.record.train),
       .value = "FILE",
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Write the training data of each rollout as zstd-compressed JSON lines: "
               "tokens, mask, log-probs of all models, advantages; {rollout_id} is replaced "
               "by its number." },
@@ -31,24 +29,18 @@ const ml_flag ml_flags_record[] = {
       ML_AT(run.record.events),
       .value = "DIR",
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Append events to events.jsonl in DIR: steps, metrics, checksums of the "
               "trainer's and the engine's weights." },
     { .name = "enable-event-analyzer",
       .type = ML_FLAG_BOOL,
       ML_AT(run.record.analyse),
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Check events.jsonl at the end of the run: it fails if a weight version has "
               "two checksums, or if two rollouts trained on the same sample." },
     { .name = "enable-witness",
       .type = ML_FLAG_BOOL,
       ML_AT(run.record.coverage),
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Check that the gradient of every sample enters exactly one optimizer step; "
               "a violation ends the run." },
     { .name = "witness-buffer-size",
@@ -59,16 +51,12 @@ const ml_flag ml_flags_record[] = {
       .min = 1,
       .max = 1e9,
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help =
           "--enable-witness: number of samples to track; the oldest are evicted first." },
     { .name = "check-rematerialize-param-from-master-weight",
       .type = ML_FLAG_BOOL,
       ML_AT(run.record.masters),
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help =
           "After each of the first two rollouts, compare bf16 weights with their f32 "
           "master weights; a weight that is not the rounded master weight ends the run." },
@@ -76,7 +64,6 @@ const ml_flag ml_flags_record[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.record.memory),
       .group = "debugging",
-      .cmds = TRAIN,
       .from = ML_FROM_MEGATRON,
       .help = "Write a memory report at the end of each rollout." },
     { .name = "memory-snapshot-dir",
@@ -85,8 +72,6 @@ const ml_flag ml_flags_record[] = {
       .value = "DIR",
       .def = ".",
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--record-memory-history: directory of memory_snapshot_rollout_N.json." },
     { .name = "memory-snapshot-num-steps",
       .type = ML_FLAG_I64,
@@ -96,8 +81,6 @@ const ml_flag ml_flags_record[] = {
       .max = 1e9,
       .def_note = "all",
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--record-memory-history: only the first N rollouts of this process." },
     { .name = "memory-recorder",
       .type = ML_FLAG_WORD,
@@ -105,8 +88,6 @@ const ml_flag ml_flags_record[] = {
       .words = recorders,
       .def = "torch",
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--record-memory-history: torch reports the buffers of weights, gradients, "
               "optimizer, activations and engine; memray reports what the kernel and "
               "malloc know of the process." },
@@ -114,8 +95,6 @@ const ml_flag ml_flags_record[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.dump.enable),
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Write the output of every op as safetensors: in the engine, in forward-only "
               "passes, and in training, there with gradients." },
     { .name = "dumper-dir",
@@ -124,8 +103,6 @@ const ml_flag ml_flags_record[] = {
       .value = "DIR",
       .def = "/tmp/dumper",
       .group = "debugging",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Directory of the dumps: DIR/inference/rollout_3/000012.safetensors." },
     DUMP("dumper-inference", inference, "the engine"),
     DUMP("dumper-fwd-only", score, "forward-only passes"),
@@ -136,7 +113,6 @@ const ml_flag ml_flags_record[] = {
       .value = "FILE",
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Generate, compare with the rollout that --save-debug-rollout-data recorded, "
               "and train on the recorded one; {rollout_id} is replaced by its number." },
     { .name = "ci-inject-rollout-data-start-rollout-id",
@@ -148,7 +124,6 @@ const ml_flag ml_flags_record[] = {
       .max = 1e9,
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--ci-inject-rollout-data-path: the first rollout to replace." },
     { .name = "ci-inject-rollout-data-min-match-ratio",
       .type = ML_FLAG_F64,
@@ -159,7 +134,6 @@ const ml_flag ml_flags_record[] = {
       .max = 1,
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
-      .from = ML_FROM_MILES,
       .help = "--ci-inject-rollout-data-path: minimum fraction of recorded samples whose "
               "tokens must have been generated again; a lower one ends the run." },
     { 0 },
