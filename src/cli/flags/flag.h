@@ -71,7 +71,7 @@ typedef struct ml_flag {
     bool model;           /* PATH: a Hugging Face checkpoint */
     bool operand; /* set by the first non-flag word; for a list, by all words from there */
     const char *const *words; /* NULL-terminated */
-    const char *value;        /* name of the value in help: DIR, FILE, N */
+    const char *value;        /* name of the value in help: DIR, FILE; NULL: by type */
     const char *env;          /* environment variable that sets it, with lower priority
                                  than the flag */
     bool secret;              /* a key: never logged or saved */

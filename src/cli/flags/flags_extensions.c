@@ -32,7 +32,6 @@ const ml_flag ml_flags_extensions[] = {
     { .name = "generate-max-turns",
       .type = ML_FLAG_I64,
       ML_AT(run.turns.max_turn),
-      .value = "N",
       .def = "16",
       .min = 1,
       .max = 1e6,
