@@ -10,6 +10,7 @@ if ! command -v mpirun >/dev/null || [ ! -e "$build/libmiles_mpi.so" ]; then
 fi
 program=$build/tests/unit/test_comm
 export LD_LIBRARY_PATH=$PWD/$build # test programs stand elsewhere than miles
+export MILES_DEVICE=cpu
 export OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none # needs a permission that containers lack
 work=$(mktemp -d)
@@ -46,6 +47,15 @@ status=$?
 says 'signal 9' 137
 verdict $? 'a rank that is killed ends the job'
 
+ends_with() { # ends_with STATUS CASE
+    ranks -n 3 "$program" "$2"
+    [ $? -eq "$1" ]
+    verdict $? "$2: the launcher returns $1"
+}
+ends_with 1 'failed exit'
+ends_with 3 'silent exit'
+ends_with 3 'aborted long'
+
 cp "$program" "$work/other"
 echo >>"$work/other"
 ranks -n 1 "$program" : -n 1 "$work/other"
@@ -57,6 +67,16 @@ LD_LIBRARY_PATH=/nowhere ranks -n 2 "$program"
 status=$?
 says 'several ranks need libmiles_mpi.so' 1
 verdict $? 'a missing libmiles_mpi.so is named'
+
+ranks -n 3 "$build/miles" doctor
+status=$?
+says '^rank 2  .*, bits [0-9a-f]*, forward .* GFLOP/s, memory .* GB/s, to rank 0 .* us and .* GB/s' 0
+verdict $? 'miles doctor measures every rank'
+
+ranks -n 3 "$build/miles" doctor trian
+status=$?
+says "miles doctor: unknown command 'trian'" 2
+verdict $? 'miles doctor fails once, with its exit code'
 
 env SLURM_STEP_NUM_TASKS=4 "$program" as-rank >"$work/log" 2>&1
 status=$?

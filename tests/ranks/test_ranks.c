@@ -20,7 +20,7 @@ static const char *const models[] = { "llama_tied", "qwen3_moe", "deepseek_v3",
                                       NULL };
 static const int32_t sizes[] = { 2, 3, 4, 8 };
 enum { N_SIZE = sizeof sizes / sizeof *sizes };
-enum { SAMPLES = 12, MAX_RESPONSE = 32 };
+enum { SAMPLES = 12, MAX_RESPONSE = 32, MAX_RANK = 8 };
 
 /* A training job, and what its ranks compute. */
 typedef struct job {
@@ -33,7 +33,10 @@ typedef struct job {
     int64_t n_token, n_loss;
     unsigned char *bytes; /* gradients or weights of rank 0 */
     size_t n_byte;
-    float *size;           /* per gradient, the sum of the samples' absolute values */
+    float *size; /* per gradient, the sum of the samples' absolute values */
+    struct {
+        int32_t item[SAMPLES], n;
+    } share[MAX_RANK];     /* the samples of each rank, in the order of its gradient */
     const struct job *one; /* the same with one rank; NULL: this is it */
 } job;
 
@@ -229,6 +232,15 @@ static ml_bins scheduled(trainee *p, const ml_comm *c) {
     return plan.step[0].rank[c->rank];
 }
 
+static void note_share(job *j, const ml_comm *c, const ml_bins *bins) {
+    int32_t *n = &j->share[c->rank].n;
+
+    *n = 0;
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t i = 0; i < bins->bin[k].n; i++)
+            j->share[c->rank].item[(*n)++] = bins->bin[k].item[i];
+}
+
 static void find_gradients(ml_comm *c, void *ud) {
     job *j = ud;
     ml_step_result first, again;
@@ -241,6 +253,7 @@ static void find_gradients(ml_comm *c, void *ud) {
     open_trainee(&p, j, c);
     g = ml_trainer_grads(p.t.trainer);
     bins = scheduled(&p, c);
+    note_share(j, c, &bins);
     accumulate(&p, j, &bins, &first);
     before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes);
     memcpy(before, g->buf.ptr, g->buf.bytes);
@@ -255,6 +268,8 @@ static void find_gradients(ml_comm *c, void *ud) {
         j->n_token = first.n_token;
         j->n_loss = first.n_loss;
     } else {
+        if (c->rank == 0)
+            keep_bytes(j, g);
         if (!are_close(g, j->one))
             differs(j, c, "gradients");
         if (first.loss != j->one->loss || first.n_token != j->one->n_token ||
@@ -269,6 +284,65 @@ static void find_gradients(ml_comm *c, void *ud) {
 
 static void gradients_repeat_and_differ_by_rounding(void) {
     compare_models(find_gradients);
+}
+
+/* The definition of ML_REDUCE_TREE, over gradients that one rank computed. */
+static void add_tree(float *out, float *const *in, int32_t n, size_t count, ml_arena *a) {
+    int32_t half = 1;
+    float *right;
+
+    if (n == 1) {
+        memcpy(out, in[0], count * sizeof *out);
+        return;
+    }
+    while (2 * half < n)
+        half *= 2;
+    right = ML_NEW(a, float, count);
+    add_tree(out, in, half, count, a);
+    add_tree(right, in + half, n - half, count, a);
+    for (size_t k = 0; k < count; k++)
+        out[k] += right[k];
+}
+
+static void sum_as_defined(ml_comm *c, void *ud) {
+    job *j = ud, seen = { 0 };
+    float *grads[MAX_RANK], *sum;
+    const ml_weights *g;
+    int32_t n = 0;
+    trainee p;
+
+    (void)c;
+    open_trainee(&p, j, NULL);
+    g = ml_trainer_grads(p.t.trainer);
+    for (; n < MAX_RANK && j->share[n].n; n++) {
+        ml_bin bin = { j->share[n].item, j->share[n].n };
+        ml_step_result out;
+        accumulate(&p, &seen, &(ml_bins){ &bin, 1 }, &out);
+        grads[n] = ML_NEW(&p.t.arena, float, g->buf.bytes / sizeof(float));
+        memcpy(grads[n], g->buf.ptr, g->buf.bytes);
+    }
+    sum = ML_NEW(&p.t.arena, float, g->buf.bytes / sizeof(float));
+    add_tree(sum, grads, n, g->buf.bytes / sizeof(float), &p.t.arena);
+    if (memcmp(sum, j->bytes, g->buf.bytes))
+        ml_test_fail(__FILE__, __LINE__, "%s: %d ranks add in another order", j->model, n);
+    ml_train_fixture_close(&p.t);
+}
+
+static void gradients_are_the_tree_of_the_ranks(void) {
+    static job one, j;
+
+    for (int m = 0; models[m]; m++) {
+        one = (job){ .model = models[m], .dtype = ML_WEIGHT_BF16 };
+        ml_ranks_run(1, find_gradients, &one);
+        for (int s = 0; s < N_SIZE; s++) {
+            j = (job){ .model = models[m], .dtype = ML_WEIGHT_BF16, .one = &one };
+            ml_ranks_run(sizes[s], find_gradients, &j);
+            ml_ranks_run(1, sum_as_defined, &j);
+            free(j.bytes);
+        }
+        free(one.bytes);
+        free(one.size);
+    }
 }
 
 /* --- steps with the same gradients ---------------------------------------------- */
@@ -717,6 +791,8 @@ static const ml_test tests[] = {
     { "log-probs and entropies are those of one rank", scores_are_those_of_one_rank },
     { "gradients of ranks repeat and differ by rounding",
       gradients_repeat_and_differ_by_rounding },
+    { "gradients of ranks are added in the order of the tree",
+      gradients_are_the_tree_of_the_ranks },
     { "steps with the same gradients are those of one rank", steps_are_those_of_one_rank },
     { "a gradient that is not finite is skipped by all ranks",
       a_bad_gradient_is_skipped_by_all },
