@@ -230,8 +230,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
 }
 
 size_t ml_train_run_free_bytes(const ml_train_run *r, const ml_backend *be) {
-    size_t all = ml_memory_available(be);
-    return be->dev->host ? ml_run_ranks_bytes(&r->opts.ranks, all) : all;
+    return ml_run_ranks_bytes(&r->opts.ranks, ml_memory_available(be), be->dev->host);
 }
 
 /* --- disk ------------------------------------------------------------------- */

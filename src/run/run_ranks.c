@@ -1,6 +1,7 @@
 #include "run/run_ranks.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 /* What ranks tell each other at the start. */
 typedef struct place {
     char host[ML_HOST_NAME];
+    char devices[ML_HOST_NAME]; /* CUDA_VISIBLE_DEVICES */
     cpu_set_t cores;
 } place;
 
@@ -35,6 +37,56 @@ static void count_hosts(ml_run_ranks *r, const place *of) {
     r->n_core = shared ? 0 : CPU_COUNT(&mine->cores);
 }
 
+/* --- GPUs --- */
+
+/* The numbers of the GPUs of this host, as CUDA_VISIBLE_DEVICES has them. */
+static void list_devices(char out[ML_HOST_NAME]) {
+    const char *given = getenv("CUDA_VISIBLE_DEVICES");
+    size_t n = 0;
+    char path[40] = "/dev/nvidia0";
+
+    snprintf(out, ML_HOST_NAME, "%s", given ? given : "");
+    for (int i = 0; !given && access(path, F_OK) == 0 && n + 8 < ML_HOST_NAME; i++) {
+        n += (size_t)snprintf(out + n, ML_HOST_NAME - n, "%s%d", i ? "," : "", i);
+        snprintf(path, sizeof path, "/dev/nvidia%d", i + 1);
+    }
+}
+
+/* The k-th of n words between commas. */
+static ml_str word_of(const char *list, int32_t k, int32_t *n) {
+    ml_str word = { list, 0 };
+
+    *n = 0;
+    for (const char *at = list, *end; *at; at = *end ? end + 1 : end) {
+        end = strchr(at, ',');
+        end = end ? end : at + strlen(at);
+        if ((*n)++ == k)
+            word = (ml_str){ at, (size_t)(end - at) };
+    }
+    return word;
+}
+
+static void take_device(ml_run_ranks *r, const place *of) {
+    const place *mine = &of[r->world->rank];
+    char own[ML_HOST_NAME];
+    int32_t n;
+    ml_str word;
+
+    for (int32_t i = 0; i < r->world->size; i++)
+        if (strcmp(of[i].host, mine->host) == 0 &&
+            strcmp(of[i].devices, mine->devices) != 0)
+            return; /* the launcher has divided them */
+    word_of(mine->devices, 0, &n);
+    if (n == 0)
+        return;
+    word = word_of(mine->devices, r->local_rank % n, &n);
+    snprintf(own, sizeof own, "%.*s", (int)word.len, word.ptr);
+    setenv("CUDA_VISIBLE_DEVICES", own, 1);
+    r->n_device = (r->local_size + n - 1) / n;
+}
+
+/* --- opening --- */
+
 static ml_status open_data(ml_run_ranks *r, double deadline_s, ml_err *err) {
     ml_status st = r->world->split(r->world, &r->data, 0, r->world->rank, err);
 
@@ -55,6 +107,7 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, double deadline_s,
     if (ml_comm_size(world) == 1)
         return ML_OK;
     gethostname(mine.host, sizeof mine.host - 1);
+    list_devices(mine.devices);
     sched_getaffinity(0, sizeof mine.cores, &mine.cores);
     memcpy(r->host, mine.host, sizeof r->host);
     all = calloc((size_t)world->size, sizeof *all);
@@ -62,8 +115,10 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, double deadline_s,
         return ml_fail(err, ML_ENOMEM, "out of memory for the names of %d hosts",
                        (int)world->size);
     st = ml_comm_gather(world, all, &mine, sizeof mine, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
         count_hosts(r, all);
+        take_device(r, all);
+    }
     free(all);
     return st == ML_OK ? open_data(r, deadline_s, err) : st;
 }
@@ -74,8 +129,9 @@ void ml_run_ranks_close(ml_run_ranks *r) {
     r->data = NULL;
 }
 
-size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t of_host) {
-    return r->local_size > 1 ? of_host / (size_t)r->local_size : of_host;
+size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t all, bool host) {
+    int32_t n = host ? r->local_size : r->n_device;
+    return n > 1 ? all / (size_t)n : all;
 }
 
 int ml_run_ranks_threads(const ml_run_ranks *r, int n_thread) {
@@ -90,10 +146,6 @@ typedef struct rank_rule {
     const char *message;
 } rank_rule;
 
-static bool fully_async(const ml_run_opts *o) {
-    return o->mode.fully;
-}
-
 static bool checks_coverage(const ml_run_opts *o) {
     return o->record.coverage;
 }
@@ -103,8 +155,6 @@ static bool dumps_tensors(const ml_run_opts *o) {
 }
 
 static const rank_rule rules[] = {
-    { fully_async, "--fully-async needs one rank: use miles train-async without it, or one "
-                   "rank and --rollout-num-engines" },
     { checks_coverage,
       "--enable-witness needs one rank: a rank sees its own samples only" },
     { dumps_tensors, "--dumper-enable needs one rank: the dumps of ranks would overwrite "

@@ -22,7 +22,8 @@ typedef struct ml_run_ranks {
     char host[ML_HOST_NAME];
     int32_t local_rank, local_size; /* among the ranks of this host */
     int32_t n_host;
-    int32_t n_core; /* cores that this rank has for itself; 0: it shares them */
+    int32_t n_core;   /* cores that this rank has for itself; 0: it shares them */
+    int32_t n_device; /* ranks that share this rank's GPU, if there is one; 0: 1 */
 } ml_run_ranks;
 
 /* The sizes in launch scripts; 0: not given. */
@@ -40,7 +41,8 @@ static inline int32_t ml_run_ranks_size(const ml_run_ranks *r) {
     return ml_comm_size(r->world);
 }
 
-/* Finds out which ranks share a host.  world NULL: one rank; deadline_s: of a wait for
+/* Finds out which ranks share a host, and gives each a GPU of it (CUDA_VISIBLE_DEVICES),
+ * unless the launcher has done so.  world NULL: one rank; deadline_s: of a wait for
  * another rank in training, 0: none. */
 ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, double deadline_s,
                             ml_err *err);
@@ -50,8 +52,8 @@ void ml_run_ranks_close(ml_run_ranks *r); /* not the world; zeros are allowed */
 ml_status ml_run_ranks_check(const ml_run_ranks *r, const struct ml_run_opts *o,
                              ml_err *err);
 
-/* A rank's part of the bytes of its host. */
-size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t of_host);
+/* A rank's part of the bytes of its host, or of its GPU. */
+size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t all, bool host);
 /* A rank's part of --threads, which are the host's, unless it is bound to cores of its own;
  * at least 1. */
 int ml_run_ranks_threads(const ml_run_ranks *r, int n_thread);

@@ -1,5 +1,5 @@
 /* The ranks of a run: their part of a host, their heartbeats, the flags that name sizes. */
-#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -25,7 +25,7 @@ static void one_rank_is_a_job(void) {
 
     CHECK(ml_run_ranks_open(&r, NULL, 60, &err) == ML_OK);
     CHECK(ml_run_ranks_first(&r) && ml_run_ranks_size(&r) == 1 && !r.data);
-    CHECK(ml_run_ranks_threads(&r, 7) == 7 && ml_run_ranks_bytes(&r, 1000) == 1000);
+    CHECK(ml_run_ranks_threads(&r, 7) == 7 && ml_run_ranks_bytes(&r, 1000, true) == 1000);
     CHECK(check(0, 0, 0, false, &r, &err) == ML_OK);
     CHECK(check(1, 1, 1, false, &r, &err) == ML_OK);
     CHECK(check(2, 8, 8, true, &r, &err) == ML_OK); /* a dry run plans one of 16 */
@@ -45,7 +45,8 @@ static void place(ml_comm *c, void *ud) {
     CHECK(r.n_host == 1 && r.local_size == 3 && r.local_rank == c->rank && !r.n_core);
     CHECK(r.data && r.data != c && r.data->deadline_s == 60 && c->deadline_s == 0);
     CHECK(ml_run_ranks_threads(&r, 7) == 2 && ml_run_ranks_threads(&r, 2) == 1);
-    CHECK(ml_run_ranks_bytes(&r, 1000) == 333);
+    CHECK(ml_run_ranks_bytes(&r, 1000, true) == 333);
+    CHECK(r.n_device == 2 && ml_run_ranks_bytes(&r, 1000, false) == 500);
     CHECK(check(0, 0, 0, false, &r, &err) == ML_OK);
     CHECK(check(1, 3, 3, false, &r, &err) == ML_OK);
     CHECK(check(1, 2, 0, true, &r, &err) == ML_EUSAGE && strstr(err.msg, "mpirun -n 2"));
@@ -55,8 +56,12 @@ static void place(ml_comm *c, void *ud) {
     ml_run_ranks_close(&r);
 }
 
+/* The environment is the process's: the ranks here overwrite each other's choice. */
 static void ranks_divide_their_host(void) {
+    setenv("CUDA_VISIBLE_DEVICES", "4,7", 1);
     ml_ranks_run(3, place, NULL);
+    CHECK(strcmp(getenv("CUDA_VISIBLE_DEVICES"), "4") == 0 ||
+          strcmp(getenv("CUDA_VISIBLE_DEVICES"), "7") == 0);
 }
 
 /* --- heartbeats -------------------------------------------------------------------- */
