@@ -11,6 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0 status=0
 "$build/tools/quickstart_make" "$work" 1 >/dev/null
+head -n 16 "$work/unseen.jsonl" >"$work/eval.jsonl"
 
 miles() { # miles N COMMAND RUN FLAGS...: a run over N ranks, its output in $work/RUN.log
     local n=$1 command=$2 run=$3
@@ -68,15 +69,13 @@ check "two ranks repeat the snapshot" same_snapshot n2 again 0000002
 
 # --- snapshots ---
 
-log=$work/saved.log
-train 4 saved --num-rollout 2
 for n in 1 2; do
-    cp -r "$work/saved" "$work/from$n"
+    cp -r "$work/n4" "$work/from$n"
     log=$work/from$n.log
-    train $n from$n --load "$work/from$n" --num-rollout 3
+    train $n from$n --load "$work/from$n" --num-rollout 4
     check "four ranks save, $n resume" ended
-    check "$n ranks go on" [ -e "$work/from$n/iter_0000002/state.json" ]
-    check "$n ranks: resumed without a mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/from$n/metrics.jsonl")" = 3 ]
+    check "$n ranks go on" [ -e "$work/from$n/iter_0000003/state.json" ]
+    check "$n ranks: resumed without a mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/from$n/metrics.jsonl")" = 4 ]
 done
 
 # --- a rank is killed: the job ends, and resumes as if nothing had happened ---
@@ -149,6 +148,19 @@ for n in 1 2; do
     check "$n ranks train asynchronously" ended
     samples async$n
 done
+for n in 1 2; do
+    log=$work/eval$n
+    timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n $n "$build/miles" eval \
+        --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages \
+        --label-key label --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 >"$work/eval$n" 2>&1
+    check "$n ranks evaluate" [ $? -eq 0 ]
+done
+check "evaluation: the scores of one rank" same eval1 eval2
+log=$work/fully.log
+miles 2 train-async fully --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
+    --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 32 \
+    --num-rollout 3 --use-tis --fully-async
+check "two ranks train fully asynchronously" ended
 check "fine-tuning: the loss of one rank" same sft1.first sft2.first
 check "train-async: the samples of one rank" same async1.samples async2.samples
 
