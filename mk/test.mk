@@ -95,6 +95,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
+120 e2e/parquet tests/e2e/train_parquet.sh $(B)
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
 300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
@@ -255,6 +256,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	bench/bench_train.sh $(B)/bench/bench_train || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
+	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \
 	exit $$status
 $(filter-out $(GPU_BENCH:%=%.o),$(BENCH:%=%.o)): | $(B)/deps-bench.ok
 $(B)/deps-bench.ok: tools/check-deps.sh

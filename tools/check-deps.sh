@@ -70,6 +70,9 @@ for group; do
         need "libzstd-dev$foreign" can_link "$cc" zstd.h zstd
         need "libxxhash-dev$foreign" can_link "$cc" xxhash.h xxhash
         need "zlib1g-dev$foreign" can_link "$cc" zlib.h z
+        need "libsnappy-dev$foreign" can_link "$cc" snappy-c.h snappy
+        need "liblz4-dev$foreign" can_link "$cc" lz4.h lz4
+        need "libbrotli-dev$foreign" can_link "$cc" brotli/decode.h brotlidec
         need "libyaml-dev$foreign" can_link "$cc" yaml.h yaml
         need "libsqlite3-dev$foreign" can_link "$cc" sqlite3.h sqlite3
         ;;
@@ -101,6 +104,9 @@ for group; do
         need libzstd-dev:arm64 can_link aarch64-linux-gnu-gcc zstd.h zstd
         need libxxhash-dev:arm64 can_link aarch64-linux-gnu-gcc xxhash.h xxhash
         need zlib1g-dev:arm64 can_link aarch64-linux-gnu-gcc zlib.h z
+        need libsnappy-dev:arm64 can_link aarch64-linux-gnu-gcc snappy-c.h snappy
+        need liblz4-dev:arm64 can_link aarch64-linux-gnu-gcc lz4.h lz4
+        need libbrotli-dev:arm64 can_link aarch64-linux-gnu-gcc brotli/decode.h brotlidec
         need libyaml-dev:arm64 can_link aarch64-linux-gnu-gcc yaml.h yaml
         need libsqlite3-dev:arm64 can_link aarch64-linux-gnu-gcc sqlite3.h sqlite3
         need qemu-user have qemu-aarch64

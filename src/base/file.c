@@ -38,6 +38,16 @@ static ml_status map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
     return ML_OK;
 }
 
+ml_status ml_file_map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
+    ml_status st;
+
+    *out = (ml_file){ 0 };
+    st = map_fd(out, fd, path, err);
+    if (!st)
+        out->path = copy_of(path, strlen(path));
+    return st;
+}
+
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {
     /* Without O_NONBLOCK, opening a FIFO would wait for a writer. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -46,10 +56,8 @@ ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {
     *out = (ml_file){ 0 };
     if (fd < 0)
         return ml_fail(err, ML_EIO, "%s: cannot open: %s", path, strerror(errno));
-    st = map_fd(out, fd, path, err);
+    st = ml_file_map_fd(out, fd, path, err);
     close(fd);
-    if (!st)
-        out->path = copy_of(path, strlen(path));
     return st;
 }
 

@@ -67,6 +67,8 @@ const ml_command ml_commands[] = {
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
       "      --save runs/sft --save-interval 100" },
     { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "show the samples of a run" },
+    { "data show", ML_CMD_DATA_SHOW, ml_cmd_data_show,
+      "print the rows of data files as JSON lines" },
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,
       "report the hardware; check a command line and its memory" },
     { "reward", ML_CMD_REWARD, ml_cmd_reward, "score recorded samples" },

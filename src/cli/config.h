@@ -97,6 +97,10 @@ typedef struct ml_config {
         const char *set; /* of evaluations; NULL: all */
     } inspect;
     struct {
+        const char *path;       /* of the data: io/table.h */
+        ml_string_list columns; /* none: all */
+    } data;
+    struct {
         ml_string_list command; /* none: only the machine */
     } doctor;
 } ml_config;

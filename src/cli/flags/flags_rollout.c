@@ -8,7 +8,8 @@ const ml_flag ml_flags_rollout[] = {
       .value = "FILE",
       .group = "data",
       .cmds = ML_CMD_TRAIN,
-      .help = "Prompt data: a .jsonl file, optionally with a slice of rows: FILE@[a:b]." },
+      .help = "Prompt data: .jsonl, .json or .parquet files, a directory or a pattern, "
+              "optionally with a slice of rows: FILE@[a:b]." },
     { .name = "label-key",
       .type = ML_FLAG_TEXT,
       ML_AT(run.data.label_key),
