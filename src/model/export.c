@@ -124,9 +124,15 @@ static void list_items(exporter *x) {
             add_new_item(x, i);
 }
 
+/* Files of other formats are lists of tensors without a header (io/checkpoint.h). */
+static bool is_safetensors(const ml_st_file *f) {
+    return f->header.len > 0;
+}
+
 /* Whether the source's index is still valid for the target. */
 static bool index_holds(const exporter *x) {
-    return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed && !x->from->quantized;
+    return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed &&
+           !x->from->quantized && is_safetensors(x->from->file[0]);
 }
 
 static size_t item_bytes(const item *i) {
@@ -146,15 +152,23 @@ static bool layout_kept(const exporter *x, int32_t f) {
             return false;
         n++;
     }
-    return n == x->from->file[f]->n;
+    return n == x->from->file[f]->n && is_safetensors(x->from->file[f]);
+}
+
+static const char *shard_name(exporter *x, int32_t f) {
+    return x->n_shard == 1 ? "model.safetensors"
+                           : ml_arena_printf(&x->arena, "model-%05d-of-%05d.safetensors",
+                                             f + 1, x->n_shard);
 }
 
 static void keep_shards(exporter *x) {
     x->n_shard = x->from->n_file;
     x->shard = ML_NEW(&x->arena, shard, x->n_shard);
     for (int32_t f = 0; f < x->n_shard; f++)
-        x->shard[f] = (shard){ .name = x->from->file_name[f],
-                               .same = layout_kept(x, f) ? x->from->file[f] : NULL };
+        x->shard[f] =
+            (shard){ .name = is_safetensors(x->from->file[f]) ? x->from->file_name[f]
+                                                              : shard_name(x, f),
+                     .same = layout_kept(x, f) ? x->from->file[f] : NULL };
 }
 
 /* The order of modules inside a decoder layer in transformers; parameters follow it. */
@@ -218,10 +232,7 @@ static void split_shards(exporter *x) {
     x->n_shard = at + 1;
     x->shard = ML_NEW(&x->arena, shard, x->n_shard);
     for (int32_t f = 0; f < x->n_shard; f++)
-        x->shard[f].name =
-            x->n_shard == 1 ? "model.safetensors"
-                            : ml_arena_printf(&x->arena, "model-%05d-of-%05d.safetensors",
-                                              f + 1, x->n_shard);
+        x->shard[f].name = shard_name(x, f);
 }
 
 /* --- bytes ------------------------------------------------------------------ */
@@ -256,6 +267,10 @@ static void dequantize(const ml_st_tensor *t, int64_t at, int64_t n, void *out) 
     const int64_t cap = (int64_t)(sizeof piece / sizeof *piece);
     uint16_t *o = out;
 
+    if (t->dtype == ML_ST_F32) {
+        ml_quant_read(t->quant, at, 1, n, out);
+        return;
+    }
     for (int64_t i = 0; i < n; i += cap) {
         int64_t k = n - i < cap ? n - i : cap;
         ml_quant_read(t->quant, at + i, 1, k, piece);
@@ -268,9 +283,9 @@ static void dequantize(const ml_st_tensor *t, int64_t at, int64_t n, void *out) 
 /* Copies a tensor that is not a parameter. */
 static ml_status write_other(ml_st_writer *out, int32_t at, const item *i, ml_err *err) {
     const ml_st_tensor *t = i->src;
-    uint16_t piece[8192];
-    const int64_t n = (int64_t)item_bytes(i) / 2,
-                  cap = (int64_t)(sizeof piece / sizeof *piece);
+    float piece[4096];
+    const size_t size = t->dtype == ML_ST_F32 ? 4 : 2;
+    const int64_t n = (int64_t)(item_bytes(i) / size), cap = 4096;
     ml_status st = ML_OK;
 
     if (!t->quant)
@@ -278,7 +293,7 @@ static ml_status write_other(ml_st_writer *out, int32_t at, const item *i, ml_er
     for (int64_t k = 0; k < n && st == ML_OK; k += cap) {
         int64_t part = n - k < cap ? n - k : cap;
         dequantize(t, k, part, piece);
-        st = ml_st_write(out, at, (size_t)k * 2, piece, (size_t)part * 2, err);
+        st = ml_st_write(out, at, (size_t)k * size, piece, (size_t)part * size, err);
     }
     return st;
 }
@@ -407,7 +422,8 @@ static ml_status give_item(exporter *x, const item *i, ml_export_fn *fn, void *u
         return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s", t.bytes,
                        t.name.ptr);
     if (i->own.param == ML_NONE)
-        dequantize(i->src, 0, (int64_t)(t.bytes / 2), x->piece);
+        dequantize(i->src, 0, (int64_t)(t.bytes / (i->dtype == ML_ST_F32 ? 4 : 2)),
+                   x->piece);
     else
         ml_named_read(x->w, x->s, &i->own, 0, ml_named_slices(&i->own).n_slice, to,
                       x->piece);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "base/gguf_files.h"
 #include "base/json.h"
 
 typedef struct copier {
@@ -149,11 +150,25 @@ static bool copied(const copier *c, const char *name) {
     return index || !(is_weight_file(name) || is_quantization_file(name));
 }
 
-static ml_status copy_others(copier *c, ml_err *err) {
-    DIR *d = opendir(c->from);
-    struct dirent *e;
+/* The files that a GGUF model has inside. */
+static ml_status copy_inner(copier *c, ml_err *err) {
     ml_status st = ML_OK;
 
+    for (const char *const *f = ml_gguf_file_names; *f && st == ML_OK; f++)
+        if (strcmp(*f, "config.json") != 0)
+            st = copy_file(c, *f, err);
+    return st;
+}
+
+static ml_status copy_others(copier *c, ml_err *err) {
+    DIR *d;
+    struct dirent *e;
+    ml_status st = ML_OK;
+    size_t n;
+
+    if (ml_gguf_is_file(in_dir(c, c->from, "config.json"), &n))
+        return copy_inner(c, err);
+    d = opendir(c->from);
     if (!d)
         return ml_fail(err, ML_EIO, "%s: %s", c->from, strerror(errno));
     while (st == ML_OK && (e = readdir(d)))
