@@ -21,6 +21,7 @@ typedef enum ml_dtype_choice {
     ML_DTYPE_F32,
     ML_DTYPE_BF16,
     ML_DTYPE_F16,
+    ML_DTYPE_QUANTIZED, /* and from here on: the formats of ml_quant_to, from its first */
 } ml_dtype_choice;
 
 typedef enum ml_batching {
@@ -49,7 +50,7 @@ typedef struct ml_config {
     } score;
     struct {
         const char *save_hf;
-        ml_dtype_choice dtype;
+        int dtype;               /* ml_dtype_choice, or a quantization */
         int64_t max_shard_bytes; /* 0: keep the sharding */
     } convert;
     struct {

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "io/quant.h"
 #include "model/export_files.h"
+#include "model/export_quant.h"
 #include "model/source.h"
 #include "model/tensors.h"
 
@@ -19,6 +20,8 @@ typedef struct item {
     ml_named own; /* param ML_NONE: copied from the source */
     ml_st_dtype dtype;
     int32_t shard;
+    ml_export_codes *codes; /* NULL, or this is part `part` of a quantized weight */
+    int32_t part;
 } item;
 
 typedef struct shard {
@@ -124,6 +127,107 @@ static void list_items(exporter *x) {
             add_new_item(x, i);
 }
 
+/* --- quantized weights ------------------------------------------------------- */
+
+/* The gate of a gated MLP and its up projection have one scale: kernels compute them as one
+ * matrix. */
+static void link_pairs(exporter *x, const ml_map *weights) {
+    static const char gate[] = "gate_proj.weight", up[] = "up_proj.weight";
+
+    for (int32_t i = 0; i < x->n; i++) {
+        const char *name = x->it[i].codes ? x->it[i].codes->own.name : NULL;
+        size_t n = name ? strlen(name) : 0;
+        bool is_gate = n > sizeof gate && !strcmp(name + n - (sizeof gate - 1), gate);
+        bool is_up = !is_gate && n > sizeof up && !strcmp(name + n - (sizeof up - 1), up);
+        size_t base = n - (is_gate ? sizeof gate : sizeof up) + 1;
+        int64_t at;
+
+        if (!is_gate && !is_up)
+            continue;
+        at = ml_map_get(weights,
+                        ml_str_of(ml_arena_printf(&x->arena, "%.*s%s", (int)base, name,
+                                                  is_gate ? up : gate)),
+                        -1);
+        if (at >= 0)
+            x->it[i].codes->pair = &x->it[at].codes->own;
+    }
+}
+
+/* Replaces the items of weights that are quantized by those of their parts. */
+static void quantize_items(exporter *x) {
+    item *all = ML_NEW(&x->arena, item, (size_t)x->n * ML_QUANT_PARTS);
+    ml_map weights;
+    int32_t n = 0;
+
+    ml_map_init(&weights, &x->arena, x->n);
+    for (int32_t i = 0; i < x->n; i++) {
+        ml_export_codes *c = ML_NEW(&x->arena, ml_export_codes, 1);
+        ml_st_tensor *t = ML_NEW(&x->arena, ml_st_tensor, ML_QUANT_PARTS);
+        ml_str name = x->it[i].src->name;
+        int32_t parts;
+
+        if (!ml_export_codes_of(c, x->o->quantize, x->s, &x->it[i].own, name)) {
+            all[n++] = x->it[i];
+            continue;
+        }
+        parts = ml_export_codes_parts(c, name, t, &x->arena);
+        c->own.name = name.ptr;
+        ml_map_add(&weights, name, n);
+        for (int32_t k = 0; k < parts; k++) {
+            all[n] = x->it[i];
+            all[n].src = &t[k];
+            all[n].dtype = t[k].dtype;
+            all[n].codes = c;
+            all[n++].part = k;
+        }
+        x->changed = true;
+    }
+    x->it = all;
+    x->n = n;
+    link_pairs(x, &weights);
+}
+
+/* Names of modules with a matrix that is not quantized. */
+static int32_t list_ignored(exporter *x, const char **out) {
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < x->n; i++) {
+        const item *it = &x->it[i];
+        const char *dot = strrchr(it->src->name.ptr, '.');
+        if (!it->codes && it->src->n_dim == 2 && dot && !strcmp(dot, ".weight"))
+            out[n++] = ml_arena_str(&x->arena, it->src->name.ptr,
+                                    (size_t)(dot - it->src->name.ptr));
+    }
+    return n;
+}
+
+static ml_status describe_quantization(exporter *x, ml_text *config, ml_err *err) {
+    const char **ignored = ML_NEW(&x->arena, const char *, x->n);
+    int32_t n = list_ignored(x, ignored);
+    ml_text file = { 0 };
+    ml_status st = ML_OK;
+
+    if (x->o->quantize == ML_TO_NONE)
+        return ML_OK;
+    ml_export_quant_config(config, x->o->quantize, ignored, n);
+    ml_export_quant_file(&file, x->o->quantize, ignored, n);
+    if (file.len)
+        st = ml_file_replace(in_dir(x, "hf_quant_config.json"),
+                             (ml_str){ file.ptr, file.len }, err);
+    ml_text_release(&file);
+    return st;
+}
+
+static ml_status check_quantized(const exporter *x, ml_err *err) {
+    for (int32_t i = 0; i < x->n; i++)
+        if (x->it[i].codes)
+            return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "%s: --dtype has a format that applies to no weight of this %s model: "
+                   "mxfp4 is for gpt-oss, other formats need rows of whole blocks",
+                   x->from->dir, x->s->family);
+}
+
 /* Files of other formats are lists of tensors without a header (io/checkpoint.h). */
 static bool is_safetensors(const ml_st_file *f) {
     return f->header.len > 0;
@@ -148,7 +252,8 @@ static bool layout_kept(const exporter *x, int32_t f) {
     for (int32_t i = 0; i < x->n; i++) {
         if (x->it[i].shard != f)
             continue;
-        if (!x->it[i].file || x->it[i].dtype != x->it[i].src->dtype || x->it[i].src->quant)
+        if (!x->it[i].file || x->it[i].dtype != x->it[i].src->dtype ||
+            x->it[i].src->quant || x->it[i].codes)
             return false;
         n++;
     }
@@ -344,8 +449,9 @@ static ml_status write_shard(exporter *x, int32_t f, ml_err *err) {
         return st;
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
         const item *it = item_named(x, t[i].name);
-        st = it->own.param == ML_NONE ? write_other(out, i, it, err)
-                                      : write_param(x, out, i, it, err);
+        st = it->codes ? ml_export_codes_write(it->codes, it->part, x->w, x->s, out, i, err)
+             : it->own.param == ML_NONE ? write_other(out, i, it, err)
+                                        : write_param(x, out, i, it, err);
     }
     if (st == ML_OK)
         return ml_st_commit(out, err);
@@ -445,25 +551,41 @@ ml_status ml_export_each(const ml_weights *w, const ml_spec *s, const ml_checkpo
     return st;
 }
 
+static ml_status plan_files(exporter *x, ml_err *err) {
+    list_items(x);
+    if (x->o->quantize != ML_TO_NONE) {
+        ml_status st;
+        quantize_items(x);
+        st = check_quantized(x, err);
+        if (st != ML_OK)
+            return st;
+    }
+    if (x->o->shard_bytes)
+        split_shards(x);
+    else
+        keep_shards(x);
+    ml_map_init(&x->by_name, &x->arena, x->n);
+    for (int32_t i = 0; i < x->n; i++)
+        ml_map_add(&x->by_name, x->it[i].src->name, i);
+    return ML_OK;
+}
+
 ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
                        const ml_export_opts *o, ml_err *err) {
     exporter x = { .w = w, .s = s, .from = from, .o = o };
+    ml_text quantization = { 0 };
     ml_status st = ml_export_dir(o->dir, err);
 
     ml_arena_init(&x.arena, "export");
-    if (st == ML_OK) {
-        list_items(&x);
-        if (o->shard_bytes)
-            split_shards(&x);
-        else
-            keep_shards(&x);
-        ml_map_init(&x.by_name, &x.arena, x.n);
-        for (int32_t i = 0; i < x.n; i++)
-            ml_map_add(&x.by_name, x.it[i].src->name, i);
-        st = write_weights(&x, err);
-    }
     if (st == ML_OK)
-        st = ml_export_files(from->dir, o, index_holds(&x), err);
+        st = plan_files(&x, err);
+    if (st == ML_OK)
+        st = write_weights(&x, err);
+    if (st == ML_OK)
+        st = describe_quantization(&x, &quantization, err);
+    if (st == ML_OK)
+        st = ml_export_files(from->dir, o, index_holds(&x), quantization.ptr, err);
+    ml_text_release(&quantization);
     free(x.piece);
     ml_arena_release(&x.arena);
     return st;

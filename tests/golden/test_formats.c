@@ -342,6 +342,79 @@ static void sharded_bin(void) {
     check_bin(2);
 }
 
+/* --- quantized exports ------------------------------------------------------------ */
+
+static void convert(const char *from, const char *to, const char *dtype) {
+    char line[2048];
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s --dtype %s", from,
+             to, dtype);
+    run(line);
+}
+
+static void same_files(const char *a, const char *b) {
+    static const char *const names[] = { "model.safetensors", "config.json" };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[1024];
+        ml_file x = { 0 }, y = { 0 };
+        snprintf(path, sizeof path, "%s/%s", a, names[i]);
+        CHECK(ml_file_map(&x, path, NULL) == ML_OK);
+        snprintf(path, sizeof path, "%s/%s", b, names[i]);
+        CHECK(ml_file_map(&y, path, NULL) == ML_OK);
+        if (!ml_str_eq(x.bytes, y.bytes))
+            ml_test_fail(__FILE__, __LINE__, "%s and %s: %s differs", a, b, names[i]);
+        ml_file_unmap(&x);
+        ml_file_unmap(&y);
+    }
+}
+
+/* A dequantized model that is rounded to its own format again is the same model. */
+static void rounded_again(void) {
+    static const struct {
+        const char *model, *dtype;
+    } rows[] = { { "fp8_qwen3", "fp8" },         { "fp8_ue8m0_deepseek_v3", "fp8-ue8m0" },
+                 { "mxfp8_qwen3_moe", "mxfp8" }, { "int4_kimi_deepseek_v3", "int4" },
+                 { "mxfp4_gpt_oss", "mxfp4" },   { "nvfp4_glm4_moe", "nvfp4" } };
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char dir[256], golden[300];
+        const char *out = ml_test_path(rows[i].dtype);
+        ml_st_file *want;
+        snprintf(dir, sizeof dir, "tests/golden/quant/%s", rows[i].model);
+        snprintf(golden, sizeof golden, "%s/golden.safetensors", dir);
+        want = open_file(golden);
+        convert(dir, out, rows[i].dtype);
+        if (want)
+            check_logits(out, golden, want);
+        ml_st_close(want);
+    }
+}
+
+/* Rounding what is already on the grid changes nothing. */
+static void rounded_twice(void) {
+    static const char *const dtypes[] = { "fp8", "fp8-ue8m0", "fp8-row", "fp8-tensor",
+                                          "int4-g128" };
+
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        char again[64];
+        snprintf(again, sizeof again, "%s-again", dtypes[i]);
+        convert("tests/golden/quant/int4_ct_qwen3", ml_test_path(dtypes[i]), dtypes[i]);
+        convert(ml_test_path(dtypes[i]), ml_test_path(again), dtypes[i]);
+        same_files(ml_test_path(dtypes[i]), ml_test_path(again));
+    }
+}
+
+static void formats_that_apply_to_nothing(void) {
+    char said[4096], line[1024];
+
+    snprintf(
+        line, sizeof line,
+        "convert --hf-checkpoint tests/golden/quant/fp8_qwen3 --save-hf %s --dtype mxfp4",
+        ml_test_path("none"));
+    CHECK(ml_test_miles(said, sizeof said, line) == 2);
+    CHECK_HAS(said, "applies to no weight of this qwen3 model");
+}
+
 static const ml_test tests[] = {
     { "a GGUF file of Gemma 3 in Q4_0 gives ggml's tensors, ids and logits", gguf_gemma3 },
     { "a GGUF file of Qwen3 in Q8_0 gives ggml's tensors, ids and logits", gguf_qwen3 },
@@ -362,6 +435,11 @@ static const ml_test tests[] = {
     { "a GGUF file's chat template is rendered", gguf_template },
     { "pytorch_model.bin, zip or legacy, gives torch's tensors", single_bin },
     { "shards of pytorch_model.bin give torch's tensors", sharded_bin },
+    { "a model rounded to its own format again has the recorded logits", rounded_again,
+      120 },
+    { "rounding a quantized model to the same format writes the same bytes", rounded_twice,
+      120 },
+    { "a format that applies to no weight is refused", formats_that_apply_to_nothing },
     { 0 },
 };
 
