@@ -37,6 +37,13 @@ ml_status ml_gguf_arch_of(const ml_gguf_arch **out, const ml_gguf *g, ml_err *er
         g->path, (int)(name.len < 100 ? name.len : 100), name.ptr ? name.ptr : "");
 }
 
+const ml_gguf_arch *ml_gguf_arch_named(const char *model_type) {
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
+        if (strcmp(archs[i].model_type, model_type) == 0)
+            return &archs[i];
+    return NULL;
+}
+
 bool ml_gguf_is_file(const char *path, size_t *n) {
     const char *slash = strrchr(path, '/');
     char model[4096];

@@ -17,6 +17,8 @@ typedef struct ml_gguf_arch {
 } ml_gguf_arch;
 
 ml_status ml_gguf_arch_of(const ml_gguf_arch **out, const ml_gguf *g, ml_err *err);
+/* The architecture of a model_type; NULL: none. */
+const ml_gguf_arch *ml_gguf_arch_named(const char *model_type);
 
 /* Whether `path` is one of these files of a GGUF model; `n` receives the length of the
  * model's path. */

@@ -275,6 +275,63 @@ static void gguf_template(void) {
     CHECK_HAS(said, "<|user|>Hi");
 }
 
+static void same_bytes(const char *a, const char *b) {
+    ml_file x = { 0 }, y = { 0 };
+    ml_err err = { 0 };
+
+    if (ml_file_map(&x, a, &err) != ML_OK || ml_file_map(&y, b, &err) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    else if (!ml_str_eq(x.bytes, y.bytes))
+        ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
+    ml_file_unmap(&x);
+    ml_file_unmap(&y);
+}
+
+static void save_gguf(const char *from, const char *to, const char *dtype) {
+    char line[2048];
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-gguf %s --dtype %s",
+             from, to, dtype);
+    run(line);
+}
+
+/* What is on the grid of Q8_0 stays there: the file is written again byte for byte. */
+static void gguf_again(void) {
+    save_gguf(ROOT "gguf/qwen3-q8_0.gguf", ml_test_path("again.gguf"), "q8_0");
+    same_bytes(ml_test_path("again.gguf"), ROOT "gguf/qwen3-q8_0.gguf");
+}
+
+static void gguf_q8_of_f32(void) {
+    char f32[1024], q8[1024];
+    snprintf(f32, sizeof f32, "%s/formats/gguf/llama-f32.gguf", ml_test_fixtures());
+    snprintf(q8, sizeof q8, "%s/formats/gguf/llama-q8_0.gguf", ml_test_fixtures());
+    save_gguf(f32, ml_test_path("q8.gguf"), "q8_0");
+    same_bytes(ml_test_path("q8.gguf"), q8);
+    save_gguf(f32, ml_test_path("f32.gguf"), "auto");
+    same_bytes(ml_test_path("f32.gguf"), f32);
+}
+
+/* A directory of a Hugging Face checkpoint, written as GGUF, has its ids and logits. */
+static void gguf_of_directory(void) {
+    static const char *const models[] = { "gemma3-q4_0", "qwen3-q8_0", "llama_k-q4_K_M" };
+
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char model[256], golden[300], json[300], line[1024], out[64];
+        ml_st_file *want;
+        snprintf(model, sizeof model, ROOT "gguf/%s.gguf", models[i]);
+        snprintf(golden, sizeof golden, "%s.golden.safetensors", model);
+        snprintf(json, sizeof json, "%s.golden.json", model);
+        snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s --dtype f32",
+                 model, ml_test_path(models[i]));
+        run(line);
+        snprintf(out, sizeof out, "%s.gguf", models[i]);
+        save_gguf(ml_test_path(models[i]), ml_test_path(out), "f32");
+        want = open_file(golden);
+        check_logits(ml_test_path(out), golden, want);
+        check_tokenizer(ml_test_path(out), json);
+        ml_st_close(want);
+    }
+}
+
 /* --- torch.save ------------------------------------------------------------------- */
 
 /* Floats with more than one dtype, as f32; others must be stored as they are. */
@@ -433,6 +490,10 @@ static const ml_test tests[] = {
       .fixtures = "formats/gguf" },
     { "blocks of every type of ggml are dequantized as by gguf-py", gguf_blocks },
     { "a GGUF file's chat template is rendered", gguf_template },
+    { "a GGUF file in Q8_0 is written again byte for byte", gguf_again },
+    { "Q8_0 of an F32 GGUF file has the bytes of ggml's quantizer", gguf_q8_of_f32,
+      .fixtures = "formats/gguf" },
+    { "a checkpoint written as GGUF keeps its token ids and logits", gguf_of_directory },
     { "pytorch_model.bin, zip or legacy, gives torch's tensors", single_bin },
     { "shards of pytorch_model.bin give torch's tensors", sharded_bin },
     { "a model rounded to its own format again has the recorded logits", rounded_again,

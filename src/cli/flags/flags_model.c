@@ -11,7 +11,7 @@ static const char *const load_formats[] = { "auto", "dummy", NULL };
 static const char *const store_dtypes[] = { "auto",  "f32",       "bf16",      "f16",
                                             "fp8",   "fp8-ue8m0", "fp8-row",   "fp8-tensor",
                                             "mxfp8", "int4",      "int4-g128", "mxfp4",
-                                            "nvfp4", NULL };
+                                            "nvfp4", "q8_0",      NULL };
 
 const ml_flag ml_flags_model[] = {
     { .name = "hf-checkpoint",
