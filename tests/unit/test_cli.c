@@ -125,7 +125,8 @@ static void required(void) {
     check_refused(ML_CMD_SCORE, "--input i", "--hf-checkpoint DIR is required");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint m", "--input FILE is required");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint= --input i", "'': expected a path");
-    check_refused(ML_CMD_CONVERT, "--hf-checkpoint m", "--save-hf DIR is required");
+    check_refused(ML_CMD_CONVERT, "--hf-checkpoint m",
+                  "one of --save-hf and --save-gguf is required");
 }
 
 static void environment(void) {
@@ -248,6 +249,9 @@ static const struct {
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
+    { "convert-output", "--hf-checkpoint m --save-hf a --save-gguf b.gguf" },
+    { "convert-q8_0", "--hf-checkpoint m --save-hf a --dtype q8_0" },
+    { "convert-gguf", "--hf-checkpoint m --save-gguf b.gguf --dtype int4" },
     { "serve-no-tokenizer", "--model-path a --skip-tokenizer-init --tokenizer-path b" },
     { "router-by-chance", "--policy random" },
     { "router-by-chance", "--policy power_of_two" },

@@ -116,15 +116,19 @@ static void models_that_are_no_directories(void) {
     check_refused(ML_CMD_TRAIN, "--ref-load HuggingFaceTB/SmolLM2-135M-Instruct",
                   "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': no such");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint models/q8.GGUF --input i --output o",
-                  "gguf_file='q8.GGUF').save_pretrained('q8')");
-    CHECK_HAS(wrong.ptr, "hf download OWNER/q8 --local-dir q8");
+                  "--hf-checkpoint 'models/q8.GGUF': no such file");
     CHECK(ml_file_replace(ml_test_path("some.gguf"), ml_str_of("GGUF"), NULL) == ML_OK);
     snprintf(words, sizeof words, "--model %s", ml_test_dir());
-    check_refused(ML_CMD_SERVE, words, "gguf_file='some.gguf'");
+    check_refused(
+        ML_CMD_SERVE, words,
+        "has no config.json; to read the GGUF file in it, give its path: --model");
+    CHECK_HAS(wrong.ptr, "/some.gguf");
     CHECK(ml_file_replace(ml_test_path("config.json"), ml_str_of("{}"), NULL) == ML_OK);
     CHECK(parse(ML_CMD_SERVE, words) == ML_OK);
     snprintf(words, sizeof words, "--model %s", ml_test_path("config.json"));
     check_refused(ML_CMD_SERVE, words, "is a file: expected the directory");
+    snprintf(words, sizeof words, "--model %s", ml_test_path("some.gguf"));
+    CHECK(parse(ML_CMD_SERVE, words) == ML_OK);
     CHECK(parse(ML_CMD_SERVE, "--model-path ./no/such") ==
           ML_OK); /* who opens it says so */
     CHECK(parse(ML_CMD_SERVE, "--model-path /models/m") == ML_OK);
