@@ -196,7 +196,8 @@ static const struct {
     { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
     { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
     { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
-    { "train-weights-p2p", ROUND "--update-weight-transfer-mode p2p" },
+    { "train-weights-p2p", ROUND "--save s --rollout-num-engines 1 "
+                                 "--update-weight-transfer-mode p2p" },
     { "train-delta-engines", ROUND "--update-weight-transfer-mode disk-delta" },
     { "train-delta-copy", ROUND "--save s --rollout-num-engines 1 "
                                 "--update-weight-transfer-mode disk-delta" },

@@ -72,5 +72,6 @@ ml_status ml_cmd_doctor(const ml_config *c, ml_err *err) {
         return ml_fail(err, ML_EUSAGE,
                        "unknown command '%s'; miles --help lists all commands", w->word[0]);
     fflush(stdout);
+    cmd = ml_command_of(cmd, w->n - n_word, (char *const *)(uintptr_t)(w->word + n_word));
     return examine(cmd, w->n - n_word, w->word + n_word, err);
 }

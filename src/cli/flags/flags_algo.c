@@ -234,6 +234,7 @@ const ml_flag ml_flags_algo[] = {
       .cmds = ALGO,
       .from = ML_FROM_MILES,
       .help = "Upper bound of the weights of tis and icepop." },
+    ML_SAME("tis-threshold", F64, "X", MILES, ALGO, "off-policy correction", "tis-clip"),
     { .name = "tis-clip-low",
       .type = ML_FLAG_F64,
       ML_AT(run.algo.num.tis_clip_low),
