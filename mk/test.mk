@@ -92,6 +92,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
+1200 e2e/miles-compat tests/e2e/miles_compat.py --build $(B)
 60 e2e/miles-scripts tests/e2e/miles_scripts.py --miles $(B)/miles
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
