@@ -265,6 +265,7 @@ static const struct {
                           "--use-dynamic-batch-size --max-tokens-per-gpu 9" },
     { "train-subsample", TRAIN "--prompt-data d --num-rollout 1 "
                                "--load-debug-rollout-data-subsample 0.5" },
+    { "train-recording", ROUND "--save-debug-rollout-data {rollout_id}.json" },
     { "train-no-end", TRAIN "--prompt-data d" },
     { "train-interval", TRAIN "--prompt-data d --num-rollout 1 --save-interval 1" },
     { "sft-save-hf", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "
