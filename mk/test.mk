@@ -96,6 +96,8 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
 120 e2e/parquet tests/e2e/train_parquet.sh $(B)
+1200 e2e/miles-compat tests/e2e/miles_compat.py --build $(B)
+60 e2e/miles-scripts tests/e2e/miles_scripts.py --miles $(B)/miles
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
 300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
@@ -139,6 +141,7 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
+1200 diff/torch-dump tools/with-python.sh torch tools/diff_torch_dump.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)

@@ -194,8 +194,11 @@ int main(int argc, char **argv) {
     signal(SIGABRT, on_abort);
     signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error of write */
     ml_bus_error_catch();
-    if (cmd)
-        return run_command(cmd, argc - 1 - n_word, argv + 1 + n_word);
+    if (cmd) {
+        argc -= 1 + n_word;
+        argv += 1 + n_word;
+        return run_command(ml_command_of(cmd, argc, argv), argc, argv);
+    }
     if (argc < 2) {
         ml_help_all(&text);
         return print(&text, stderr, ML_EXIT_USAGE);

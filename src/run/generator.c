@@ -99,6 +99,8 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
                         : one;
     n = most(one, least(d->n_running, c->engine.max_running) * each);
     n = least(n, (int64_t)(left / (double)page));
+    if (c->rollout.max_total)
+        n = least(n, most(one, c->rollout.max_total / ML_PAGE));
     g->engine.kv_bytes = (size_t)(n * page);
     return ML_OK;
 }

@@ -5,6 +5,7 @@
 
 static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
+static const char *const f32[] = { "fp32", "float32", NULL };
 
 #define ONE_RANK                                                                           \
     "Larger sizes are not supported yet: each rank has the whole model, and ranks divide " \
@@ -89,24 +90,25 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("mooncake-replica-num", TEXT, MILES, TRAIN, PLACE),
     ML_REFUSED("prefill-num-servers", TEXT, MILES, TRAIN,
                "prefill and decode run on the same engine; remove the flag"),
-    ML_NOOP("stream-optimizer-state-to-disk", BOOL, MILES, TRAIN,
-            "use --optimizer-offload-dir to keep the optimizer state on disk"),
-    ML_NOOP("stream-optimizer-state-moment-dtype", TEXT, MILES, TRAIN, "moments are f32"),
-    ML_NOOP("offload-train-disk-dir", TEXT, MILES, TRAIN,
-            "use --optimizer-offload-dir to keep the optimizer state on disk"),
+    ML_REFUSED("stream-optimizer-state-to-disk", BOOL, MILES, TRAIN,
+               "use --optimizer-offload-dir DIR to keep the optimizer state on disk"),
+    ML_FIXED("stream-optimizer-state-moment-dtype", MILES, TRAIN, f32,
+             "Adam's moments are f32."),
+    ML_SAME("offload-train-disk-dir", PATH, "DIR", MILES, TRAIN, "optimizer",
+            "optimizer-offload-dir"),
     ML_NOOP("offload-train-disk-chunk-mb", TEXT, MILES, TRAIN,
-            "use --optimizer-offload-dir to keep the optimizer state on disk"),
+            "the optimizer state on disk is a memory-mapped file"),
     ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN,
             "only the KV cache is released; engine and trainer share the weights"),
     ML_FIXED("offload-train-target", MILES, TRAIN, memory,
              "--offload-train moves the optimizer state to host memory."),
     ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
-    ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-failure-threshold", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("ft-components", LIST, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-failure-threshold", TEXT, MILES, TRAIN, FAULTS),
     ML_REFUSED("mini-ft-controller-enable", BOOL, MILES, TRAIN, CONTROL),
     ML_REFUSED("control-server-port", TEXT, MILES, TRAIN, CONTROL),
     ML_REFUSED("mini-ft-controller-poll-interval", TEXT, MILES, TRAIN, CONTROL),
