@@ -59,6 +59,11 @@ MODELS = {
                                  num_key_value_heads=4)),
     "llama_linear": ("llama", dict(rope_parameters=dict(
         rope_type="linear", rope_theta=10000.0, factor=4.0))),
+    "llama4_text": ("llama4_text", dict(
+        num_hidden_layers=3, intermediate_size=20, intermediate_size_mlp=56, num_local_experts=5, num_experts_per_tok=2,
+        moe_layers=[0, 2], no_rope_layers=[1, 0, 1], attention_chunk_size=32, floor_scale=16, attn_scale=0.3,
+        rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+                             high_freq_factor=4.0, original_max_position_embeddings=64))),
     "llama_yarn": ("llama", dict(rope_parameters=dict(
         rope_type="yarn", rope_theta=10000.0, factor=4.0,
         original_max_position_embeddings=128))),

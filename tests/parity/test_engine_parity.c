@@ -397,6 +397,7 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
 #define MORE_MODELS(X)                                                                     \
     X(phi3)                                                                                \
     X(smollm3)                                                                             \
+    X(llama4_text)                                                                         \
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
     X(gemma4_text)                                                                         \

@@ -411,6 +411,7 @@ static void replays_sigmoid(void) {
     X(glm4)                                                                                \
     X(phi3)                                                                                \
     X(smollm3)                                                                             \
+    X(llama4_text)                                                                         \
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
     X(glm4_moe)                                                                            \
