@@ -110,6 +110,11 @@ MODELS = {
         mamba_head_dim=20, ssm_state_size=10, n_groups=2, conv_kernel=4, chunk_size=16,
         n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
         moe_shared_expert_intermediate_size=24, routed_scaling_factor=1.5)),
+    "nemotron_h_latent": ("nemotron_h", dict(
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"], mamba_num_heads=4, mamba_head_dim=12,
+        ssm_state_size=10, n_groups=2, conv_kernel=4, chunk_size=16, n_routed_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=20, moe_latent_size=28, moe_shared_expert_intermediate_size=24,
+        routed_scaling_factor=1.5)),
     "deepseek_v3": ("deepseek_v3", dict(
         **DEEPSEEK_MOE, **MLA, q_lora_rank=20, first_k_dense_replace=1, n_group=4, topk_group=2,
         rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, mscale=1.0, mscale_all_dim=0.8,

@@ -75,7 +75,8 @@ static void unchanged_is_identical(void) {
                                           "glm4_moe_lite",
                                           "gemma4_text",
                                           "gemma4_text_moe",
-                                          "llama4_text" };
+                                          "llama4_text",
+                                          "nemotron_h_latent" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char from[256];
         const char *to = ml_test_path(models[i]);

@@ -318,7 +318,8 @@ static void bf16_is_as_near_as_transformers(void) {
     X(smollm3)                                                                             \
     X(qwen3_next)                                                                          \
     X(qwen3_5_text)                                                                        \
-    X(nemotron_h)
+    X(nemotron_h)                                                                          \
+    X(nemotron_h_latent)
 
 #define LARGER_MODELS(X)                                                                   \
     X(llama)                                                                               \

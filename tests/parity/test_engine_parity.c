@@ -411,7 +411,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(glm_moe_dsa)                                                                         \
     X(qwen3_5_text)                                                                        \
     X(qwen3_next)                                                                          \
-    X(nemotron_h)
+    X(nemotron_h)                                                                          \
+    X(nemotron_h_latent)
 
 #define TESTS(name)                                                                        \
     static void f32_##name(void) {                                                         \

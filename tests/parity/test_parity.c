@@ -423,7 +423,8 @@ static void replays_sigmoid(void) {
     X(glm_moe_dsa)                                                                         \
     X(qwen3_next)                                                                          \
     X(qwen3_5_text)                                                                        \
-    X(nemotron_h)
+    X(nemotron_h)                                                                          \
+    X(nemotron_h_latent)
 
 #define TESTS(name)                                                                        \
     static void forward_##name(void) {                                                     \
