@@ -9,6 +9,7 @@
 #ifndef ML_BASE_FILE_H
 #define ML_BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -24,6 +25,9 @@ typedef struct ml_file {
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err);
 /* The same for an open file, which the caller closes; path is for messages. */
 ml_status ml_file_map_fd(ml_file *out, int fd, const char *path, ml_err *err);
+/* Whether there is such a file; like ml_file_map, it knows the files of a GGUF model
+ * (base/gguf_files.h): MODEL.gguf/config.json etc. */
+bool ml_file_there(const char *path);
 void ml_file_unmap(ml_file *f); /* zero-initialized is allowed */
 
 /* Drops whole pages inside the range from resident memory; they are read from the file

@@ -54,6 +54,9 @@ typedef struct ml_command {
 extern const ml_command ml_commands[]; /* ends with an entry without a name */
 
 const ml_command *ml_command_find(const char *name);
+/* The command that a command line means: miles sft, if Miles spells it as a rollout
+ * function of train. */
+const ml_command *ml_command_of(const ml_command *cmd, int argc, char *const *argv);
 /* The command with the most similar name, or NULL if none is similar. */
 const ml_command *ml_command_near(const char *name);
 

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "cli/flags/flag_spelling.h"
+
 /* The most needed flags, and a command line that works with a checkpoint and a data
  * file. */
 
@@ -107,4 +109,13 @@ int ml_exit_code(ml_status st) {
     case ML_EPEER: return ML_EXIT_PEER;
     default: return ML_EXIT_FAILED;
     }
+}
+
+const ml_command *ml_command_of(const ml_command *cmd, int argc, char *const *argv) {
+    ml_cmd bit = ml_flags_command(cmd->bit, argc, argv);
+
+    for (const ml_command *c = ml_commands; c->name; c++)
+        if (c->bit == bit)
+            return c;
+    return cmd;
 }

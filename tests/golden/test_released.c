@@ -164,10 +164,13 @@ static void check_wrapper(const char *name) {
 
 #define WRAPPED(X)                                                                         \
     X(gemma3, "the text model of gemma3")                                                  \
+    X(gemma4, "the text model of gemma4")                                                  \
     X(kimi_k25, "the text model of kimi_k25")                                              \
+    X(llama4, "the text model of llama4")                                                  \
     X(mistral3, "the text model of mistral3")                                              \
     X(qwen2_5_vl, "the text model of qwen2_5_vl")                                          \
     X(qwen3_5, "the text model of qwen3_5")                                                \
+    X(qwen3_5_moe, "the text model of qwen3_5_moe")                                        \
     X(qwen3_vl, "the text model of qwen3_vl")
 
 #define FORMATS(X)                                                                         \
