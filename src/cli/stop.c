@@ -27,12 +27,19 @@ static void on_signal(int number) {
     n_signal = 1;
 }
 
+static void on_request(int number) {
+    (void)number;
+    n_signal = 1;
+}
+
 const atomic_int *ml_stop_on_signals(void) {
     struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
 
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    action.sa_handler = on_request;
+    sigaction(SIGUSR1, &action, NULL);
     return &n_signal;
 }
 

@@ -7,7 +7,8 @@
 #include "cli/config.h"
 #include "run/train_loop.h"
 
-/* Counts SIGINT and SIGTERM from now on; the second ends the process. */
+/* Counts SIGINT and SIGTERM from now on; the second ends the process.  SIGUSR1, which
+ * launchers pass on to ranks, requests the same stop and never ends the process. */
 const atomic_int *ml_stop_on_signals(void);
 
 /* The text that the second signal writes to standard error before it ends the process;

@@ -16,7 +16,7 @@ head -n 16 "$work/unseen.jsonl" >"$work/eval.jsonl"
 miles() { # miles N COMMAND RUN FLAGS...: a run over N ranks, its output in $work/RUN.log
     local n=$1 command=$2 run=$3
     shift 3
-    timeout --kill-after=5 150 mpirun --oversubscribe --allow-run-as-root -n "$n" \
+    timeout --kill-after=5 150 mpirun --oversubscribe --allow-run-as-root -n "$n" ${on_host:+"$on_host"} \
         "$build/miles" "$command" --hf-checkpoint "$work/model" --save "$work/$run" --input-key messages \
         --rollout-seed 1 --lr 5e-4 --lr-decay-style constant --use-dynamic-batch-size --max-tokens-per-gpu 256 \
         --threads 2 "$@" >"$work/$run.log" 2>&1
@@ -67,6 +67,25 @@ train 2 again --num-rollout 3
 check "two ranks repeat" same n2/metrics.jsonl again/metrics.jsonl
 check "two ranks repeat the snapshot" same_snapshot n2 again 0000002
 
+# --- ranks on two hosts: here two names of one ---
+
+skipped=0
+if unshare -u true 2>/dev/null && getent hosts "$(hostname)" localhost >/dev/null; then
+    cat >"$work/on_host" <<'END'
+#!/bin/sh
+[ "$OMPI_COMM_WORLD_RANK" = 1 ] || exec "$@"
+exec unshare -u sh -c 'hostname localhost; exec "$@"' sh "$@"
+END
+    chmod +x "$work/on_host"
+    log=$work/hosts.log
+    on_host=$work/on_host train 2 hosts --num-rollout 3 --actor-num-nodes 2 --actor-num-gpus-per-node 1
+    check "engines are reached by the names of their hosts" ended
+    check "two hosts give the bytes of one" same n2/metrics.jsonl hosts/metrics.jsonl
+else
+    skipped=1
+    echo "skipped: two hosts: unshare -u is not allowed here, or the host has no name"
+fi
+
 # --- snapshots ---
 
 for n in 1 2; do
@@ -99,6 +118,20 @@ train 3 undisturbed --num-rollout $((saved + 3)) --save-interval 2
 last=$(printf %07d $((saved + 2)))
 check "the metrics of an undisturbed run" same killed/metrics.jsonl undisturbed/metrics.jsonl
 check "the snapshot of an undisturbed run" same_snapshot killed undisturbed "$last"
+
+# --- a request to stop: rank 0 decides, all ranks save and end ---
+
+log=$work/stopped.log
+(train 2 stopped --num-rollout 1000; exit $status) &
+job=$!
+for _ in $(seq 600); do
+    grep -q '"rollout": 1,' "$work/stopped/metrics.jsonl" 2>/dev/null && break
+    sleep 0.1
+done
+kill -USR1 "$(pgrep -f "^mpirun .*$work/stopped" | head -n 1)"
+wait $job
+check "a request to stop ends the job well" [ $? -eq 0 ]
+check "what it has done is saved" grep -q "stopped after rollout $(cat "$work/stopped/latest_checkpointed_iteration.txt");" "$log"
 
 # --- a rank hangs: the others name it ---
 
@@ -164,5 +197,5 @@ check "two ranks train fully asynchronously" ended
 check "fine-tuning: the loss of one rank" same sft1.first sft2.first
 check "train-async: the samples of one rank" same async1.samples async2.samples
 
-echo "$passed passed, $failed failed, 0 skipped"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
