@@ -396,12 +396,24 @@ static ml_step_result take_step(trainee *p, const job *j, const ml_comm *c) {
     return out;
 }
 
+/* A rank holds its share of the optimizer's state, up to a unit of each tensor. */
+static void check_share(const ml_optimizer *o, const ml_comm *c) {
+    ml_optimizer_opts alone = o->opts;
+    size_t whole;
+
+    alone.comm = NULL;
+    whole = ml_optimizer_bytes(o->spec, &alone, o->own_master);
+    CHECK(o->bytes == ml_optimizer_bytes(o->spec, &o->opts, o->own_master));
+    CHECK(c->size == 1 ? o->bytes == whole : o->bytes < whole * 2 / (size_t)c->size);
+}
+
 static void train(ml_comm *c, void *ud) {
     job *j = ud;
     ml_step_result out = { 0 };
     trainee p;
 
     open_trainee(&p, j, c);
+    check_share(ml_trainer_optimizer(p.t.trainer), c);
     for (int k = 0; k < 3; k++)
         out = take_step(&p, j, c);
     CHECK(p.t.weights.version == 3);
