@@ -266,8 +266,18 @@ static void one_step_of_all(void) {
     ml_arena_release(&a);
 }
 
-/* Samples without a gradient stand in micro-batches of their own; the others keep their order,
- * and no micro-batch is larger than it may be. */
+static int32_t trained_items(int32_t *out, const ml_bins *bins, const uint8_t *idle) {
+    int32_t n = 0;
+
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t i = 0; i < bins->bin[k].n; i++)
+            if (!idle[bins->bin[k].item[i]])
+                out[n++] = bins->bin[k].item[i];
+    return n;
+}
+
+/* Samples without a gradient stand in micro-batches of their own; the others of a rank keep
+ * their order, and no micro-batch is larger than it may be. */
 static void idle_samples_stand_apart(void) {
     int64_t len[] = { 7, 3, 9, 4, 5, 2, 8, 6 }, rollout[] = { 0, 1, 2, 3, 4, 5, 6, 7 };
     uint8_t idle[] = { 0, 1, 0, 0, 1, 0, 1, 0 }, none[8] = { 0 };
@@ -279,33 +289,52 @@ static void idle_samples_stand_apart(void) {
     ml_err err = { 0 };
 
     ml_arena_init(&a, "test");
-    for (int dynamic = 0; dynamic < 2; dynamic++) {
-        int32_t want[8], got[8], n_want = 0, n_got = 0, n_idle = 0;
-        o.dynamic = dynamic;
-        o.idle = none;
-        CHECK(ml_schedule_build(&plain, &a, len, rollout, 8, &o, &err) == ML_OK);
-        o.idle = idle;
-        CHECK(ml_schedule_build(&apart, &a, len, rollout, 8, &o, &err) == ML_OK);
-        for (int32_t k = 0; k < plain.step[0].rank[0].n; k++)
-            for (int32_t i = 0; i < plain.step[0].rank[0].bin[k].n; i++)
-                if (!idle[plain.step[0].rank[0].bin[k].item[i]])
-                    want[n_want++] = plain.step[0].rank[0].bin[k].item[i];
-        for (int32_t k = 0; k < apart.step[0].rank[0].n; k++) {
-            const ml_bin *b = &apart.step[0].rank[0].bin[k];
-            int64_t sum = 0;
-            for (int32_t i = 0; i < b->n; i++) {
-                CHECK(idle[b->item[i]] == idle[b->item[0]]);
-                sum += len[b->item[i]];
-                if (idle[b->item[i]])
-                    n_idle++;
-                else
-                    got[n_got++] = b->item[i];
+    for (int dynamic = 0; dynamic < 2; dynamic++)
+        for (o.n_rank = 1; o.n_rank <= 4; o.n_rank *= 2) {
+            int32_t n_sample = 0, n_trained = 0;
+            o.dynamic = dynamic;
+            o.idle = none;
+            CHECK(ml_schedule_build(&plain, &a, len, rollout, 8, &o, &err) == ML_OK);
+            o.idle = idle;
+            CHECK(ml_schedule_build(&apart, &a, len, rollout, 8, &o, &err) == ML_OK);
+            for (int32_t r = 0; r < o.n_rank; r++) {
+                const ml_bins *bins = &apart.step[0].rank[r];
+                int32_t want[8], got[8], n = trained_items(got, bins, idle);
+                CHECK(n == trained_items(want, &plain.step[0].rank[r], idle) &&
+                      memcmp(want, got, sizeof *got * (size_t)n) == 0);
+                n_trained += n;
+                for (int32_t k = 0; k < bins->n; k++) {
+                    const ml_bin *b = &bins->bin[k];
+                    int64_t sum = 0;
+                    for (int32_t i = 0; i < b->n; i++) {
+                        CHECK(idle[b->item[i]] == idle[b->item[0]]);
+                        sum += len[b->item[i]];
+                    }
+                    CHECK(b->n > 0 && (dynamic ? sum <= 12 : b->n <= 2));
+                    n_sample += b->n;
+                }
             }
-            CHECK(b->n > 0 && (dynamic ? sum <= 12 : b->n <= 2));
+            CHECK(n_sample == 8 && n_trained == 5);
         }
-        CHECK(n_idle == 3 && n_got == 5 && n_want == 5 &&
-              memcmp(want, got, sizeof *got * 5) == 0);
-    }
+    ml_arena_release(&a);
+}
+
+/* Each bin goes to the rank with the fewest tokens so far. */
+static void bins_are_dealt_to_the_lightest_rank(void) {
+    int64_t len[] = { 9, 8, 4, 3, 2 };
+    int32_t item[] = { 0, 1, 2, 3, 4 };
+    ml_bin bin[5];
+    ml_bins bins = { bin, 5 }, *deal;
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    for (int32_t i = 0; i < 5; i++)
+        bin[i] = (ml_bin){ &item[i], 1 };
+    deal = ml_pack_deal(&a, &bins, len, 2);
+    CHECK(deal[0].n == 3 && *deal[0].bin[1].item == 3 && *deal[0].bin[2].item == 4);
+    CHECK(deal[1].n == 2 && *deal[1].bin[0].item == 1 && *deal[1].bin[1].item == 2);
+    deal = ml_pack_deal(&a, &bins, len, 7);
+    CHECK(deal[4].n == 1 && deal[5].n == 0 && deal[6].n == 0);
     ml_arena_release(&a);
 }
 
@@ -320,6 +349,8 @@ static const ml_test tests[] = {
     { "one step takes all samples of a round", one_step_of_all },
     { "samples without a gradient get micro-batches of their own",
       idle_samples_stand_apart },
+    { "bins are dealt to the rank with the fewest tokens",
+      bins_are_dealt_to_the_lightest_rank },
     { 0 },
 };
 
