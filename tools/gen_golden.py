@@ -59,6 +59,11 @@ MODELS = {
                                  num_key_value_heads=4)),
     "llama_linear": ("llama", dict(rope_parameters=dict(
         rope_type="linear", rope_theta=10000.0, factor=4.0))),
+    "llama4_text": ("llama4_text", dict(
+        num_hidden_layers=3, intermediate_size=20, intermediate_size_mlp=56, num_local_experts=5, num_experts_per_tok=2,
+        moe_layers=[0, 2], no_rope_layers=[1, 0, 1], attention_chunk_size=32, floor_scale=16, attn_scale=0.3,
+        rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+                             high_freq_factor=4.0, original_max_position_embeddings=64))),
     "llama_yarn": ("llama", dict(rope_parameters=dict(
         rope_type="yarn", rope_theta=10000.0, factor=4.0,
         original_max_position_embeddings=128))),
@@ -105,6 +110,11 @@ MODELS = {
         mamba_head_dim=20, ssm_state_size=10, n_groups=2, conv_kernel=4, chunk_size=16,
         n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
         moe_shared_expert_intermediate_size=24, routed_scaling_factor=1.5)),
+    "nemotron_h_latent": ("nemotron_h", dict(
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"], mamba_num_heads=4, mamba_head_dim=12,
+        ssm_state_size=10, n_groups=2, conv_kernel=4, chunk_size=16, n_routed_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=20, moe_latent_size=28, moe_shared_expert_intermediate_size=24,
+        routed_scaling_factor=1.5)),
     "deepseek_v3": ("deepseek_v3", dict(
         **DEEPSEEK_MOE, **MLA, q_lora_rank=20, first_k_dense_replace=1, n_group=4, topk_group=2,
         rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, mscale=1.0, mscale_all_dim=0.8,

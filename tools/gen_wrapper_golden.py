@@ -54,6 +54,22 @@ MODELS = {
         tie_word_embeddings=False, vision_config=QWEN_VISION, **TOKENS)),
 }
 
+MODELS["qwen3_5_moe"] = ("qwen3_5_moe", dict(MODELS["qwen3_5"][1], text_config=dict(
+    MODELS["qwen3_5"][1]["text_config"], num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
+    shared_expert_intermediate_size=24), vision_config=dict(QWEN_VISION, num_position_embeddings=16)))
+MODELS["gemma4"] = ("gemma4", dict(
+    text_config=dict(TEXT, num_hidden_layers=3, num_kv_shared_layers=1, hidden_size_per_layer_input=10,
+                     vocab_size_per_layer_input=83, sliding_window=8, global_head_dim=20,
+                     layer_types=["sliding_attention", "full_attention", "full_attention"]),
+    vision_config=dict(SIGLIP, num_key_value_heads=2, head_dim=8, pooling_kernel_size=2, position_embedding_size=16),
+    audio_config=None, image_token_id=80, audio_token_id=81, video_token_id=82, boi_token_id=77, eoi_token_id=78))
+MODELS["llama4"] = ("llama4", dict(
+    text_config=dict(TEXT, intermediate_size=20, intermediate_size_mlp=56, num_local_experts=4, num_experts_per_tok=1,
+                     interleave_moe_layer_step=2, no_rope_layers=[1, 0], attention_chunk_size=16, floor_scale=16),
+    vision_config=dict(hidden_size=16, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=28,
+                       patch_size=14, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16),
+    image_token_index=80, boi_token_index=78, eoi_token_index=79))
+
 KIMI = dict(TEXT, kv_lora_rank=24, q_lora_rank=20, qk_nope_head_dim=10, qk_rope_head_dim=6, v_head_dim=14,
             num_key_value_heads=4, head_dim=6, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1,
             moe_intermediate_size=20, n_shared_experts=1, first_k_dense_replace=1, tie_word_embeddings=False)

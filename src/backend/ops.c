@@ -36,6 +36,8 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
     [ML_OP_ATTN_CHOSEN] = { "attn-chosen", .save_in = IN(0) | IN(2), .save_out = OUT(1),
                             .grad_in = IN(0) | IN(1) },
     [ML_OP_MOE_SCALE] = { "moe-scale", .save_in = IN(0) | IN(1), .grad_in = IN(0) },
+    [ML_OP_MOE_WEIGH] = { "moe-weigh", .save_in = IN(0) | IN(1) | IN(2), .in_place = IN(0),
+                          .grad_in = IN(0) | IN(1) },
     [ML_OP_LMHEAD] = { "lmhead", .save_in = IN(0), .save_out = OUT(1) | OUT(2) | OUT(3),
                        .grad_in = IN(0) },
 };

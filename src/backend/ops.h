@@ -36,7 +36,8 @@
  *  MOE_ROUTE    logits [n,E]           bias [E]?      weight [n,k] expert i32 [n,k] group
  *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
  *  MOE_LINEAR   x [n*k,K] group        w [E,N,K] b [E,N]?  y [n*k,N]
- *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
+ *  MOE_COMBINE  y [n*k,H] weight? group -             x [n,H]      without weights: sums
+ *  MOE_WEIGH    x [n*k,H] weight group -              y [n*k,H]    rows times their weights
  *  HEAD_LINEAR  x [n,h*K]              w [h,N,K]      y [n,h*N]    one weight per head
  *  CONCAT       a [n,h*A] b [n,h*B]    -              y [n,h*(A+B)]  per head
  *  SLICE        x [n,C]                -              y [n,W]      columns of x
@@ -96,7 +97,8 @@
     X(MOE_SCALE, "moe-scale")                                                              \
     X(LAYERNORM, "layernorm")                                                              \
     X(INDEX, "index")                                                                      \
-    X(ATTN_CHOSEN, "attn-chosen")
+    X(ATTN_CHOSEN, "attn-chosen")                                                          \
+    X(MOE_WEIGH, "moe-weigh")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
@@ -135,6 +137,9 @@ typedef struct ml_rope {
     int32_t dim;       /* rotated part of a head: 2 * number of frequencies */
     const float *freq; /* [dim/2] */
     float scale;       /* factor of both cosine and sine (YaRN) */
+    /* Attention temperature (Llama 4): a further factor that grows with the position,
+     * 1 + temper log(1 + floor((position + 1) / temper_step)); temper_step 0: none. */
+    float temper, temper_step;
 } ml_rope;
 
 /* Scalar attributes of an op; each op reads the group of its name. */
@@ -154,6 +159,9 @@ typedef struct ml_op_attr {
         int32_t n_head, n_kv, head_dim;
         int32_t value_dim; /* head size of v and o; vpage absent: v is a prefix of k */
         int32_t window; /* sliding window: keys a row attends to, itself included; 0: all */
+        /* A row attends to keys from the last multiple of `chunk` on, itself a multiple of
+         * ML_PAGE; 0: from 0 on.  Not together with a window. */
+        int32_t chunk;
         float scale, softcap; /* softcap 0: none */
     } attn;                   /* ATTN_CHOSEN: n_kv 1, no window, no softcap */
     struct {

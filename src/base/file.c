@@ -40,6 +40,16 @@ static ml_status map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
     return ML_OK;
 }
 
+ml_status ml_file_map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
+    ml_status st;
+
+    *out = (ml_file){ 0 };
+    st = map_fd(out, fd, path, err);
+    if (!st)
+        out->path = copy_of(path, strlen(path));
+    return st;
+}
+
 /* Text in memory of its own, released like a mapped file. */
 static ml_status map_text(ml_file *out, const ml_text *t, const char *path, ml_err *err) {
     void *p =
@@ -89,10 +99,8 @@ ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {
         return map_gguf_file(out, path, n, err);
     if (fd < 0)
         return ml_fail(err, ML_EIO, "%s: cannot open: %s", path, strerror(errno));
-    st = map_fd(out, fd, path, err);
+    st = ml_file_map_fd(out, fd, path, err);
     close(fd);
-    if (!st)
-        out->path = copy_of(path, strlen(path));
     return st;
 }
 

@@ -23,6 +23,8 @@ typedef struct ml_file {
 /* Read-only.  An empty file is allowed.  If another process truncates the file in place
  * while it is mapped, the reader gets SIGBUS; replacing it, as ml_out does, is safe. */
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err);
+/* The same for an open file, which the caller closes; path is for messages. */
+ml_status ml_file_map_fd(ml_file *out, int fd, const char *path, ml_err *err);
 /* Whether there is such a file; like ml_file_map, it knows the files of a GGUF model
  * (base/gguf_files.h): MODEL.gguf/config.json etc. */
 bool ml_file_there(const char *path);

@@ -42,6 +42,7 @@ typedef struct ml_config {
     bool chat_check;
     int64_t reward_seed;
     const char *loss_type, *qkv_format;
+    bool gradient_checkpointing, freeze_gate;
     const char *single; /* for flags with only one possible value */
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
@@ -98,6 +99,10 @@ typedef struct ml_config {
         bool truncated, tokens, evals;
         const char *set; /* of evaluations; NULL: all */
     } inspect;
+    struct {
+        const char *path;       /* of the data: io/table.h */
+        ml_string_list columns; /* none: all */
+    } data;
     struct {
         ml_string_list command; /* none: only the machine */
     } doctor;

@@ -246,6 +246,7 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_op
     n->attr.attn.head_dim = o.head_dim;
     n->attr.attn.value_dim = e;
     n->attr.attn.window = o.window;
+    n->attr.attn.chunk = o.chunk;
     n->attr.attn.scale = o.scale;
     n->attr.attn.softcap = o.softcap;
     return out;

@@ -75,6 +75,7 @@ typedef struct ml_attn_opts {
     int32_t value_dim; /* 0: head_dim */
     bool value_in_key; /* v is the prefix of k's head: only keys are stored in KV pages */
     int32_t window;    /* sliding window; 0: none */
+    int32_t chunk;     /* rows attend to keys of their chunk of positions; 0: to all */
     float scale, softcap; /* softcap 0: none */
     const char *sink; /* parameter of attention sinks, one number per query head, or NULL */
     /* NULL: its own KV pages; else shared by all layers with the same k and v. */
@@ -112,6 +113,8 @@ typedef struct ml_moe_opts {
     /* gpt-oss: with biases; all experts in one tensor, with inputs in rows and the gate
      * and up outputs interleaved */
     bool oss_experts;
+    bool transposed;   /* all experts in one tensor, with inputs in rows */
+    bool weigh_inputs; /* routing weights are factors of experts' inputs, not outputs */
     int32_t n_expert, top_k;
     int32_t n_group, top_group; /* experts of the best top_group groups only; 0: all */
     int64_t n_inner;

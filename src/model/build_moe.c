@@ -72,7 +72,7 @@ static int32_t expert_linear(ml_builder *b, const moe *m, int32_t x, const char 
     ml_param w = stack_of(b, m, proj, "weight", n_out);
 
     k.n_in = ml_build_width(b, x);
-    k.transposed = m->o->oss_experts;
+    k.transposed = m->o->oss_experts || m->o->transposed;
     w.n_dim = 2;
     w.shape[1] = k.n_in;
     w.layout = ML_PANELS;
@@ -148,11 +148,23 @@ static int32_t gather(ml_builder *b, const moe *m, int32_t x) {
     return rows;
 }
 
+/* Rows of experts' inputs times the weights of their experts. */
+static int32_t weigh(ml_builder *b, const moe *m, int32_t rows) {
+    ml_node *n = moe_node(b, m, ML_OP_MOE_WEIGH);
+    int32_t out = ml_build_rows(b, m->o->top_k, m->hidden);
+    n->in[0] = rows;
+    n->in[1] = m->weight;
+    n->in[2] = m->group;
+    n->out[0] = out;
+    return out;
+}
+
 static int32_t combine(ml_builder *b, const moe *m, int32_t rows) {
     ml_node *n = moe_node(b, m, ML_OP_MOE_COMBINE);
     int32_t out = ml_build_rows(b, 1, m->hidden);
     n->in[0] = rows;
-    n->in[1] = m->weight;
+    if (!m->o->weigh_inputs)
+        n->in[1] = m->weight;
     n->in[2] = m->group;
     n->out[0] = out;
     return out;
@@ -187,6 +199,8 @@ int32_t ml_build_moe(ml_builder *b, int32_t x, int32_t by, ml_moe_opts o) {
     if (o.expert_scale)
         scale_experts(b, &m);
     rows = gather(b, &m, x);
+    if (o.weigh_inputs)
+        rows = weigh(b, &m, rows);
     act = o.ungated ? ungated(b, &m, rows) : gated(b, &m, rows);
     rows = expert_linear(b, &m, act, o.down ? o.down : "down_proj", m.hidden, down);
     return combine(b, &m, rows);

@@ -51,7 +51,9 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     case ML_OP_ATTN_CHOSEN: return modules & ML_MODULE_CORE_ATTN;
     case ML_OP_RMSNORM: return modules & ML_MODULE_LAYERNORM;
     case ML_OP_LINEAR:
-        return modules & ML_MODULE_MLP && strstr(s->param[n->w[0]].name, ".mlp.");
+        return modules & ML_MODULE_MLP &&
+               (strstr(s->param[n->w[0]].name, ".mlp.") ||
+                strstr(s->param[n->w[0]].name, ".feed_forward."));
     case ML_OP_GLU:
         if (s->node[p->producer[n->in[0]]].op == ML_OP_MOE_LINEAR)
             return modules & (ML_MODULE_MOE | ML_MODULE_MOE_ACT);
@@ -59,6 +61,7 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     case ML_OP_MOE_ROUTE:
     case ML_OP_MOE_SCALE:
     case ML_OP_MOE_GATHER:
+    case ML_OP_MOE_WEIGH:
     case ML_OP_MOE_LINEAR:
     case ML_OP_MOE_COMBINE: return modules & ML_MODULE_MOE;
     default: return false;

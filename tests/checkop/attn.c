@@ -3,6 +3,7 @@
 #include "tests/checkop/checkop.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { MAX_SEQ = 4, SPARE = 3, UNMAPPED = 1 << 24 };
@@ -15,6 +16,7 @@ static const struct variant {
     bool in_key;               /* values are the first e elements of keys */
     bool sink;
     bool bf16; /* pages hold bf16 */
+    int32_t chunk;
 } variants[] = {
     { { 0 }, 2, 1, 16, 0, 0.25f, 0.0f, 1.0f },
     { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f },
@@ -45,6 +47,8 @@ static const struct variant {
     { { 70, 9 }, 4, 2, 24, 0, 0.2f, 0.0f, 2.0f, .e = 40, .bf16 = true },
     { { 130, 3 }, 6, 1, 40, 0, 0.2f, 0.0f, 2.0f, .e = 31, .in_key = true, .bf16 = true },
     { { 1, 90, 17 }, 4, 2, 16, 8, 0.25f, 0.0f, 2.0f, .sink = true, .bf16 = true },
+    { { 5, 200, 16 }, 4, 2, 20, 0, 0.25f, 0.0f, 2.0f, .chunk = 32 },
+    { { 150, 81 }, 2, 1, 16, 0, 0.25f, 0.0f, 2.0f, .chunk = 80, .bf16 = true },
 };
 
 static void fill_nan(ck_case *c, ml_tensor *t) {
@@ -63,6 +67,9 @@ static void name_case(ck_case *c, const struct variant *v, int32_t size) {
     ck_name(c, "len%d.%d.%d.%d-h%d.%d-d%d-w%d-cap%g%s", v->len[0], v->len[1], v->len[2],
             v->len[3], v->n_head, v->n_kv, v->d, v->window, (double)v->softcap,
             v->bf16 ? "-bf16" : "");
+    if (v->chunk)
+        snprintf(c->name + strlen(c->name), sizeof c->name - strlen(c->name), "-chunk%d",
+                 v->chunk);
     if (v->e || v->sink)
         ck_name(c, "len%d.%d.%d-h%d.%d-d%d.%d-w%d%s%s%s", v->len[0], v->len[1], v->len[2],
                 v->n_head, v->n_kv, v->d, size, v->window, v->in_key ? "-in-key" : "",
@@ -96,6 +103,7 @@ static void build(ck_case *c, int i) {
     c->attr.attn.head_dim = v->d;
     c->attr.attn.value_dim = size;
     c->attr.attn.window = v->window;
+    c->attr.attn.chunk = v->chunk;
     c->attr.attn.scale = v->scale;
     c->attr.attn.softcap = v->softcap;
     ck_page_rows(c, v->len, MAX_SEQ);
@@ -144,6 +152,8 @@ static void forward_head(const ck_case *c, ck_ref *r, int64_t first, int64_t t, 
 
     if (c->attr.attn.window && t - first >= c->attr.attn.window)
         first = t - c->attr.attn.window + 1;
+    if (c->attr.attn.chunk)
+        first = t - (t - first) % c->attr.attn.chunk;
     for (int64_t j = first; j <= t; j++)
         m = fmax(m, score(c, q, r->in[1] + (j * n_kv + kv) * d));
     for (int64_t e = 0; e < size; e++)
@@ -187,8 +197,11 @@ static ck_case part_of(const ck_case *c, int32_t i, int32_t first, int32_t n) {
     int32_t *start = ML_NEW(c->arena, int32_t, 4);
     int32_t *page = ML_NEW(c->arena, int32_t, n_page);
     int32_t oldest = window && first >= window ? first - window + 1 : 0;
+    int32_t chunk = c->attr.attn.chunk;
     ck_case p = *c;
 
+    if (chunk)
+        oldest = first / chunk * chunk;
     for (int32_t k = 0; k < n_page; k++) {
         bool seen = k >= oldest / ML_PAGE && k <= (first + n - 1) / ML_PAGE;
         page[k] = seen ? c->rows.page[c->rows.page_start[i] + k] : UNMAPPED;

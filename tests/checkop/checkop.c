@@ -18,11 +18,12 @@
 #define SEED 1 /* of the committed hashes */
 
 static const ck_suite *const suites[] = {
-    &ck_embed,  &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
-    &ck_glu,    &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn,
-    &ck_lmhead, &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
-    &ck_pick,   &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
-    &ck_scale,  &ck_moe_scale, &ck_layernorm,  &ck_index,       &ck_attn_chosen,
+    &ck_embed,     &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
+    &ck_glu,       &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn,
+    &ck_lmhead,    &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
+    &ck_pick,      &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
+    &ck_scale,     &ck_moe_scale, &ck_layernorm,  &ck_index,       &ck_attn_chosen,
+    &ck_moe_weigh,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -40,6 +41,7 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_MOE_GATHER] = { 0, 1e-6, "a copy; backward adds a few rows" },
     [ML_OP_MOE_LINEAR] = { 3e-6, 1e-5, "as linear" },
     [ML_OP_MOE_COMBINE] = { 5e-7, 3e-6, "an FMA per rank; a 16-lane dot product" },
+    [ML_OP_MOE_WEIGH] = { 1e-7, 2e-6, "a product; a 16-lane dot product" },
     [ML_OP_HEAD_LINEAR] = { 3e-6, 1e-5, "as linear" },
     [ML_OP_CONCAT] = { 0, 1e-6, "a copy" },
     [ML_OP_SLICE] = { 0, 1e-6, "a copy" },

@@ -290,14 +290,25 @@ const ck_suite ck_moe_gather = {
 
 /* ---- moe-combine ---- */
 
-static void build_combine(ck_case *c, int i) {
+/* Rows of experts, their weights, or with `sum` none. */
+static const struct variant *build_rows(ck_case *c, int i, bool sum) {
     const struct variant *v = begin(c, i);
 
     c->in[0] = ck_mat((int64_t)v->n * v->k, v->width);
     ck_fill(c, &c->in[0], 1.0f);
-    c->in[1] = ck_mat(v->n, v->k);
-    ck_fill(c, &c->in[1], 1.0f);
+    if (sum)
+        strcat(c->name, "-sum");
+    else
+        c->in[1] = ck_mat(v->n, v->k);
+    if (!sum)
+        ck_fill(c, &c->in[1], 1.0f);
     c->in[2] = random_group(c, v);
+    return v;
+}
+
+/* Case 3 a second time without weights. */
+static void build_combine(ck_case *c, int i) {
+    const struct variant *v = build_rows(c, i < N_VARIANT ? i : 3, i >= N_VARIANT);
     c->out[0] = ck_mat(v->n, v->width);
 }
 
@@ -309,7 +320,8 @@ static void combine_forward(const ck_case *c, ck_ref *r) {
         for (int64_t i = 0; i < width; i++) {
             double sum = 0.0;
             for (int64_t q = 0; q < k; q++)
-                sum += r->in[1][t * k + q] * r->in[0][slot[q] * width + i];
+                sum += (c->in[1].data ? r->in[1][t * k + q] : 1.0) *
+                       r->in[0][slot[q] * width + i];
             r->out[0][t * width + i] = sum;
         }
     }
@@ -317,9 +329,35 @@ static void combine_forward(const ck_case *c, ck_ref *r) {
 
 const ck_suite ck_moe_combine = {
     .op = ML_OP_MOE_COMBINE,
-    .n_case = N_VARIANT,
+    .n_case = N_VARIANT + 1,
     .build = build_combine,
     .forward = combine_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+};
+
+/* ---- moe-weigh ---- */
+
+static void build_weigh(ck_case *c, int i) {
+    build_rows(c, i, false);
+    c->out[0] = ck_mat(c->in[0].shape[0], c->in[0].shape[1]);
+}
+
+static void weigh_forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->out[0].shape[1], k = c->attr.moe.top_k;
+
+    for (int64_t pair = 0; pair < c->rows.n_token * k; pair++) {
+        int64_t slot = slots_of(c, &c->in[2], 0)[pair];
+        for (int64_t i = 0; i < width; i++)
+            r->out[0][slot * width + i] = r->in[1][pair] * r->in[0][slot * width + i];
+    }
+}
+
+const ck_suite ck_moe_weigh = {
+    .op = ML_OP_MOE_WEIGH,
+    .n_case = N_VARIANT,
+    .build = build_weigh,
+    .forward = weigh_forward,
     .ref_out = 1,
     .grad_out = 1,
 };

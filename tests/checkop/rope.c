@@ -6,12 +6,13 @@
 
 static const struct table_variant {
     int32_t n, dim, top; /* positions below top */
-    float scale;
+    float scale, temper, temper_step;
 } table_variants[] = {
     { 0, 8, 10, 1.0f },
     { 1, 2, 1, 1.0f },
     { 9, 34, 5000, 1.0f },
     { 50, 128, 1 << 24, 1.3465735f },
+    { 30, 6, 90, 1.0f, 0.3f, 16.0f },
 };
 
 /* Frequencies as in a model, f32 numbers: base^(-2i/dim) by repeated products. */
@@ -21,15 +22,19 @@ static ml_rope *make_rope(ck_case *c, int32_t dim, float scale) {
 
     for (int32_t i = 0; i < dim / 2; i++, f *= 0.83f)
         freq[i] = f;
-    *rope = (ml_rope){ dim, freq, scale };
+    *rope = (ml_rope){ .dim = dim, .freq = freq, .scale = scale };
     return rope;
 }
 
 static void build_table(ck_case *c, int i) {
     const struct table_variant *v = &table_variants[i];
+    ml_rope *rope;
 
     ck_name(c, "n%d-dim%d-pos%d", v->n, v->dim, v->top);
-    c->attr.rope.rope = make_rope(c, v->dim, v->scale);
+    rope = make_rope(c, v->dim, v->scale);
+    rope->temper = v->temper;
+    rope->temper_step = v->temper_step;
+    c->attr.rope.rope = rope;
     c->rows.n_token = v->n;
     c->rows.pos = ck_ints(c, v->n, v->top);
     c->out[0] = ck_cube(v->n, 2, v->dim / 2);
@@ -39,12 +44,17 @@ static void table_forward(const ck_case *c, ck_ref *r) {
     const ml_rope *rope = c->attr.rope.rope;
     int64_t half = rope->dim / 2;
 
-    for (int64_t t = 0; t < c->rows.n_token; t++)
+    for (int64_t t = 0; t < c->rows.n_token; t++) {
+        double scale = (double)rope->scale;
+        if (rope->temper_step > 0.0f)
+            scale *= 1 + (double)rope->temper *
+                             log1p(floor((c->rows.pos[t] + 1) / (double)rope->temper_step));
         for (int64_t i = 0; i < half; i++) {
             float angle = (float)c->rows.pos[t] * rope->freq[i];
-            r->out[0][2 * t * half + i] = cos((double)angle) * (double)rope->scale;
-            r->out[0][(2 * t + 1) * half + i] = sin((double)angle) * (double)rope->scale;
+            r->out[0][2 * t * half + i] = cos((double)angle) * scale;
+            r->out[0][(2 * t + 1) * half + i] = sin((double)angle) * scale;
         }
+    }
 }
 
 const ck_suite ck_rope_table = {

@@ -294,6 +294,7 @@ static void bf16_is_as_near_as_transformers(void) {
     X(llama_tied)                                                                          \
     X(llama_linear)                                                                        \
     X(llama_yarn)                                                                          \
+    X(llama4_text)                                                                         \
     X(mistral)                                                                             \
     X(qwen2)                                                                               \
     X(qwen3)                                                                               \
@@ -317,7 +318,8 @@ static void bf16_is_as_near_as_transformers(void) {
     X(smollm3)                                                                             \
     X(qwen3_next)                                                                          \
     X(qwen3_5_text)                                                                        \
-    X(nemotron_h)
+    X(nemotron_h)                                                                          \
+    X(nemotron_h_latent)
 
 #define LARGER_MODELS(X)                                                                   \
     X(llama)                                                                               \

@@ -397,6 +397,7 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
 #define MORE_MODELS(X)                                                                     \
     X(phi3)                                                                                \
     X(smollm3)                                                                             \
+    X(llama4_text)                                                                         \
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
     X(gemma4_text)                                                                         \
@@ -410,7 +411,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(glm_moe_dsa)                                                                         \
     X(qwen3_5_text)                                                                        \
     X(qwen3_next)                                                                          \
-    X(nemotron_h)
+    X(nemotron_h)                                                                          \
+    X(nemotron_h_latent)
 
 #define TESTS(name)                                                                        \
     static void f32_##name(void) {                                                         \

@@ -411,6 +411,7 @@ static void replays_sigmoid(void) {
     X(glm4)                                                                                \
     X(phi3)                                                                                \
     X(smollm3)                                                                             \
+    X(llama4_text)                                                                         \
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
     X(glm4_moe)                                                                            \
@@ -422,7 +423,8 @@ static void replays_sigmoid(void) {
     X(glm_moe_dsa)                                                                         \
     X(qwen3_next)                                                                          \
     X(qwen3_5_text)                                                                        \
-    X(nemotron_h)
+    X(nemotron_h)                                                                          \
+    X(nemotron_h_latent)
 
 #define TESTS(name)                                                                        \
     static void forward_##name(void) {                                                     \

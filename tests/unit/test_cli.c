@@ -197,7 +197,8 @@ static const struct {
     { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
     { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
     { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
-    { "train-weights-p2p", ROUND "--update-weight-transfer-mode p2p" },
+    { "train-weights-p2p", ROUND "--save s --rollout-num-engines 1 "
+                                 "--update-weight-transfer-mode p2p" },
     { "train-delta-engines", ROUND "--update-weight-transfer-mode disk-delta" },
     { "train-delta-copy", ROUND "--save s --rollout-num-engines 1 "
                                 "--update-weight-transfer-mode disk-delta" },
@@ -268,6 +269,7 @@ static const struct {
                           "--use-dynamic-batch-size --max-tokens-per-gpu 9" },
     { "train-subsample", TRAIN "--prompt-data d --num-rollout 1 "
                                "--load-debug-rollout-data-subsample 0.5" },
+    { "train-recording", ROUND "--save-debug-rollout-data {rollout_id}.json" },
     { "train-no-end", TRAIN "--prompt-data d" },
     { "train-interval", TRAIN "--prompt-data d --num-rollout 1 --save-interval 1" },
     { "sft-save-hf", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "

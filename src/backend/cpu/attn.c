@@ -15,6 +15,7 @@
 
 typedef struct attn_call {
     const ml_op_args *args;
+    ml_rows rows; /* those of args; a sequence for each chunk where attention has chunks */
     const ml_attn_kern *kern;
     ml_pool *pool;
     ml_attn_job job;
@@ -36,11 +37,39 @@ static int64_t attn_floats(const ml_op_args *a, bool backward) {
 size_t ml_cpu_attn_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
     int64_t floats = attn_floats(a, backward) * ml_pool_size(s->pool);
     int64_t table = a->in[0].shape[0] + 1; /* a batch has no more sequences than tokens */
+    if (a->attr->attn.chunk)
+        table *= 4; /* pieces, and the rows of chunks */
     return (size_t)floats * sizeof(float) + (size_t)table * sizeof(int32_t);
 }
 
+/* Makes each chunk a sequence: rows of different chunks have no keys in common, and the
+ * pages of a chunk follow those of the chunk before. */
+static void attn_cut_chunks(attn_call *c, int32_t chunk) {
+    const ml_rows *whole = c->args->rows;
+    int32_t *seq_start = c->piece_start + whole->n_token + 1;
+    int32_t *page_start = seq_start + whole->n_token + 1;
+    int32_t *pos = page_start + whole->n_token + 1, n = 0;
+
+    for (int32_t i = 0; i < whole->n_seq; i++)
+        for (int32_t row = whole->seq_start[i]; row < whole->seq_start[i + 1]; row++) {
+            int32_t at = whole->pos[row] % chunk;
+            pos[row] = at;
+            if (at != 0 && row != whole->seq_start[i])
+                continue;
+            seq_start[n] = row;
+            page_start[n++] = whole->page_start[i] + (whole->pos[row] - at) / ML_PAGE;
+        }
+    seq_start[n] = whole->n_token;
+    c->rows.n_seq = n;
+    c->rows.seq_start = seq_start;
+    c->rows.page_start = page_start;
+    c->rows.pos = pos;
+}
+
 static attn_call attn_begin(const ml_stream *s, const ml_op_args *a, bool backward) {
-    attn_call c = { .args = a, .kern = ml_cpu(s)->kern->attn, .pool = ml_cpu(s)->pool };
+    attn_call c = {
+        .args = a, .rows = *a->rows, .kern = ml_cpu(s)->kern->attn, .pool = ml_cpu(s)->pool
+    };
     c.job = (ml_attn_job){
         .n_head = a->attr->attn.n_head,
         .n_kv = a->attr->attn.n_kv,
@@ -61,6 +90,8 @@ static attn_call attn_begin(const ml_stream *s, const ml_op_args *a, bool backwa
     c.scratch = a->scratch;
     c.floats = attn_floats(a, backward);
     c.piece_start = (int32_t *)(void *)(c.scratch + ml_pool_size(c.pool) * c.floats);
+    if (a->attr->attn.chunk)
+        attn_cut_chunks(&c, a->attr->attn.chunk);
     return c;
 }
 
@@ -87,7 +118,7 @@ static int64_t attn_fold(int64_t i, int64_t n) {
  * of few rows, one thread takes all heads of a piece, whose keys and values are adjacent
  * in memory. */
 static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
-    const ml_rows *rows = c->args->rows;
+    const ml_rows *rows = &c->rows;
     int64_t n = 0;
     bool few;
 
@@ -105,7 +136,7 @@ static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
 /* The sequence and KV head of unit i; *first is the piece's first position within the
  * sequence. */
 static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
-    const ml_rows *rows = c->args->rows;
+    const ml_rows *rows = &c->rows;
     int64_t n_piece = c->piece_start[rows->n_seq],
             piece = attn_fold(i / c->job.n_kv, n_piece);
     int32_t seq = attn_find(c->piece_start, rows->n_seq, piece);
@@ -186,7 +217,7 @@ static void attn_round_row(const attn_call *c, int64_t row, int64_t page, int64_
 
 static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const attn_call *c = ud;
-    const ml_rows *rows = c->args->rows;
+    const ml_rows *rows = &c->rows;
 
     (void)worker;
     for (int64_t i = begin; i < end; i++) { /* in the order of pieces of one row each */
@@ -248,7 +279,7 @@ static void attn_backward_pieces(void *ud, int64_t begin, int64_t end, int worke
  * when five products of the longest sequence take longer than a thread's equal share of
  * seven. */
 static bool attn_runs_twice(const attn_call *c) {
-    const ml_rows *rows = c->args->rows;
+    const ml_rows *rows = &c->rows;
     double longest = 0.0, sum = 0.0;
 
     for (int32_t i = 0; i < rows->n_seq; i++) {
@@ -271,7 +302,7 @@ static void attn_sink_heads(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t head = begin; head < end; head++)
         c->kern->sink_grad(&c->job, (float *)c->args->dw[0].data + head, (int32_t)head,
-                           c->args->rows->n_token);
+                           c->rows.n_token);
 }
 
 void ml_cpu_attn_backward(ml_stream *s, const ml_op_args *a) {

@@ -49,6 +49,7 @@ ML_CPU_OP(moe_scale)   /* scale.c */
 ML_CPU_OP(layernorm)   /* layernorm.c */
 ML_CPU_OP(index)       /* index.c; backward is a no-op */
 ML_CPU_OP(attn_chosen) /* attn_chosen.c */
+ML_CPU_OP(moe_weigh)   /* moe.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
 

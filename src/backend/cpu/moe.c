@@ -1,4 +1,4 @@
-/* moe.c - MoE routing, dispatch (gather) and combine.
+/* moe.c - MoE routing, dispatch (gather), weights of expert inputs and combine.
  *
  * The expert of rank r of a token is pair token*k + r; the pairs sorted by expert, then
  * token, are the slots (see `group` in ops.h). */
@@ -263,12 +263,13 @@ static void combine_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
     const int32_t *slot = slots_by_pair(a, &a->in[2]);
+    const float *weight = a->in[1].data;
     int64_t width = a->out[0].shape[1], k = a->attr->moe.top_k;
 
     (void)worker;
     for (int64_t t = begin; t < end; t++)
         sum_ranks(j, (float *)a->out[0].data + t * width, a->in[0].data, slot + t * k,
-                  (const float *)a->in[1].data + t * k, width, false);
+                  weight ? weight + t * k : NULL, width, false);
 }
 
 void ml_cpu_moe_combine_forward(ml_stream *s, const ml_op_args *a) {
@@ -294,11 +295,59 @@ static void combine_pairs_back(void *ud, int64_t begin, int64_t end, int worker)
             dweight[i] = a->din_add[1] ? dweight[i] + d : d;
         }
         if (dy)
-            k->axpy(dy + slot[i] * width, weight[i], dx, width, a->din_add[0]);
+            k->axpy(dy + slot[i] * width, weight ? weight[i] : 1.0f, dx, width,
+                    a->din_add[0]);
     }
 }
 
 void ml_cpu_moe_combine_backward(ml_stream *s, const ml_op_args *a) {
     int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
     ml_cpu_split(s, a, n_pair, 2 * a->dout[0].shape[1], combine_pairs_back);
+}
+
+/* ---- weights of expert inputs ---- */
+
+static void weigh_pairs(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    const int32_t *slot = slots_by_pair(a, &a->in[2]);
+    const float *weight = a->in[1].data;
+    int64_t width = a->out[0].shape[1];
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        j->s->kern->row->axpy((float *)a->out[0].data + slot[i] * width, weight[i],
+                              (const float *)a->in[0].data + slot[i] * width, width, false);
+}
+
+void ml_cpu_moe_weigh_forward(ml_stream *s, const ml_op_args *a) {
+    int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+    ml_cpu_split(s, a, n_pair, a->out[0].shape[1], weigh_pairs);
+}
+
+static void weigh_pairs_back(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    const ml_row_kern *k = j->s->kern->row;
+    const int32_t *slot = slots_by_pair(a, &a->in[2]);
+    const float *weight = a->in[1].data;
+    int64_t width = a->dout[0].shape[1];
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const float *dy = (const float *)a->dout[0].data + slot[i] * width;
+        const float *x = (const float *)a->in[0].data + slot[i] * width;
+        float *dx = a->din[0].data, *dweight = a->din[1].data;
+        if (dweight) {
+            float d = k->dot(dy, x, width);
+            dweight[i] = a->din_add[1] ? dweight[i] + d : d;
+        }
+        if (dx)
+            k->axpy(dx + slot[i] * width, weight[i], dy, width, a->din_add[0]);
+    }
+}
+
+void ml_cpu_moe_weigh_backward(ml_stream *s, const ml_op_args *a) {
+    int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+    ml_cpu_split(s, a, n_pair, 2 * a->dout[0].shape[1], weigh_pairs_back);
 }

@@ -1,8 +1,19 @@
 #include "backend/cpu/cpu_priv.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "backend/cpu/math.h"
+
+/* The factor of the cosines and sines of a position. */
+static double table_scale(const ml_rope *rope, float pos) {
+    double scale = (double)rope->scale;
+
+    if (rope->temper_step > 0.0f)
+        scale *= 1.0 + (double)rope->temper *
+                           (double)ml_logf(1.0f + floorf((pos + 1.0f) / rope->temper_step));
+    return scale;
+}
 
 static void table_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
@@ -13,11 +24,12 @@ static void table_rows(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t t = begin; t < end; t++) {
         float *cs = (float *)j->a->out[0].data + t * 2 * half;
         float pos = (float)j->a->rows->pos[t];
+        double scale = table_scale(rope, pos);
         for (int64_t i = 0; i < half; i++) {
             double sine, cosine;
             ml_sincos(&sine, &cosine, pos * rope->freq[i]);
-            cs[i] = (float)(cosine * (double)rope->scale);
-            cs[half + i] = (float)(sine * (double)rope->scale);
+            cs[i] = (float)(cosine * scale);
+            cs[half + i] = (float)(sine * scale);
         }
     }
 }

@@ -168,6 +168,10 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
                       attr->attn.head_dim);
     if (op == ML_OP_ATTN && a->w[0].n_dim)
         return refuse(err, "attention sinks,", attr->attn.n_head);
+    if (op == ML_OP_ATTN && attr->attn.chunk)
+        return refuse(err, "attention in chunks of", attr->attn.chunk);
+    if (op == ML_OP_MOE_COMBINE && !a->in[1].n_dim)
+        return refuse(err, "sums without weights of experts:", attr->moe.n_expert);
     if (op == ML_OP_MOE_ROUTE && attr->moe.n_expert > ML_MOE_EXPERTS)
         return refuse(err, "experts:", attr->moe.n_expert);
     if (op == ML_OP_MOE_ROUTE && attr->moe.top_k > ML_MOE_TOP)
@@ -180,6 +184,9 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "a norm over", attr->norm.width);
     if (op == ML_OP_ROPE_TABLE && attr->rope.rope->dim > 1024)
         return refuse(err, "rotary frequencies in", attr->rope.rope->dim);
+    if (op == ML_OP_ROPE_TABLE && attr->rope.rope->temper_step > 0.0f)
+        return refuse(err, "an attention temperature that changes every",
+                      (long long)attr->rope.rope->temper_step);
     if (op == ML_OP_LMHEAD && w[0] > (int64_t)ML_SPLITS * ML_SPLIT)
         return refuse(err, "a vocabulary of", (long long)w[0]);
     if (backward)

@@ -6,8 +6,6 @@ const ml_flag ml_flags_convert[] = {
       ML_AT(convert.save_hf),
       .value = "DIR",
       .group = "output",
-      .cmds = ML_CMD_CONVERT,
-      .from = ML_FROM_MILES,
       .help = "Directory to write the checkpoint to; created if it does not exist." },
     { .name = "save-gguf",
       .type = ML_FLAG_PATH,
@@ -24,7 +22,7 @@ const ml_flag ml_flags_convert[] = {
       .min = 1,
       .max = 0x1p53,
       .group = "output",
-      .cmds = ML_CMD_CONVERT,
+      .from = ML_FROM_OURS,
       .help = "Start a new safetensors file before the current one exceeds this size." },
     { 0 },
 };

@@ -80,6 +80,16 @@ static bool share_of_nothing(const ml_config *c) {
     return !isnan(c->run.debug.subsample) && !c->run.rollout.load_debug;
 }
 
+static bool ends_in(const char *s, const char *end) {
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && strcmp(s + n - k, end) == 0;
+}
+
+static bool other_recording(const ml_config *c) {
+    const char *path = c->run.rollout.save_debug;
+    return path && !ends_in(path, ".zst") && !ends_in(path, ".pt");
+}
+
 static bool padded_and_dynamic(const ml_config *c) {
     return is(c->qkv_format, "bshd") && c->run.trainer.batch.dynamic;
 }
@@ -311,6 +321,8 @@ const ml_rule ml_rules[] = {
       "--qkv-format bshd uses --micro-batch-size: remove --use-dynamic-batch-size" },
     { "train-subsample", ML_CMD_TRAIN, share_of_nothing,
       "--load-debug-rollout-data-subsample needs --load-debug-rollout-data" },
+    { "train-recording", ML_CMD_TRAIN, other_recording,
+      "--save-debug-rollout-data writes .jsonl.zst or .pt: change the suffix" },
     { "train-no-end", ML_CMD_TRAIN, no_end, NO_END },
     { "train-interval", ML_CMD_TRAIN, interval_without_save, INTERVAL },
     { "sft-save-hf", ML_CMD_SFT, hf_without_save, SAVE_HF },

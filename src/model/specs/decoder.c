@@ -82,12 +82,27 @@ static int32_t heads(ml_builder *b, const ml_decoder *d, int32_t x, const char *
 }
 
 static int32_t norm_heads(ml_builder *b, const ml_decoder *d, int32_t x, const char *name) {
-    if (d->qk_norm == ML_QK_NORM_NONE)
+    if (d->qk_norm == ML_QK_NORM_NONE || d->qk_norm == ML_QK_NORM_ROTATED)
         return x;
     return ml_build_norm(b, x, name, d->eps,
                          d->qk_norm == ML_QK_NORM_HEAD ? d->head_dim
                                                        : (int32_t)ml_build_width(b, x),
                          d->norm_plus_one);
+}
+
+/* Rotates queries and keys, and normalizes them where that follows. */
+static void rotate(ml_builder *b, const ml_decoder *d, const ml_rope *rope, int32_t *q,
+                   int32_t *k) {
+    if (rope) {
+        *q = ml_build_rope(b, *q, rope, d->head_dim, d->rope_interleaved);
+        *k = ml_build_rope(b, *k, rope, d->head_dim, d->rope_interleaved);
+    } else if (d->temper) {
+        *q = ml_build_rope(b, *q, d->temper, d->head_dim, d->rope_interleaved);
+    }
+    if (d->qk_norm != ML_QK_NORM_ROTATED)
+        return;
+    *q = ml_build_norm(b, *q, NULL, d->eps, d->head_dim, false);
+    *k = ml_build_norm(b, *k, NULL, d->eps, d->head_dim, false);
 }
 
 /* The first or second half of each double-width head. */
@@ -109,13 +124,11 @@ int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_
     }
     q = norm_heads(b, d, q, "self_attn.q_norm");
     k = norm_heads(b, d, k, "self_attn.k_norm");
-    if (rope) {
-        q = ml_build_rope(b, q, rope, d->head_dim, d->rope_interleaved);
-        k = ml_build_rope(b, k, rope, d->head_dim, d->rope_interleaved);
-    }
+    rotate(b, d, rope, &q, &k);
     o = ml_build_attn(b, q, k, v,
                       (ml_attn_opts){ .head_dim = d->head_dim,
                                       .window = window,
+                                      .chunk = d->chunk,
                                       .scale = d->scale,
                                       .softcap = d->attn_softcap,
                                       .sink = d->sink });
@@ -158,7 +171,7 @@ int32_t ml_decoder_ffn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_f
     int32_t y, shared;
 
     if (!f->moe)
-        return mlp(b, d, x, "mlp", d->n_inner);
+        return mlp(b, d, x, f->mlp ? f->mlp : "mlp", d->n_inner);
     y = ml_build_moe(b, x, x, *f->moe);
     if (!f->shared)
         return y;
@@ -206,8 +219,18 @@ void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
                   o.logit_softcap);
 }
 
-static const int32_t *windows_from_types(ml_builder *b, int32_t *out, int32_t n_layer,
-                                         int32_t window, const ml_json *types) {
+/* Keys of layers that attend to a part of the keys: their name in layer_types, and the
+ * key of their size. */
+typedef struct part_type {
+    const char *type, *size_key;
+} part_type;
+
+static const part_type sliding_type = { "sliding_attention", "sliding_window" };
+static const part_type chunked_type = { "chunked_attention", "attention_chunk_size" };
+
+static const int32_t *sizes_from_types(ml_builder *b, int32_t *out, int32_t n_layer,
+                                       int32_t size, const part_type *part,
+                                       const ml_json *types) {
     ml_hf_config *c = b->config;
     const ml_json *t = types->child;
 
@@ -218,35 +241,46 @@ static const int32_t *windows_from_types(ml_builder *b, int32_t *out, int32_t n_
         return out;
     }
     for (int32_t i = 0; i < n_layer; i++, t = t->next) {
-        bool sliding = ml_str_is(t->text, "sliding_attention");
+        bool partial = ml_str_is(t->text, part->type);
         if (t->type != ML_JSON_STRING ||
-            (!sliding && !ml_str_is(t->text, "full_attention")))
+            (!partial && !ml_str_is(t->text, "full_attention")))
             ml_hf_config_fail(
                 c, ML_EUNSUP,
                 "%s:%u: \"layer_types\" has \"%.*s\" for layer %d; supported are "
-                "full_attention and sliding_attention",
-                c->path, t->line, (int)t->text.len, t->text.ptr, i);
-        if (sliding && !window)
-            ml_hf_config_fail(
-                c, ML_EFORMAT,
-                "%s:%u: layer %d is sliding_attention but no \"sliding_window\" is set",
-                c->path, t->line, i);
-        out[i] = sliding ? window : 0;
+                "full_attention and %s",
+                c->path, t->line, (int)t->text.len, t->text.ptr, i, part->type);
+        if (partial && !size)
+            ml_hf_config_fail(c, ML_EFORMAT, "%s:%u: layer %d is %s but no \"%s\" is set",
+                              c->path, t->line, i, part->type, part->size_key);
+        out[i] = partial ? size : 0;
     }
+    return out;
+}
+
+static const int32_t *sizes_read(ml_builder *b, int32_t n_layer, int32_t size,
+                                 const part_type *part,
+                                 bool (*partial)(int32_t layer, const void *arg),
+                                 const void *arg) {
+    const ml_json *types = ml_hf_config_get(b->config, "layer_types");
+    int32_t *out = ML_NEW(&b->spec->arena, int32_t, n_layer);
+
+    if (types)
+        return sizes_from_types(b, out, n_layer, size, part, types);
+    for (int32_t i = 0; i < n_layer; i++)
+        out[i] = partial(i, arg) ? size : 0;
     return out;
 }
 
 const int32_t *ml_windows_read(ml_builder *b, int32_t n_layer, int32_t window,
                                bool (*sliding)(int32_t layer, const void *arg),
                                const void *arg) {
-    const ml_json *types = ml_hf_config_get(b->config, "layer_types");
-    int32_t *out = ML_NEW(&b->spec->arena, int32_t, n_layer);
+    return sizes_read(b, n_layer, window, &sliding_type, sliding, arg);
+}
 
-    if (types)
-        return windows_from_types(b, out, n_layer, window, types);
-    for (int32_t i = 0; i < n_layer; i++)
-        out[i] = sliding(i, arg) ? window : 0;
-    return out;
+const int32_t *ml_chunks_read(ml_builder *b, int32_t n_layer, int32_t chunk,
+                              bool (*chunked)(int32_t layer, const void *arg),
+                              const void *arg) {
+    return sizes_read(b, n_layer, chunk, &chunked_type, chunked, arg);
 }
 
 int32_t ml_window_or_none(ml_builder *b, int32_t def) {

@@ -9,8 +9,9 @@
 
 typedef enum ml_qk_norm {
     ML_QK_NORM_NONE,
-    ML_QK_NORM_HEAD, /* per head */
-    ML_QK_NORM_WHOLE /* over all heads as one row */
+    ML_QK_NORM_HEAD,   /* per head */
+    ML_QK_NORM_WHOLE,  /* over all heads as one row */
+    ML_QK_NORM_ROTATED /* per head after rotary, without weights */
 } ml_qk_norm;
 
 typedef struct ml_decoder {
@@ -23,6 +24,10 @@ typedef struct ml_decoder {
     bool mlp_bias;
     ml_qk_norm qk_norm; /* RMSNorm of queries and keys before rotary */
     bool rope_interleaved;
+    /* Attention temperature of layers without a rotary embedding: a rotation by 0, of
+     * queries only; NULL: none. */
+    const ml_rope *temper;
+    int32_t chunk;             /* of attention; 0: none */
     const char *sink;          /* the parameter of attention sinks, or NULL */
     bool attn_gate;            /* q_proj has an output gate next to each head */
     bool fused_qkv, fused_mlp; /* checkpoints store q, k, v and gate, up as one tensor */
@@ -85,10 +90,15 @@ int32_t ml_indexer_choose(ml_builder *b, const ml_mla *m, int32_t x, int32_t lat
 
 int32_t ml_mla_attn(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t x);
 
+/* Which layers have a rotary embedding: no_rope_layers, or all but every
+ * no_rope_layer_interval-th. */
+const bool *ml_rotating_layers_read(ml_builder *b, int32_t n_layer);
+
 /* The feed-forward part of a layer: an MLP, or a mixture of experts, optionally with a
  * shared expert (an MLP for all tokens). */
 typedef struct ml_ffn {
-    const ml_moe_opts *moe;  /* NULL: an MLP "mlp" of width n_inner */
+    const ml_moe_opts *moe;  /* NULL: an MLP of width n_inner */
+    const char *mlp;         /* name of that MLP; NULL: "mlp" */
     const char *shared;      /* name of the shared expert, or NULL */
     int64_t n_shared;        /* its width */
     const char *shared_gate; /* linear layer to one number; its sigmoid scales that MLP */
@@ -176,6 +186,11 @@ int32_t ml_window_or_none(ml_builder *b, int32_t def);
 const int32_t *ml_windows_read(ml_builder *b, int32_t n_layer, int32_t window,
                                bool (*sliding)(int32_t layer, const void *arg),
                                const void *arg);
+
+/* The same for chunked_attention and attention_chunk_size. */
+const int32_t *ml_chunks_read(ml_builder *b, int32_t n_layer, int32_t chunk,
+                              bool (*chunked)(int32_t layer, const void *arg),
+                              const void *arg);
 
 /* True for all layers. */
 bool ml_every_layer(int32_t layer, const void *arg);

@@ -67,9 +67,8 @@ static void build_phi3(ml_builder *b) {
     ml_decoder_model(b, &d, layer, &p, (ml_model_opts){ 0 });
 }
 
-/* no_rope_layers has a 1 for each layer with a rotary embedding; without that key every
- * no_rope_layer_interval-th layer has none. */
-static const bool *read_rotating(ml_builder *b, int32_t n_layer) {
+/* no_rope_layers has a 1 for each layer with a rotary embedding. */
+const bool *ml_rotating_layers_read(ml_builder *b, int32_t n_layer) {
     ml_hf_config *c = b->config;
     const ml_json *list = ml_hf_config_get(c, "no_rope_layers"), *v;
     int64_t every = ml_hf_config_int(c, "no_rope_layer_interval", 4, 1, INT32_MAX), on = 0;
@@ -77,7 +76,7 @@ static const bool *read_rotating(ml_builder *b, int32_t n_layer) {
 
     for (int32_t i = 0; i < n_layer; i++)
         rotates[i] = (i + 1) % every != 0;
-    if (!list)
+    if (!list || (list->type == ML_JSON_ARRAY && list->n == 0))
         return rotates;
     if (list->type != ML_JSON_ARRAY || list->n != n_layer) {
         ml_hf_config_fail(c, ML_EFORMAT,
@@ -111,7 +110,7 @@ static void build_smollm3(ml_builder *b) {
             .n_kv = 4, .eps = 1e-6, .tied = true, .act_key = "hidden_act", .act = "silu" });
     read_biases(b, &d);
     p.rope = read_rope(b, &d, 2e6);
-    p.rotates = read_rotating(b, d.n_layer);
+    p.rotates = ml_rotating_layers_read(b, d.n_layer);
     window = ml_window_or_none(b, 0);
     if (!ml_hf_config_bool(b->config, "use_sliding_window", false))
         window = 0;

@@ -209,8 +209,16 @@ static int32_t mlp(ml_builder *b, const ml_decoder *d, int32_t x, const char *pr
                    ML_SHARD_ROW);
 }
 
+/* The router reads the hidden state; the experts read it, or a projection of it to a
+ * smaller width (latent experts). */
 static int32_t moe(ml_builder *b, const ml_decoder *d, const nemotron *n, int32_t x) {
-    int32_t y = ml_build_moe(b, x, x, n->moe);
+    int32_t y = x;
+
+    if (n->n_latent)
+        y = project(b, x, "mixer.fc1_latent_proj", n->n_latent, d->mlp_bias, ML_SHARD_NONE);
+    y = ml_build_moe(b, y, x, n->moe);
+    if (n->n_latent)
+        y = project(b, y, "mixer.fc2_latent_proj", d->n_hidden, d->mlp_bias, ML_SHARD_NONE);
     return ml_build_add(b, y, mlp(b, d, x, "mixer.shared_experts", n->n_shared));
 }
 
@@ -266,11 +274,6 @@ static void build_nemotron_h(ml_builder *b) {
     read_mamba(b, &x);
     if (any_moe(&x, n_layer))
         read_moe(b, &d, &x);
-    if (x.n_latent)
-        ml_hf_config_fail(c, ML_EUNSUP,
-                          "%s: \"moe_latent_size\" is %lld; experts on a projection of the "
-                          "hidden state are not supported",
-                          c->path, (long long)x.n_latent);
     build_layers(b, &d, &x);
 }
 
