@@ -85,7 +85,7 @@ static ml_status map_gguf_file(ml_file *out, const char *path, size_t n, ml_err 
 
 bool ml_file_there(const char *path) {
     size_t n;
-    return access(path, R_OK) == 0 || ml_gguf_is_file(path, &n);
+    return access(path, F_OK) == 0 || ml_gguf_is_file(path, &n);
 }
 
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "io/dcp.h"
 #include "io/gguf_weights.h"
 #include "io/quant.h"
 #include "io/torch_weights.h"
@@ -99,7 +100,8 @@ static bool ends_in(const char *name, const char *tail) {
 static ml_status open_file(ml_checkpoint *c, const char *path, const char *name,
                            ml_err *err) {
     ml_st_file **file = &c->file[c->n_file];
-    ml_status st = ends_in(name, ".bin")    ? ml_torch_weights_open(file, path, err)
+    ml_status st = c->distributed           ? ml_dcp_weights_open(file, path, err)
+                   : ends_in(name, ".bin")  ? ml_torch_weights_open(file, path, err)
                    : ends_in(name, ".gguf") ? ml_gguf_weights_open(file, path, err)
                                             : ml_st_open(file, path, err);
 
@@ -315,6 +317,7 @@ static ml_checkpoint *new_checkpoint(const char *dir) {
 
 /* With a single file and an index there, transformers reads the single file; so do we. */
 static ml_status open_directory(ml_checkpoint *c, ml_err *err) {
+    ml_text found = { 0 };
     ml_status st = check_directory(c->dir, err);
 
     if (st)
@@ -327,6 +330,12 @@ static ml_status open_directory(ml_checkpoint *c, ml_err *err) {
         return open_single(c, join(c, torch_name), torch_name, err);
     if (is_there(join(c, torch_index_name)))
         return open_index(c, torch_index_name, err);
+    if (ml_dcp_find(&found, c->dir)) {
+        const char *dir = ml_arena_str(&c->arena, found.ptr, found.len);
+        ml_text_release(&found);
+        c->distributed = true;
+        return open_single(c, dir, dir, err);
+    }
     return fail_no_weights(c->dir, err);
 }
 

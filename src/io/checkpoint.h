@@ -30,6 +30,8 @@ typedef struct ml_checkpoint {
     ml_checkpoint_tensor *tensor; /* [n_tensor] */
     int64_t n_tensor;
     bool quantized; /* some tensor is */
+    /* A torch distributed checkpoint (io/dcp.h); Megatron pads the vocabulary there. */
+    bool distributed;
     ml_map by_name; /* index into tensor, by both names */
     ml_arena arena;
 } ml_checkpoint;

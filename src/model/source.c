@@ -107,6 +107,17 @@ bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
     return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
 }
 
+/* `padded`: rows of a vocabulary may follow those of the model. */
+static bool has_shape(const ml_st_tensor *t, const int64_t *shape, int32_t n_dim,
+                      bool padded) {
+    if (t->n_dim != n_dim)
+        return false;
+    for (int32_t i = 0; i < n_dim; i++)
+        if (t->shape[i] != shape[i] && !(i == 0 && padded && t->shape[0] > shape[0]))
+            return false;
+    return true;
+}
+
 static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint *c,
                               ml_err *err) {
     char name[NAME_CAP], want[96], found[96];
@@ -123,7 +134,7 @@ static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint 
     if (!t)
         return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s",
                        c->dir, part ? p->part->name : name, want);
-    if (t->n_dim != n_dim || memcmp(t->shape, shape, sizeof *t->shape * (size_t)n_dim))
+    if (!has_shape(t, shape, n_dim, c->distributed && p->shard == ML_SHARD_VOCAB))
         return ml_fail(err, ML_EFORMAT,
                        "%s: tensor %s has shape %s; config.json requires %s", s.file->path,
                        t->name.ptr, shape_text(t->shape, t->n_dim, found, sizeof found),

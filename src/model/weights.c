@@ -327,7 +327,7 @@ ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *
     dtype = ml_weights_dtype(be, dtype);
     n_tower = st == ML_OK ? ml_weights_tower_count(s, c) : 0;
     if (n_tower)
-        ml_log(ML_LOG_INFO,
+        ml_log(ML_LOG_WARN,
                "%s: a %s model: its text model is used; %lld tensors of other towers are "
                "copied unchanged when the model is saved",
                c->dir, s->inside, (long long)n_tower);

@@ -18,10 +18,17 @@ typedef struct claim {
     const char *key, *other_key; /* of config.json */
 } claim;
 
-/* A member of the document or, in newer files, of its rope_parameters. */
-static const ml_json *member(const ml_json *doc, const char *key) {
+/* A member of the object or, in newer files, of its rope_parameters. */
+static const ml_json *own_member(const ml_json *doc, const char *key) {
     const ml_json *v = key ? ml_json_get(doc, key) : NULL;
     return v || !key ? v : ml_json_get(ml_json_get(doc, "rope_parameters"), key);
+}
+
+/* Of a multimodal model, the text model's sizes are meant. */
+static const ml_json *member(const ml_json *doc, const char *key) {
+    const ml_json *inner = ml_json_get(doc, "text_config");
+    const ml_json *v = inner ? own_member(inner, key) : NULL;
+    return v ? v : own_member(doc, key);
 }
 
 static void hold_against(ml_text *wrong, const claim *c, const ml_json *doc) {
@@ -124,8 +131,10 @@ static bool names_match(const char *said, ml_str type) {
 }
 
 static void check_name(ml_text *wrong, const char *said, const ml_json *doc) {
-    const ml_json *type = ml_json_get(doc, "model_type");
+    const ml_json *type = ml_json_get(doc, "model_type"), *text = member(doc, "model_type");
 
+    if (said && text && text->type == ML_JSON_STRING && names_match(said, text->text))
+        return;
     if (said && type && type->type == ML_JSON_STRING && !names_match(said, type->text))
         ml_text_printf(wrong, "%s--model-name is %s, but config.json has %.*s",
                        wrong->len ? "; " : "", said, (int)type->text.len, type->text.ptr);

@@ -4,6 +4,7 @@
 #include "base/dir.h"
 #include "base/log.h"
 #include "gen/remote.h"
+#include "io/dcp.h"
 #include "run/inputs.h"
 #include "run/run.h"
 #include "train/memory.h"
@@ -36,6 +37,17 @@ static ml_status find_snapshot(ml_train_run *r, const char *dir, int64_t step,
     return ml_snapshot_check(*out, err);
 }
 
+/* A distributed checkpoint of torch or Megatron; NULL: none.  It has weights only. */
+static const char *find_distributed(ml_train_run *r, const char *dir) {
+    ml_text found = { 0 };
+    const char *path = NULL;
+
+    if (dir && ml_dcp_find(&found, dir))
+        path = ml_arena_str(&r->arena, found.ptr, found.len);
+    ml_text_release(&found);
+    return path;
+}
+
 /* Rank 0's path, or NULL, on all ranks. */
 static ml_status share_path(ml_train_run *r, const char **path, ml_err *err) {
     ml_text t = { 0 };
@@ -54,7 +66,12 @@ static ml_status share_path(ml_train_run *r, const char **path, ml_err *err) {
 /* A checkpoint, given as its directory or as a snapshot. */
 static ml_status find_checkpoint(ml_train_run *r, const char *dir, int64_t step,
                                  const char **out, ml_err *err) {
-    ml_status st = find_snapshot(r, dir, step, out, err);
+    ml_status st;
+
+    *out = find_distributed(r, dir);
+    if (*out)
+        return ML_OK;
+    st = find_snapshot(r, dir, step, out, err);
     if (st == ML_OK && !*out)
         *out = dir;
     return st;
@@ -83,7 +100,9 @@ static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) 
     const char *dir = snapshot;
     ml_status st = ML_OK;
 
-    if (!snapshot && o->ref_load)
+    if (!snapshot)
+        dir = find_distributed(r, o->load);
+    if (!dir && o->ref_load)
         st = find_checkpoint(r, o->ref_load, o->ref_step, &dir, err);
     if (st == ML_OK)
         st = load_weights(r, &r->weights, dir, err);
@@ -415,7 +434,7 @@ static ml_status find_start(ml_train_run *r, const char **out, ml_err *err) {
     ml_status st = ML_OK;
 
     *out = NULL;
-    if (o->load && ml_run_ranks_first(&o->ranks))
+    if (o->load && ml_run_ranks_first(&o->ranks) && !find_distributed(r, o->load))
         st = find_snapshot(r, o->load, o->ckpt_step, out, err);
     return st == ML_OK && o->load ? share_path(r, out, err) : st;
 }

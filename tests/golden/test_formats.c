@@ -13,6 +13,7 @@
 #include "base/gguf.h"
 #include "base/json.h"
 #include "io/checkpoint.h"
+#include "io/dcp.h"
 #include "io/gguf_weights.h"
 #include "io/quant.h"
 #include "tests/support/scratch.h"
@@ -399,6 +400,120 @@ static void sharded_bin(void) {
     check_bin(2);
 }
 
+/* --- torch distributed checkpoints ------------------------------------------------ */
+
+/* Every tensor under its flattened name, read along the last dimension. */
+static void compare_dcp(const ml_dcp_tensor *t, const ml_st_tensor *want) {
+    int64_t row = t->n_dim ? t->shape[t->n_dim - 1] : 1;
+    size_t size = 0;
+    char *got = malloc(want->bytes + 1);
+
+    ml_st_size(t->dtype, NULL, 0, &size);
+    CHECK(t->dtype == want->dtype && t->n_dim == want->n_dim);
+    CHECK(!memcmp(t->shape, want->shape, sizeof *t->shape * (size_t)t->n_dim));
+    for (int64_t r = 0; row && r < (int64_t)(want->bytes / size) / row; r++) {
+        int64_t index[ML_ST_DIMS] = { 0 }, rest = r;
+        for (int32_t i = t->n_dim - 2; i >= 0; i--) {
+            index[i] = rest % t->shape[i];
+            rest /= t->shape[i];
+        }
+        ml_dcp_read(t, index, row, got + (size_t)(r * row) * size);
+    }
+    if (memcmp(got, want->data, want->bytes) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s differs", t->name.ptr);
+    free(got);
+}
+
+static void check_dcp(const char *name) {
+    char path[256];
+    ml_dcp *d = NULL;
+    ml_st_file *want;
+    ml_err err = { 0 };
+    int n = 0;
+
+    snprintf(path, sizeof path, ROOT "dcp/%s.golden.safetensors", name);
+    want = open_file(path);
+    snprintf(path, sizeof path, ROOT "dcp/%s", name);
+    if (!want || ml_dcp_open(&d, path, &err) != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        return;
+    }
+    for (int32_t i = 0; i < d->n; i++) {
+        const ml_st_tensor *t = ml_st_find(want, d->tensor[i].name);
+        n += t != NULL;
+        if (t)
+            compare_dcp(&d->tensor[i], t);
+    }
+    CHECK(n == want->n);
+    ml_dcp_close(d);
+    ml_st_close(want);
+}
+
+static void dcp_tensors(void) {
+    check_dcp("single");
+    check_dcp("sharded2");
+}
+
+/* As a checkpoint it has the weights alone, under the names of the release. */
+static void dcp_weights(void) {
+    ml_checkpoint *c = NULL;
+    ml_err err = { 0 };
+
+    CHECK(ml_checkpoint_open(&c, ROOT "dcp/single", &err) == ML_OK);
+    CHECK(c->n_tensor == 6);
+    CHECK(ml_checkpoint_find(c, ml_str_of("model.embed_tokens.weight"), NULL));
+    CHECK(ml_checkpoint_find(c, ml_str_of("lm_head.weight"), NULL));
+    ml_checkpoint_close(c);
+}
+
+/* Megatron's layout: every weight of the release, rounded to bf16. */
+static void compare_release(const ml_checkpoint *got, const ml_checkpoint *want) {
+    for (int64_t i = 0; i < want->n_tensor; i++) {
+        const ml_st_tensor *a = &want->tensor[i].t;
+        const ml_st_tensor *b = ml_checkpoint_find(got, a->name, NULL);
+        int64_t cols = a->shape[a->n_dim - 1], rows = a->n_dim == 2 ? a->shape[0] : 1;
+        const float *x = a->data;
+        float y[512];
+
+        CHECK(a->dtype == ML_ST_F32 && cols <= 512);
+        if (!b || b->n_dim != a->n_dim || b->shape[0] < a->shape[0]) {
+            ml_test_fail(__FILE__, __LINE__, "%s is missing", a->name.ptr);
+            continue;
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            ml_quant_read(b->quant, r * cols, 1, cols, y);
+            for (int64_t k = 0; k < cols; k++)
+                if (y[k] != ml_bf16_to_f32(ml_f32_to_bf16(x[r * cols + k]))) {
+                    ml_test_fail(__FILE__, __LINE__, "%s: row %d differs", a->name.ptr,
+                                 (int)r);
+                    return;
+                }
+        }
+    }
+}
+
+static void check_megatron(const char *name) {
+    char path[1024];
+    ml_checkpoint *got = NULL, *want = NULL;
+    ml_err err = { 0 };
+
+    snprintf(path, sizeof path, "%s/models/%s", ml_test_fixtures(), name);
+    CHECK(ml_checkpoint_open(&want, path, &err) == ML_OK);
+    snprintf(path, sizeof path, "%s/formats/dcp/megatron_%s", ml_test_fixtures(), name);
+    if (ml_checkpoint_open(&got, path, &err) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    else
+        compare_release(got, want);
+    CHECK(got && got->n_tensor == want->n_tensor);
+    ml_checkpoint_close(got);
+    ml_checkpoint_close(want);
+}
+
+static void dcp_megatron(void) {
+    check_megatron("qwen3");
+    check_megatron("qwen3_moe");
+}
+
 /* --- quantized exports ------------------------------------------------------------ */
 
 static void convert(const char *from, const char *to, const char *dtype) {
@@ -496,6 +611,10 @@ static const ml_test tests[] = {
     { "a checkpoint written as GGUF keeps its token ids and logits", gguf_of_directory },
     { "pytorch_model.bin, zip or legacy, gives torch's tensors", single_bin },
     { "shards of pytorch_model.bin give torch's tensors", sharded_bin },
+    { "tensors of torch distributed checkpoints equal torch's", dcp_tensors },
+    { "a torch distributed checkpoint has its weights alone", dcp_weights },
+    { "Megatron's torch_dist layout has the weights of the release", dcp_megatron,
+      .fixtures = "formats/dcp" },
     { "a model rounded to its own format again has the recorded logits", rounded_again,
       120 },
     { "rounding a quantized model to the same format writes the same bytes", rounded_twice,

@@ -22,7 +22,8 @@ static void run(const char *command, const char *dir, const char *more) {
     char line[2048], said[4096];
 
     snprintf(line, sizeof line, "%s --hf-checkpoint %s %s", command, dir, more);
-    if (ml_test_miles(said, sizeof said, line) != 0 || said[0])
+    if (ml_test_miles(said, sizeof said, line) != 0 ||
+        (said[0] && !strstr(said, "tensors of other towers are copied unchanged")))
         ml_test_fail(__FILE__, __LINE__, "miles %s: %s", line, said);
 }
 
