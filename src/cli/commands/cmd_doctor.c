@@ -97,7 +97,6 @@ static ml_status examine_command(const ml_string_list *w, ml_err *err) {
     if (!cmd)
         return ml_fail(err, ML_EUSAGE,
                        "unknown command '%s'; miles --help lists all commands", w->word[0]);
-    fflush(stdout);
     cmd = ml_command_of(cmd, w->n - n_word, (char *const *)(uintptr_t)(w->word + n_word));
     return examine(cmd, w->n - n_word, w->word + n_word, err);
 }
