@@ -39,16 +39,17 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_su
   unit/test_record unit/test_run_dir golden/test_golden golden/test_training)
 
 # What the short tier runs under the address sanitizer.
-CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN))
+CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(RANKS))
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
-  test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log) $(LOAD)
+  test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
+  test_mesh test_run_ranks test_shared_rollout) $(RANKS) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
 ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
-  cli_names cli_program cmd_loss comm conversation cpu data_source debug detok dir_replace file \
+  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file \
   host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
   train_lr train_replay train_sft turn_text weight_delta)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
@@ -80,7 +81,7 @@ define CI_TIER
 $(gate_lines)
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
-$(call tests,300,$(PARITY))
+$(call tests,300,$(PARITY) $(RANKS))
 $(call tests,400,$(CHECKOP))
 60 checkop/coverage $(CHECKOP) --coverage
 $(call load,$(CONFIG),15)
@@ -89,9 +90,14 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
+300 e2e/ranks tests/e2e/ranks.sh $(B)
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
+120 e2e/parquet tests/e2e/train_parquet.sh $(B)
+1200 e2e/miles-compat tests/e2e/miles_compat.py --build $(B)
+60 e2e/miles-scripts tests/e2e/miles_scripts.py --miles $(B)/miles
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
 300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
@@ -111,18 +117,18 @@ define LONG_TIER
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
-$(call tests,900,$(call in_config,clang,$(PARITY) $(CHECKOP) $(UNIT) $(GOLDEN)))
+$(call tests,900,$(call in_config,clang,$(PARITY) $(RANKS) $(CHECKOP) $(UNIT) $(GOLDEN)))
 !1800 asan/build $(SELF) $(ASAN) programs
 900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
 $(call quick_checkop,asan)
 $(call slow_parity,asan)
 $(call load,asan,60,--no-rss)
-$(call tests,1800,$(call sanitized,asan,$(UNIT) $(GOLDEN)))
-!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(PARITY) $(CHECKOP) $(LOAD))
+$(call tests,1800,$(call sanitized,asan,$(UNIT) $(GOLDEN) $(RANKS)))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(PARITY) $(RANKS) $(CHECKOP) $(LOAD))
 $(call quick_checkop,tsan)
 $(call slow_parity,tsan)
 $(call load,tsan,60,--no-rss)
-$(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS)))
+$(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
@@ -135,6 +141,7 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
+1200 diff/torch-dump tools/with-python.sh torch tools/diff_torch_dump.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
@@ -213,7 +220,7 @@ tsan:
 	@$(SELF) $(TSAN) run-all
 
 define ALL_PROGRAMS
-$(call tests,1800,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY))
+$(call tests,1800,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY) $(RANKS))
 endef
 export ALL_PROGRAMS
 run-all: programs
@@ -223,7 +230,7 @@ run-all: programs
 # targets link but do not run, are not.  What is found grows under build/fuzz/corpus; the
 # committed corpus is the seed.
 FUZZ_MAKE := $(SELF) CONFIG=fuzz CC=clang SAN=fuzzer-no-link,address,undefined \
-  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend model engine gen rl serve'
+  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend comm model engine gen rl serve'
 fuzz: fuzz-build
 	@printf '%s\n' $(foreach t,$(FUZZ_TARGETS),'7200 fuzz/$(t) $(MAKE) --no-print-directory $(t)') | \
 	  tools/run-tests.sh
@@ -252,6 +259,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	bench/bench_train.sh $(B)/bench/bench_train || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
+	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \
 	exit $$status
 $(filter-out $(GPU_BENCH:%=%.o),$(BENCH:%=%.o)): | $(B)/deps-bench.ok
 $(B)/deps-bench.ok: tools/check-deps.sh

@@ -3,9 +3,10 @@
 #
 # Get the model and the data (train and test) first:
 #
-#   pip install huggingface_hub pyarrow
+#   pip install huggingface_hub
 #   hf download meta-llama/Llama-3.2-1B-Instruct --local-dir models/Llama-3.2-1B-Instruct
-#   tools/get_gsm8k.py data/gsm8k
+#   hf download openai/gsm8k --repo-type dataset --local-dir data/gsm8k
+#   tools/prepare_data.py gsm8k data/gsm8k
 #
 # The model's licence must be accepted on its page of the Hub, and `hf auth login` run once.
 # Training reads data/gsm8k/train.jsonl; evaluations read data/gsm8k/test.jsonl, which is never trained

@@ -3,9 +3,10 @@
 #
 # Get the model and the data (train and test) first:
 #
-#   pip install huggingface_hub pyarrow
+#   pip install huggingface_hub
 #   hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B
-#   tools/get_gsm8k.py data/gsm8k
+#   hf download openai/gsm8k --repo-type dataset --local-dir data/gsm8k
+#   tools/prepare_data.py gsm8k data/gsm8k
 #
 # Training reads data/gsm8k/train.jsonl; evaluations read data/gsm8k/test.jsonl, which is never trained
 # on.  MODEL, DATA, TEST, RUN and INPUT_KEY name others.  Further flags go last: --dry-run prints the

@@ -5,8 +5,10 @@
 #
 #   pip install huggingface_hub
 #   hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B
-#   hf download zhuzilin/dapo-math-17k --repo-type dataset --local-dir data/dapo-math-17k
-#   hf download zhuzilin/aime-2024 --repo-type dataset --local-dir data/aime-2024
+#   hf download BytedTsinghua-SIA/DAPO-Math-17k --repo-type dataset --local-dir data/dapo
+#   hf download HuggingFaceH4/aime_2024 --repo-type dataset --local-dir data/aime-2024
+#   tools/prepare_data.py dapo data/dapo
+#   tools/prepare_data.py aime data/aime-2024
 #
 # Training reads DAPO-Math-17k; evaluations read AIME 2024, which is never trained on.  MODEL, DATA,
 # TEST, RUN and INPUT_KEY name others.  Further flags go last: --dry-run prints the memory plan.
@@ -15,8 +17,8 @@ set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 miles=${MILES:-$here/miles}
 model=${MODEL:-models/Qwen3-4B}
-data=${DATA:-data/dapo-math-17k/dapo-math-17k.jsonl}
-test=${TEST:-data/aime-2024/aime-2024.jsonl}
+data=${DATA:-data/dapo/train.jsonl}
+test=${TEST:-data/aime-2024/test.jsonl}
 run=${RUN:-runs/Qwen3-4B}
 
 CKPT_ARGS=(
@@ -29,7 +31,7 @@ CKPT_ARGS=(
 )
 ROLLOUT_ARGS=(
   --prompt-data "$data"
-  --input-key "${INPUT_KEY:-prompt}"
+  --input-key "${INPUT_KEY:-messages}"
   --label-key label
   --apply-chat-template
   --rollout-shuffle

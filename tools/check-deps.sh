@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check-deps.sh [--install] GROUP... - are the programs and libraries of these groups here?
 #
-# Groups: build, test, lint, bench, arm.  Without --install it only looks, and names the
+# Groups: build, test, ranks, lint, bench, arm.  Without --install it only looks, and names the
 # packages that are missing; with it, apt-get brings them when this user may run it.
 # shellcheck disable=SC2317 # the checks are called through `need`
 set -u
@@ -70,6 +70,9 @@ for group; do
         need "libzstd-dev$foreign" can_link "$cc" zstd.h zstd
         need "libxxhash-dev$foreign" can_link "$cc" xxhash.h xxhash
         need "zlib1g-dev$foreign" can_link "$cc" zlib.h z
+        need "libsnappy-dev$foreign" can_link "$cc" snappy-c.h snappy
+        need "liblz4-dev$foreign" can_link "$cc" lz4.h lz4
+        need "libbrotli-dev$foreign" can_link "$cc" brotli/decode.h brotlidec
         need "libyaml-dev$foreign" can_link "$cc" yaml.h yaml
         need "libsqlite3-dev$foreign" can_link "$cc" sqlite3.h sqlite3
         ;;
@@ -81,6 +84,10 @@ for group; do
         need zstd have zstd
         need python3 have python3
         need curl have curl
+        ;;
+    ranks) # several processes: mk/mpi.mk
+        need libopenmpi-dev have mpicc
+        need openmpi-bin have mpirun
         ;;
     lint)
         need clang-tidy have clang-tidy
@@ -97,12 +104,15 @@ for group; do
         need libzstd-dev:arm64 can_link aarch64-linux-gnu-gcc zstd.h zstd
         need libxxhash-dev:arm64 can_link aarch64-linux-gnu-gcc xxhash.h xxhash
         need zlib1g-dev:arm64 can_link aarch64-linux-gnu-gcc zlib.h z
+        need libsnappy-dev:arm64 can_link aarch64-linux-gnu-gcc snappy-c.h snappy
+        need liblz4-dev:arm64 can_link aarch64-linux-gnu-gcc lz4.h lz4
+        need libbrotli-dev:arm64 can_link aarch64-linux-gnu-gcc brotli/decode.h brotlidec
         need libyaml-dev:arm64 can_link aarch64-linux-gnu-gcc yaml.h yaml
         need libsqlite3-dev:arm64 can_link aarch64-linux-gnu-gcc sqlite3.h sqlite3
         need qemu-user have qemu-aarch64
         ;;
     *)
-        echo "check-deps: no group called '$group' (build, test, lint, bench, arm)" >&2
+        echo "check-deps: no group called '$group' (build, test, ranks, lint, bench, arm)" >&2
         exit 2
         ;;
     esac

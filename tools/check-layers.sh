@@ -76,6 +76,7 @@ home_of() {
     pcre2.h) REPLY=src/text/regex.c ;;
     utf8proc.h) REPLY=src/text/ ;;
     zstd.h) REPLY=src/io/zst.c ;;
+    zlib.h | snappy-c.h | lz4.h | brotli/*) REPLY=src/io/ ;;
     yaml.h) REPLY=src/io/yaml.c ;;
     sqlite3.h) REPLY=src/rl/record/run_store ;;
     event2/*) REPLY=src/net/ ;;

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/gguf_files.h"
+
 static char *copy_of(const char *s, size_t n) {
     ml_text t = { 0 };
     ml_text_add(&t, s, n);
@@ -38,18 +40,67 @@ static ml_status map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
     return ML_OK;
 }
 
+ml_status ml_file_map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
+    ml_status st;
+
+    *out = (ml_file){ 0 };
+    st = map_fd(out, fd, path, err);
+    if (!st)
+        out->path = copy_of(path, strlen(path));
+    return st;
+}
+
+/* Text in memory of its own, released like a mapped file. */
+static ml_status map_text(ml_file *out, const ml_text *t, const char *path, ml_err *err) {
+    void *p =
+        mmap(NULL, t->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED)
+        return ml_fail(err, ML_ENOMEM, "%s: out of memory for %zu bytes", path, t->len);
+    memcpy(p, t->ptr, t->len);
+    *out = (ml_file){ .path = copy_of(path, strlen(path)), .bytes = { p, t->len } };
+    return ML_OK;
+}
+
+/* A file that a GGUF model would have as a directory; n: the length of the model's path. */
+static ml_status map_gguf_file(ml_file *out, const char *path, size_t n, ml_err *err) {
+    char *model = copy_of(path, n);
+    ml_file file = { 0 };
+    ml_gguf *g = NULL;
+    ml_text text = { 0 };
+    ml_status st = ml_file_map(&file, model, err);
+
+    if (st == ML_OK)
+        st = ml_gguf_parse(&g, file.bytes, model, err);
+    if (st == ML_OK)
+        st = ml_gguf_file(&text, g, path + n + 1, err);
+    if (st == ML_OK)
+        st = map_text(out, &text, path, err);
+    ml_text_release(&text);
+    ml_gguf_free(g);
+    ml_file_unmap(&file);
+    free(model);
+    return st;
+}
+
+bool ml_file_there(const char *path) {
+    size_t n;
+    return access(path, R_OK) == 0 || ml_gguf_is_file(path, &n);
+}
+
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {
     /* Without O_NONBLOCK, opening a FIFO would wait for a writer. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ml_status st;
+    size_t n;
 
     *out = (ml_file){ 0 };
+    if (fd < 0 && errno == ENOTDIR && ml_gguf_is_file(path, &n))
+        return map_gguf_file(out, path, n, err);
     if (fd < 0)
         return ml_fail(err, ML_EIO, "%s: cannot open: %s", path, strerror(errno));
-    st = map_fd(out, fd, path, err);
+    st = ml_file_map_fd(out, fd, path, err);
     close(fd);
-    if (!st)
-        out->path = copy_of(path, strlen(path));
     return st;
 }
 

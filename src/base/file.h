@@ -9,6 +9,7 @@
 #ifndef ML_BASE_FILE_H
 #define ML_BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -22,6 +23,11 @@ typedef struct ml_file {
 /* Read-only.  An empty file is allowed.  If another process truncates the file in place
  * while it is mapped, the reader gets SIGBUS; replacing it, as ml_out does, is safe. */
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err);
+/* The same for an open file, which the caller closes; path is for messages. */
+ml_status ml_file_map_fd(ml_file *out, int fd, const char *path, ml_err *err);
+/* Whether there is such a file; like ml_file_map, it knows the files of a GGUF model
+ * (base/gguf_files.h): MODEL.gguf/config.json etc. */
+bool ml_file_there(const char *path);
 void ml_file_unmap(ml_file *f); /* zero-initialized is allowed */
 
 /* Drops whole pages inside the range from resident memory; they are read from the file

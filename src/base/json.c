@@ -438,16 +438,33 @@ void ml_json_number(ml_text *t, double x) {
     ml_text_printf(t, "%s", text);
 }
 
+/* Bytes from i on that need no escape; a loop over whole blocks becomes vector code. */
+static size_t plain_bytes(ml_str s, size_t i) {
+    enum { BLOCK = 32 };
+    const unsigned char *p = (const unsigned char *)s.ptr;
+    size_t begin = i;
+
+    for (; s.len - i >= BLOCK; i += BLOCK) {
+        unsigned char found = 0;
+        for (size_t k = 0; k < BLOCK; k++)
+            found |=
+                (unsigned char)((p[i + k] < 0x20) | (p[i + k] == '"') | (p[i + k] == '\\'));
+        if (found)
+            break;
+    }
+    while (i < s.len && p[i] >= 0x20 && p[i] != '"' && p[i] != '\\')
+        i++;
+    return i - begin;
+}
+
 void ml_json_quote(ml_text *t, ml_str s) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
     size_t run = 0; /* start of the bytes not yet written */
 
     ml_text_add(t, "\"", 1);
-    for (size_t i = 0; i < s.len; i++) {
+    for (size_t i = plain_bytes(s, 0); i < s.len; i += 1 + plain_bytes(s, i + 1)) {
         unsigned char c = (unsigned char)s.ptr[i];
         const char *hit;
-        if (c >= 0x20 && c != '"' && c != '\\')
-            continue;
         ml_text_add(t, s.ptr + run, i - run);
         run = i + 1;
         hit = c ? strchr(from, c) : NULL;

@@ -33,6 +33,7 @@ ml_cmd_fn ml_cmd_sft;           /* cmd_train.c */
 ml_cmd_fn ml_cmd_train;         /* cmd_train.c */
 ml_cmd_fn ml_cmd_eval;          /* cmd_eval.c */
 ml_cmd_fn ml_cmd_inspect;       /* cmd_inspect.c */
+ml_cmd_fn ml_cmd_data_show;     /* cmd_data_show.c */
 ml_cmd_fn ml_cmd_doctor;        /* cmd_doctor.c */
 ml_cmd_fn ml_cmd_list;          /* cmd_list.c */
 ml_cmd_fn ml_cmd_convert;       /* cmd_convert.c */
@@ -53,6 +54,9 @@ typedef struct ml_command {
 extern const ml_command ml_commands[]; /* ends with an entry without a name */
 
 const ml_command *ml_command_find(const char *name);
+/* The command that a command line means: miles sft, if Miles spells it as a rollout
+ * function of train. */
+const ml_command *ml_command_of(const ml_command *cmd, int argc, char *const *argv);
 /* The command with the most similar name, or NULL if none is similar. */
 const ml_command *ml_command_near(const char *name);
 

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "cli/flags/flag_spelling.h"
+
 /* The most needed flags, and a command line that works with a checkpoint and a data
  * file. */
 
@@ -67,6 +69,8 @@ const ml_command ml_commands[] = {
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
       "      --save runs/sft --save-interval 100" },
     { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "show the samples of a run" },
+    { "data show", ML_CMD_DATA_SHOW, ml_cmd_data_show,
+      "print the rows of data files as JSON lines" },
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,
       "report the hardware; check a command line and its memory" },
     { "reward", ML_CMD_REWARD, ml_cmd_reward, "score recorded samples" },
@@ -105,4 +109,13 @@ int ml_exit_code(ml_status st) {
     case ML_EPEER: return ML_EXIT_PEER;
     default: return ML_EXIT_FAILED;
     }
+}
+
+const ml_command *ml_command_of(const ml_command *cmd, int argc, char *const *argv) {
+    ml_cmd bit = ml_flags_command(cmd->bit, argc, argv);
+
+    for (const ml_command *c = ml_commands; c->name; c++)
+        if (c->bit == bit)
+            return c;
+    return cmd;
 }

@@ -21,6 +21,8 @@ typedef enum ml_dtype_choice {
     ML_DTYPE_F32,
     ML_DTYPE_BF16,
     ML_DTYPE_F16,
+    ML_DTYPE_QUANTIZED, /* and from here on: the formats of ml_quant_to, from its first */
+    ML_DTYPE_Q8_0 = ML_DTYPE_QUANTIZED + 9, /* of GGUF files */
 } ml_dtype_choice;
 
 typedef enum ml_batching {
@@ -40,6 +42,7 @@ typedef struct ml_config {
     bool chat_check;
     int64_t reward_seed;
     const char *loss_type, *qkv_format;
+    bool gradient_checkpointing, freeze_gate;
     const char *single; /* for flags with only one possible value */
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
@@ -48,9 +51,9 @@ typedef struct ml_config {
         ml_batching batching;
     } score;
     struct {
-        const char *save_hf;
-        ml_dtype_choice dtype;
-        int64_t max_shard_bytes; /* 0: keep the sharding */
+        const char *save_hf, *save_gguf; /* one of them */
+        int dtype;                       /* ml_dtype_choice, or a quantization */
+        int64_t max_shard_bytes;         /* 0: keep the sharding */
     } convert;
     struct {
         bool add_special, decode, skip_special;
@@ -96,6 +99,10 @@ typedef struct ml_config {
         bool truncated, tokens, evals;
         const char *set; /* of evaluations; NULL: all */
     } inspect;
+    struct {
+        const char *path;       /* of the data: io/table.h */
+        ml_string_list columns; /* none: all */
+    } data;
     struct {
         ml_string_list command; /* none: only the machine */
     } doctor;

@@ -2,6 +2,7 @@
 
 #include "base/bug.h"
 #include "cli/cli.h"
+#include "cli/flags/flag_family.h"
 
 static const char *const origins[] = {
     [ML_FROM_OURS] = "",
@@ -58,6 +59,27 @@ static void rules_of(ml_text *out, const ml_command *cmd) {
         }
 }
 
+/* The flags that are grouped by the reason why they have no effect. */
+static void families_of(ml_text *out, const ml_command *cmd) {
+    if (!(cmd->bit & ML_CMD_FAMILIES))
+        return;
+    ml_text_printf(out,
+                   "\n### %s: flags of other programs\n\n`--eval-sglang-NAME` stands "
+                   "for `--sglang-NAME` in evaluations; those with an effect are not "
+                   "supported.\n\n| flags | |\n|---|---|\n",
+                   cmd->name);
+    for (const ml_flag_family *f = ml_flag_families; f->prefix; f++) {
+        const char *rest = f->names, *comma = "";
+        ml_str name;
+
+        ml_text_printf(out, "| ");
+        for (; ml_family_next(&rest, &name); comma = ", ")
+            ml_text_printf(out, "%s`--%s%.*s`", comma, f->prefix, (int)name.len, name.ptr);
+        ml_text_printf(out, " | *%s*: %s. |\n",
+                       f->state == ML_FLAG_NOOP ? "ignored" : "not supported", f->why);
+    }
+}
+
 static void command_section(ml_text *out, const ml_command *cmd) {
     ml_flag_list l;
     const char *group = "";
@@ -74,6 +96,7 @@ static void command_section(ml_text *out, const ml_command *cmd) {
         group = l.row[i]->group;
         flag_row(out, l.row[i], ml_flag_from(&l, i));
     }
+    families_of(out, cmd);
     rules_of(out, cmd);
 }
 

@@ -12,7 +12,9 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "cli/cli.h"
+#include "cli/flags/flag_family.h"
 #include "cli/flags/flag_foreign.h"
+#include "cli/flags/flag_spelling.h"
 #include "cli/model_path.h"
 #include "io/yaml.h"
 
@@ -30,6 +32,10 @@ typedef struct parser {
     given given[ML_FLAG_MAX]; /* by flag index */
     const char *file;         /* being read; NULL: the command line */
     ml_text *wrong;           /* one line per error */
+    struct {
+        const char *name, *why;
+    } ignored[ML_FLAG_MAX]; /* flags without effect, in the order of the command line */
+    int n_ignored;
 } parser;
 
 /* ---- errors ---- */
@@ -182,6 +188,16 @@ static const char *join(ml_arena *a, char **word, int n) {
     return all;
 }
 
+static void ignore(parser *p, const char *name, const char *why) {
+    for (int i = 0; i < p->n_ignored; i++)
+        if (strcmp(p->ignored[i].name, name) == 0)
+            return;
+    if (p->n_ignored == ML_FLAG_MAX)
+        return;
+    p->ignored[p->n_ignored].name = name;
+    p->ignored[p->n_ignored++].why = why;
+}
+
 /* Stores a flag and its n words; a bool has none and is set to `on`. */
 static void take(parser *p, int i, const char *name, char **word, int n, bool on) {
     const ml_flag *f = p->flags.row[i];
@@ -196,6 +212,8 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
     else if (p->given[i].name)
         tell_override(p, &p->given[i], &now);
     p->given[i] = now;
+    if (f->state == ML_FLAG_NOOP)
+        ignore(p, ml_arena_printf(&p->c->arena, "--%s", f->name), f->why);
     if (f->state != ML_FLAG_LIVE)
         return;
     while (list && at + 1 < n && ml_flag_set(p->c, f, word[at]))
@@ -205,6 +223,13 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
     else if (list)
         *(ml_string_list *)((char *)p->c + f->at) =
             (ml_string_list){ (const char *const *)word, n };
+}
+
+static void take_of_family(parser *p, const ml_flag_family *f, const char *name) {
+    if (f->state == ML_FLAG_REFUSED)
+        complain(p, "%s is not supported: %s", name, f->why);
+    else
+        ignore(p, name, f->why);
 }
 
 /* The number of words from argv[i] on that are not flags. */
@@ -230,6 +255,19 @@ static int find_row(const parser *p, ml_str name, bool *negated) {
     return at;
 }
 
+static bool has_operands(const parser *p) {
+    int i = 0;
+    while (i < p->flags.n && !p->flags.row[i]->operand)
+        i++;
+    return i < p->flags.n;
+}
+
+/* Scripts also write --name 1 for a flag without a value. */
+static bool truth(const char *word, bool *on) {
+    *on = strcmp(word, "1") == 0 || strcmp(word, "true") == 0;
+    return *on || strcmp(word, "0") == 0 || strcmp(word, "false") == 0;
+}
+
 /* Parses one flag at argv[*i]; moves *i to the last word it used. */
 static void parse_flag(parser *p, int *i, int argc, char **argv) {
     char *word = argv[*i], *eq = strchr(word, '='), *after = eq ? eq + 1 : NULL;
@@ -242,13 +280,19 @@ static void parse_flag(parser *p, int *i, int argc, char **argv) {
     at = find_row(p, name, &negated);
     f = at >= 0 ? p->flags.row[at] : NULL;
     if (!f) {
-        unknown(p, name);
-        *i += eq ? 0 : n; /* skips its values, valid or not */
+        const ml_flag_family *family = ml_family_find(p->cmd, name);
+        if (family)
+            take_of_family(p, family, written);
+        else
+            unknown(p, name);
+        *i += eq ? 0 : n; /* its values, which are valid or not */
     } else if (f->type == ML_FLAG_BOOL && eq) {
         complain(p, "--%s takes no value: write --%s or --no-%s", f->name, f->name,
                  f->name);
     } else if (f->type == ML_FLAG_BOOL) {
-        take(p, at, written, NULL, 0, !negated);
+        bool on = true, says = n > 0 && !has_operands(p) && truth(argv[*i + 1], &on);
+        take(p, at, written, NULL, 0, (says ? on : true) != negated);
+        *i += says;
     } else if (f->type == ML_FLAG_LIST && eq) {
         complain(p, "%s takes a list: write %s A B C", written, written);
     } else if (eq) {
@@ -408,24 +452,21 @@ static void check_rules(parser *p) {
 }
 
 /* Flags with the same reason share a line: a launch script has dozens of them. */
-static void tell_noops(const parser *p) {
-    for (int i = 0; i < p->flags.n; i++) {
-        const ml_flag *f = p->flags.row[i];
+static void tell_ignored(const parser *p) {
+    for (int i = 0; i < p->n_ignored; i++) {
+        const char *why = p->ignored[i].why;
         ml_text names = { 0 };
         int n = 0;
 
-        for (int k = 0; k < p->flags.n && f->state == ML_FLAG_NOOP; k++) {
-            const ml_flag *g = p->flags.row[k];
-            if (!p->given[k].name || g->state != ML_FLAG_NOOP ||
-                strcmp(g->why, f->why) != 0)
+        for (int k = 0; k < p->n_ignored; k++) {
+            if (strcmp(p->ignored[k].why, why) != 0)
                 continue;
             if (k < i)
                 break; /* reported there */
-            ml_text_printf(&names, "%s--%s", n++ ? ", " : "", g->name);
+            ml_text_printf(&names, "%s%s", n++ ? ", " : "", p->ignored[k].name);
         }
         if (n)
-            ml_log(ML_LOG_WARN, "%s %s ignored: %s", names.ptr, n == 1 ? "is" : "are",
-                   f->why);
+            ml_log(ML_LOG_WARN, "%s %s ignored: %s", names.ptr, n == 1 ? "is" : "are", why);
         ml_text_release(&names);
     }
 }
@@ -438,6 +479,11 @@ static int64_t n_core(void) {
     CPU_ZERO(&set);
     n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     return n < ML_POOL_MAX ? n : ML_POOL_MAX;
+}
+
+static bool is_given(const parser *p, const char *name) {
+    int at = ml_flag_list_find(&p->flags, ml_str_of(name));
+    return at >= 0 && p->given[at].name;
 }
 
 static ml_help_asked asks_help(int argc, char **argv) {
@@ -472,10 +518,16 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
         else
             parse_operand(&p, &i, argc, argv);
     }
+    if (cmd & (ML_CMD_SFT | ML_CMD_TRAIN)) {
+        ml_flags_respell(c, is_given(&p, "use-dynamic-batch-size"));
+        ml_flags_check_environment();
+    }
     check_required(&p);
     check_models(&p);
     check_rules(&p);
-    tell_noops(&p);
+    tell_ignored(&p);
+    if (!wrong->len)
+        ml_flags_tell_wandb(&c->run);
     if (!c->run.backend.n_thread)
         c->run.backend.n_thread = (int)n_core();
     c->run.backend.f32 = c->run.dtype == ML_WEIGHT_F32;

@@ -2,6 +2,7 @@
 
 #include "base/bug.h"
 #include "cli/cli.h"
+#include "cli/flags/flag_family.h"
 
 #define HELP_COLUMN 30
 #define HELP_WIDTH 80
@@ -116,6 +117,31 @@ static int first_rows(ml_text *out, const ml_command *cmd, const ml_flag_list *l
     return l->n - n;
 }
 
+/* Prints the families of flags, or counts their names. */
+static int families(ml_text *out, unsigned cmds, bool print) {
+    int n = 0;
+
+    for (const ml_flag_family *f = ml_flag_families; f->prefix; f++) {
+        const char *rest = f->names;
+        ml_text text = { 0 };
+        ml_str name;
+
+        if (!(cmds & ML_CMD_FAMILIES))
+            break;
+        ml_text_printf(&text,
+                       "%s: %s:", f->state == ML_FLAG_NOOP ? "ignored" : "not supported",
+                       f->why);
+        for (; ml_family_next(&rest, &name); n++)
+            ml_text_printf(&text, " --%s%.*s", f->prefix, (int)name.len, name.ptr);
+        if (print) {
+            ml_text_printf(out, "\n%*s", HELP_COLUMN, "");
+            wrap(out, text.ptr);
+        }
+        ml_text_release(&text);
+    }
+    return n;
+}
+
 void ml_help_command(ml_text *out, const ml_command *cmd, bool all) {
     bool few = cmd->first && !all;
     ml_flag_list l;
@@ -126,6 +152,7 @@ void ml_help_command(ml_text *out, const ml_command *cmd, bool all) {
     n_left = few ? first_rows(out, cmd, &l) : rows(out, &l, true);
     if (all)
         rows(out, &l, false);
+    n_left += families(out, cmd->bit, all);
     ml_text_printf(out,
                    "\nValues are written --name VALUE or --name=VALUE; --no-name turns off "
                    "a flag without\na value.  If a flag is repeated, the last one wins.\n");

@@ -8,6 +8,9 @@
 #include "cli/bus_error.h"
 #include "cli/cli.h"
 #include "cli/progress.h"
+#include "cli/rank_log.h"
+#include "comm/share.h"
+#include "comm/world.h"
 
 /* ml_bug has printed the message; the status marks an internal error for scripts. */
 static void on_abort(int sig) {
@@ -15,15 +18,28 @@ static void on_abort(int sig) {
     _exit(ML_EXIT_BUG);
 }
 
+/* The log sink, for the lifetime of the process. */
+typedef struct sink {
+    int level;  /* the most detailed that is written */
+    bool first; /* rank 0 writes to the terminal, others to their file */
+} sink;
+
 static void log_line(void *ud, ml_log_level level, const char *line) {
     static const char *const names[] = { "warning", "info", "debug" };
-    const int *most = ud;
+    const sink *to = ud;
+    ml_text t = { 0 };
 
-    if ((int)level > *most)
+    if ((int)level > to->level)
         return;
-    ml_progress_pause();
-    fprintf(stderr, "miles: %s: %s\n", names[level], line);
-    ml_progress_resume();
+    ml_text_printf(&t, "%s: %s", names[level], line);
+    if (to->first) {
+        ml_progress_pause();
+        fprintf(stderr, "miles: %s\n", t.ptr);
+        ml_progress_resume();
+    } else {
+        ml_rank_log_line(t.ptr);
+    }
+    ml_text_release(&t);
 }
 
 /* Checks that all output was written; otherwise the run has failed. */
@@ -56,18 +72,18 @@ static int wrong_usage(const ml_command *cmd, ml_text *wrong) {
     return ML_EXIT_USAGE;
 }
 
-static int run_command(const ml_command *cmd, int argc, char **argv) {
-    static int log_level = ML_LOG_WARN; /* of the log sink, for the lifetime of the
-                                           process */
+/* Parses the flags and runs the command.  All ranks of a job have the same flags: rank 0
+ * prints what is wrong with them. */
+static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *world,
+                      sink *log) {
     ml_config config;
     ml_err err = { 0 };
     ml_text text = { 0 };
     ml_help_asked help;
     ml_status st;
 
-    ml_log_to(log_line, &log_level);
     if (ml_flags_parse(&config, &help, cmd->bit, argc, argv, &text) != ML_OK) {
-        int code = wrong_usage(cmd, &text);
+        int code = log->first ? wrong_usage(cmd, &text) : ML_EXIT_USAGE;
         ml_config_release(&config);
         ml_text_release(&text);
         return code;
@@ -76,12 +92,36 @@ static int run_command(const ml_command *cmd, int argc, char **argv) {
         ml_help_command(&text, cmd, help == ML_HELP_ALL);
         return print(&text, stdout, ML_EXIT_OK);
     }
-    log_level = config.log_level;
+    log->level = config.log_level;
+    config.run.ranks.world = world;
     st = cmd->run(&config, &err);
-    if (st)
+    if (st && log->first)
         fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
     ml_config_release(&config);
     return finish_output(ml_exit_code(st));
+}
+
+/* Commands that several ranks run together. */
+#define RANKED (ML_CMD_TRAIN | ML_CMD_SFT | ML_CMD_EVAL)
+
+static int run_command(const ml_command *cmd, int argc, char **argv) {
+    static sink log = { ML_LOG_WARN, true };
+    ml_comm *world = NULL;
+    ml_err err = { 0 };
+    ml_status st;
+    int code;
+
+    ml_log_to(log_line, &log);
+    st = cmd->bit & RANKED ? ml_comm_world(&world, &err) : ML_OK;
+    if (st != ML_OK) {
+        fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
+        return ml_exit_code(st);
+    }
+    log.first = ml_comm_is_first(world);
+    code = run_parsed(cmd, argc, argv, ml_comm_size(world) > 1 ? world : NULL, &log);
+    if (world)
+        world->close(world); /* after the message: then mpirun may end the others */
+    return code;
 }
 
 /* The command of the first words, and the number of words of its name. */
@@ -154,8 +194,11 @@ int main(int argc, char **argv) {
     signal(SIGABRT, on_abort);
     signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error of write */
     ml_bus_error_catch();
-    if (cmd)
-        return run_command(cmd, argc - 1 - n_word, argv + 1 + n_word);
+    if (cmd) {
+        argc -= 1 + n_word;
+        argv += 1 + n_word;
+        return run_command(ml_command_of(cmd, argc, argv), argc, argv);
+    }
     if (argc < 2) {
         ml_help_all(&text);
         return print(&text, stderr, ML_EXIT_USAGE);

@@ -66,21 +66,6 @@ static bool hub_id(ml_str *id, ml_str *name, const char *path) {
     return name->len && (!path[n] || address);
 }
 
-static void say_gguf(ml_text *out, const char *flag, const char *path) {
-    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
-    int n_dir = slash ? (int)(slash - path) : 1, n = (int)strlen(file) - 5;
-    const char *dir = slash ? path : ".";
-
-    ml_text_printf(
-        out,
-        "%s '%s': GGUF files are not supported; download the original checkpoint, `hf "
-        "download OWNER/%.*s --local-dir %.*s`, or convert the file, `python3 -c \"from "
-        "transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        "[k.from_pretrained('%.*s', gguf_file='%s').save_pretrained('%.*s') for k in (M, "
-        "T)]\"`, and use %s ./%.*s",
-        flag, path, n, file, n, file, n_dir, dir, file, n, file, flag, n, file);
-}
-
 bool ml_model_path_wrong(ml_text *out, const char *flag, const char *path) {
     ml_text inside = { 0 };
     ml_str id, name;
@@ -88,15 +73,19 @@ bool ml_model_path_wrong(ml_text *out, const char *flag, const char *path) {
     bool there = stat(path, &st) == 0;
     size_t before = out->len;
 
-    if (is_gguf(path) && !(there && S_ISDIR(st.st_mode)))
-        say_gguf(out, flag, path);
-    else if (there && S_ISDIR(st.st_mode) && find_gguf(&inside, path))
-        say_gguf(out, flag, inside.ptr);
-    else if (there && !S_ISDIR(st.st_mode))
+    if (there && S_ISDIR(st.st_mode) && find_gguf(&inside, path))
+        ml_text_printf(out,
+                       "%s '%s' has no config.json; to read the GGUF file in it, give its "
+                       "path: %s %s",
+                       flag, path, flag, inside.ptr);
+    else if (there && !S_ISDIR(st.st_mode) && !is_gguf(path))
         ml_text_printf(out,
                        "%s '%s' is a file: expected the directory of a Hugging Face "
-                       "checkpoint, with config.json and safetensors files",
+                       "checkpoint, with config.json and safetensors files, or a .gguf "
+                       "file",
                        flag, path);
+    else if (!there && is_gguf(path))
+        ml_text_printf(out, "%s '%s': no such file", flag, path);
     else if (!there && hub_id(&id, &name, path))
         ml_text_printf(out,
                        "%s '%s': no such directory, and miles does not download models; "

@@ -258,8 +258,8 @@ static ml_status on(void *self, const ml_loop_event *e, ml_err *err) {
     return ML_OK;
 }
 
-ml_display ml_progress_open(const atomic_int *stop, const char *save) {
-    the.bar = isatty(STDOUT_FILENO) == 1;
+ml_display ml_progress_open(const atomic_int *stop, const char *save, bool lines) {
+    the.bar = !lines && isatty(STDOUT_FILENO) == 1;
     the.began_s = the.round_s = the.spoke_s = ml_clock_s();
     the.stop = stop;
     the.save = save;

@@ -14,8 +14,9 @@
 #include "rl/loop/console.h"
 
 /* There is one standard output, so there is one instance.  When *stop is no longer 0, it
- * reports when the run will end; save: where it is then saved, or NULL. */
-ml_display ml_progress_open(const atomic_int *stop, const char *save);
+ * reports when the run will end; save: where it is then saved, or NULL.  lines: also on a
+ * terminal there is no status line; mpirun shows what it gets as one wherever it writes. */
+ml_display ml_progress_open(const atomic_int *stop, const char *save, bool lines);
 /* Removes the status line. */
 void ml_progress_end(void);
 

@@ -5,13 +5,18 @@
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "io/gguf_weights.h"
 #include "io/quant.h"
+#include "io/torch_weights.h"
 
 static const char single_name[] = "model.safetensors";
 static const char index_name[] = "model.safetensors.index.json";
+static const char torch_name[] = "pytorch_model.bin";
+static const char torch_index_name[] = "pytorch_model.bin.index.json";
 
 static const char *join(ml_checkpoint *c, const char *name) {
     return ml_arena_printf(&c->arena, "%s/%s", c->dir, name);
@@ -37,8 +42,9 @@ static ml_status check_directory(const char *dir, ml_err *err) {
     if (!S_ISDIR(st.st_mode))
         return ml_fail(
             err, ML_EIO,
-            "%s is not a directory; expected the directory with config.json and %s", dir,
-            single_name);
+            "%s is not a directory; expected the directory with config.json and %s, or a "
+            ".gguf file",
+            dir, single_name);
     return ML_OK;
 }
 
@@ -47,9 +53,9 @@ static const char *advice_for(const char *file) {
     static const struct {
         const char *pattern, *advice;
     } rows[] = {
-        { "pytorch_model*.bin", "convert it to safetensors first" },
+        { "pytorch_model*.bin", "only pytorch_model.bin is read without an index" },
         { "*.pth", "convert it to safetensors first" },
-        { "*.gguf", "use the model's safetensors release" },
+        { "*.gguf", "give the path of the .gguf file itself" },
         { "*.safetensors", "only model.safetensors is read without an index" },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -84,8 +90,18 @@ static ml_status fail_no_weights(const char *dir, ml_err *err) {
 
 /* --- files and their tensors --------------------------------------------------- */
 
-static ml_status open_file(ml_checkpoint *c, const char *name, ml_err *err) {
-    ml_status st = ml_st_open(&c->file[c->n_file], join(c, name), err);
+static bool ends_in(const char *name, const char *tail) {
+    size_t n = strlen(name), k = strlen(tail);
+    return n >= k && strcasecmp(name + n - k, tail) == 0;
+}
+
+/* `path` is that of the file or, in a directory, its name. */
+static ml_status open_file(ml_checkpoint *c, const char *path, const char *name,
+                           ml_err *err) {
+    ml_st_file **file = &c->file[c->n_file];
+    ml_status st = ends_in(name, ".bin")    ? ml_torch_weights_open(file, path, err)
+                   : ends_in(name, ".gguf") ? ml_gguf_weights_open(file, path, err)
+                                            : ml_st_open(file, path, err);
 
     if (st)
         return st;
@@ -115,12 +131,13 @@ static ml_status index_tensors(ml_checkpoint *c, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status open_single(ml_checkpoint *c, ml_err *err) {
+static ml_status open_single(ml_checkpoint *c, const char *path, const char *name,
+                             ml_err *err) {
     ml_status st;
 
     c->file = ML_NEW(&c->arena, ml_st_file *, 1);
     c->file_name = ML_NEW(&c->arena, const char *, 1);
-    st = open_file(c, single_name, err);
+    st = open_file(c, path, name, err);
     return st ? st : index_tensors(c, err);
 }
 
@@ -178,7 +195,7 @@ static ml_status open_shards(ml_checkpoint *c, const listing *l, ml_err *err) {
             return ml_fail(err, ML_EFORMAT,
                            "%s: shard %s is missing; the download is incomplete", l->path,
                            l->shard[i]);
-        st = open_file(c, l->shard[i], err);
+        st = open_file(c, join(c, l->shard[i]), l->shard[i], err);
         if (st)
             return st;
     }
@@ -229,8 +246,8 @@ static ml_status read_listing(listing *l, ml_checkpoint *c, ml_str text, ml_aren
     return list_shards(l, c, scratch, err);
 }
 
-static ml_status open_index(ml_checkpoint *c, ml_err *err) {
-    listing l = { .path = join(c, index_name) };
+static ml_status open_index(ml_checkpoint *c, const char *name, ml_err *err) {
+    listing l = { .path = join(c, name) };
     ml_file text = { 0 };
     ml_arena scratch;
     ml_status st;
@@ -296,24 +313,35 @@ static ml_checkpoint *new_checkpoint(const char *dir) {
     return c;
 }
 
+/* With a single file and an index there, transformers reads the single file; so do we. */
+static ml_status open_directory(ml_checkpoint *c, ml_err *err) {
+    ml_status st = check_directory(c->dir, err);
+
+    if (st)
+        return st;
+    if (is_there(join(c, single_name)))
+        return open_single(c, join(c, single_name), single_name, err);
+    if (is_there(join(c, index_name)))
+        return open_index(c, index_name, err);
+    if (is_there(join(c, torch_name)))
+        return open_single(c, join(c, torch_name), torch_name, err);
+    if (is_there(join(c, torch_index_name)))
+        return open_index(c, torch_index_name, err);
+    return fail_no_weights(c->dir, err);
+}
+
 ml_status ml_checkpoint_open(ml_checkpoint **out, const char *dir, ml_err *err) {
     ml_checkpoint *c = new_checkpoint(dir);
-    ml_status st = check_directory(dir, err);
+    struct stat sb;
+    bool gguf = ends_in(dir, ".gguf") && stat(dir, &sb) == 0 && S_ISREG(sb.st_mode);
+    ml_status st = gguf ? open_single(c, dir, dir, err) : open_directory(c, err);
 
-    /* With both there, transformers reads the single file; so do we. */
-    if (st)
-        goto out;
-    if (is_there(join(c, single_name)))
-        st = open_single(c, err);
-    else if (is_there(join(c, index_name)))
-        st = open_index(c, err);
-    else
-        st = fail_no_weights(dir, err);
-    if (!st)
+    if (!st && !gguf)
         st = ml_quant_resolve(c, err);
+    for (int64_t i = 0; !st && gguf && i < c->n_tensor; i++)
+        c->quantized = c->quantized || c->tensor[i].t.quant;
     if (!st)
         st = name_text_tensors(c, err);
-out:
     if (st)
         ml_checkpoint_close(c);
     else

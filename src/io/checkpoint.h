@@ -1,7 +1,8 @@
-/* checkpoint.h - a directory of Hugging Face weights.
+/* checkpoint.h - a directory of Hugging Face weights, or a GGUF file.
  *
- * model.safetensors, or else the shards listed in model.safetensors.index.json.  The
- * index is compared with the shards in both directions, so that a checkpoint that opens
+ * model.safetensors, or else the shards listed in model.safetensors.index.json; or else
+ * pytorch_model.bin or its shards (io/torch_weights.h).  Tensors of a GGUF file have the
+ * names of the Hugging Face release (io/gguf_weights.h).  The index is compared with the shards in both directions, so that a checkpoint that opens
  * is complete: every listed tensor is in the shard that the index names, and no shard has
  * a tensor that is not listed.  Quantized weights appear as the matrices they stand for
  * (io/quant.h).  In a multimodal checkpoint, the tensors of the text model have the names

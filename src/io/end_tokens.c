@@ -1,7 +1,6 @@
 #include "io/end_tokens.h"
 
 #include <stdio.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -44,7 +43,7 @@ static ml_status add_file(ml_end_tokens *t, const char *dir, const char *name,
     ml_status st;
 
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    if (access(path, F_OK) != 0)
+    if (!ml_file_there(path))
         return ML_OK;
     ml_arena_init(&a, "end tokens");
     st = ml_file_map(&f, path, err);

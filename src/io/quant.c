@@ -19,7 +19,8 @@ typedef enum packing {
     WORDS_MIXED, /* words [cols, rows / 8]: along the outputs, in AWQ's order */
 } packing;
 
-struct ml_quant {
+typedef struct codes {
+    ml_quant base;
     packing how;
     int32_t bits; /* of an integer code */
     int64_t rows, cols;
@@ -35,7 +36,7 @@ struct ml_quant {
     int32_t zero_def;    /* the zero point without a tensor of them */
     float factor;        /* of the whole tensor */
     bool divide;         /* by the factor */
-};
+} codes;
 
 /* --- values --------------------------------------------------------------------- */
 
@@ -95,8 +96,7 @@ static int32_t field_of(uint32_t word, int32_t i, int32_t bits) {
 }
 
 /* The integer code of row r, column c of a matrix whose words begin at `code`. */
-static int32_t integer_at(const ml_quant *q, const unsigned char *code, int64_t r,
-                          int64_t c) {
+static int32_t integer_at(const codes *q, const unsigned char *code, int64_t r, int64_t c) {
     int64_t per = 32 / q->bits;
 
     switch (q->how) {
@@ -110,7 +110,7 @@ static int32_t integer_at(const ml_quant *q, const unsigned char *code, int64_t 
 }
 
 /* The zero point of row r in group g. */
-static int32_t zero_at(const ml_quant *q, int64_t r, int64_t g) {
+static int32_t zero_at(const codes *q, int64_t r, int64_t g) {
     int64_t per = 32 / q->bits;
 
     if (!q->zero)
@@ -126,7 +126,7 @@ static int32_t zero_at(const ml_quant *q, int64_t r, int64_t g) {
     return field_of(word_at(q->zero->data, g * (q->rows / 8) + r / 8), awq_nibble(r), 4);
 }
 
-static float scale_at(const ml_quant *q, int64_t m, int64_t r, int64_t g) {
+static float scale_at(const codes *q, int64_t m, int64_t r, int64_t g) {
     if (q->scale_by_group)
         return float_at(q->scale, g * q->rows + r);
     return float_at(q->scale,
@@ -134,7 +134,7 @@ static float scale_at(const ml_quant *q, int64_t m, int64_t r, int64_t g) {
 }
 
 /* Elements [c, c + n) of a row of matrix m, all of one group. */
-static void read_group(const ml_quant *q, int64_t m, int64_t r, int64_t c, int64_t n,
+static void read_group(const codes *q, int64_t m, int64_t r, int64_t c, int64_t n,
                        int64_t g, float *out) {
     const float scale = scale_at(q, m, r, g);
     const int64_t at = (m * q->rows + r) * q->cols + c;
@@ -159,7 +159,7 @@ static void read_group(const ml_quant *q, int64_t m, int64_t r, int64_t c, int64
 }
 
 /* Elements [c, c + n) of row r of matrix m. */
-static void read_row(const ml_quant *q, int64_t m, int64_t r, int64_t c, int64_t n,
+static void read_row(const codes *q, int64_t m, int64_t r, int64_t c, int64_t n,
                      float *out) {
     while (n > 0) {
         int64_t left = q->group ? 1 : q->block_cols - c % q->block_cols;
@@ -173,7 +173,9 @@ static void read_row(const ml_quant *q, int64_t m, int64_t r, int64_t c, int64_t
     }
 }
 
-void ml_quant_read(const ml_quant *q, int64_t at, int64_t step, int64_t n, float *out) {
+static void read_codes(const ml_quant *base, int64_t at, int64_t step, int64_t n,
+                       float *out) {
+    const codes *q = (const codes *)base;
     const int64_t size = q->rows * q->cols, m = at / size, i = at % size;
     const int64_t along = q->transposed ? q->rows : 1;
     int64_t r = q->transposed ? i % q->rows : i / q->cols;
@@ -188,7 +190,7 @@ void ml_quant_read(const ml_quant *q, int64_t at, int64_t step, int64_t n, float
         return;
     }
     for (int64_t k = 0; k < n; k++)
-        ml_quant_read(q, at + k * step, along, 1, out + k);
+        read_codes(base, at + k * step, along, 1, out + k);
 }
 
 /* --- config.json ------------------------------------------------------------------ */
@@ -316,7 +318,7 @@ static int64_t blocks(int64_t n, int64_t size) {
     return (n + size - 1) / size;
 }
 
-static void set_blocks(ml_quant *q, int64_t rows, int64_t cols) {
+static void set_blocks(codes *q, int64_t rows, int64_t cols) {
     q->block_rows = rows;
     q->block_cols = cols;
     q->n_row_block = blocks(q->rows, rows);
@@ -325,26 +327,28 @@ static void set_blocks(ml_quant *q, int64_t rows, int64_t cols) {
 
 /* The weight in place of its codes.  Its dtype is that of the scales where they have one
  * of the dtypes of weights with 16 bits, else bf16. */
-static void put_weight(ml_st_tensor *t, const ml_quant *q, const char *name) {
+static void put_weight(ml_st_tensor *t, const codes *q, const char *name) {
     t->name = ml_str_of(name);
     t->dtype = q->scale->dtype == ML_ST_F16 ? ML_ST_F16 : ML_ST_BF16;
-    t->quant = q;
+    t->quant = &q->base;
     if (t->n_dim == 2) {
         t->shape[0] = q->rows;
         t->shape[1] = q->cols;
     }
 }
 
-static ml_quant *new_quant(resolver *r, packing how, const ml_st_tensor *codes) {
-    ml_quant *q = ML_NEW(&r->c->arena, ml_quant, 1);
-    *q = (ml_quant){ .how = how, .bits = 4, .code = codes->data, .factor = 1.0f };
+static codes *new_quant(resolver *r, packing how, const ml_st_tensor *t) {
+    codes *q = ML_NEW(&r->c->arena, codes, 1);
+    *q = (codes){
+        .base.read = read_codes, .how = how, .bits = 4, .code = t->data, .factor = 1.0f
+    };
     return q;
 }
 
 /* --- formats ---------------------------------------------------------------------- */
 
 /* One scale for all, one for each row, for 1x32 elements (MXFP8), or for each block. */
-static ml_status size_fp8_blocks(const resolver *r, ml_quant *q) {
+static ml_status size_fp8_blocks(const resolver *r, codes *q) {
     const ml_st_tensor *s = q->scale;
     bool exponent = s->dtype == ML_ST_U8 || s->dtype == ML_ST_F8_E8M0;
 
@@ -368,7 +372,7 @@ static ml_status size_fp8_blocks(const resolver *r, ml_quant *q) {
 }
 
 static ml_status resolve_fp8(resolver *r, ml_st_tensor *t, ml_str base, const char *name) {
-    ml_quant *q = new_quant(r, BYTES, t);
+    codes *q = new_quant(r, BYTES, t);
     ml_status st;
 
     q->value = r->e4m3;
@@ -393,7 +397,7 @@ static ml_status resolve_fp8(resolver *r, ml_st_tensor *t, ml_str base, const ch
 /* Codes [rows, cols / 2], an e4m3 scale for 16 elements, and one for the tensor. */
 static ml_status resolve_nvfp4(resolver *r, ml_st_tensor *t, ml_str base, const char *name,
                                const char *whole, bool divide) {
-    ml_quant *q = new_quant(r, NIBBLES, t);
+    codes *q = new_quant(r, NIBBLES, t);
     const ml_st_tensor *all = take(r, base, whole);
 
     q->value = r->e2m1;
@@ -434,7 +438,7 @@ static bool read_shape(const ml_st_tensor *t, int64_t *rows, int64_t *cols) {
 }
 
 /* The group of each column; every one must exist. */
-static ml_status take_groups(resolver *r, ml_quant *q, const ml_st_tensor *g) {
+static ml_status take_groups(resolver *r, codes *q, const ml_st_tensor *g) {
     if (!g)
         return ML_OK;
     if (g->dtype != ML_ST_I32 || count_of(g) != q->cols)
@@ -454,7 +458,7 @@ static ml_status take_groups(resolver *r, ml_quant *q, const ml_st_tensor *g) {
  * columns. */
 static ml_status resolve_packed(resolver *r, ml_st_tensor *t, ml_str base,
                                 const char *name) {
-    ml_quant *q = new_quant(r, WORDS, t);
+    codes *q = new_quant(r, WORDS, t);
     const ml_st_tensor *shape = take(r, base, ".weight_shape");
     const ml_json *scheme = weights_scheme(r), *bits;
     double n_bits = 4;
@@ -493,7 +497,7 @@ static ml_status resolve_packed(resolver *r, ml_st_tensor *t, ml_str base,
 /* gpt-oss: blocks [experts, rows, cols / 32, 16]; the weight is [experts, cols, rows]. */
 static ml_status resolve_mxfp4(resolver *r, ml_st_tensor *t, ml_str base,
                                const char *name) {
-    ml_quant *q = new_quant(r, NIBBLES, t);
+    codes *q = new_quant(r, NIBBLES, t);
 
     q->value = r->e2m1;
     q->scale = take(r, base, "_scales");
@@ -515,7 +519,7 @@ static ml_status resolve_mxfp4(resolver *r, ml_st_tensor *t, ml_str base,
     return ML_OK;
 }
 
-static ml_status check_gptq(const resolver *r, ml_quant *q, const ml_st_tensor *t) {
+static ml_status check_gptq(const resolver *r, codes *q, const ml_st_tensor *t) {
     const ml_st_tensor *s = q->scale, *z = q->zero;
     int64_t groups = s->n_dim == 2 ? s->shape[0] : 0, per = 32 / q->bits;
     bool down = q->how == WORDS_DOWN;
@@ -535,7 +539,7 @@ static ml_status check_gptq(const resolver *r, ml_quant *q, const ml_st_tensor *
 
 static ml_status resolve_gptq(resolver *r, ml_st_tensor *t, ml_str base, const char *name) {
     bool awq = config_says(r, "quant_method", "awq");
-    ml_quant *q = new_quant(r, awq ? WORDS_MIXED : WORDS_DOWN, t);
+    codes *q = new_quant(r, awq ? WORDS_MIXED : WORDS_DOWN, t);
     const ml_st_tensor *order = take(r, base, ".g_idx");
     ml_status st;
 

@@ -27,7 +27,18 @@ bool ml_quant_method_known(const char *method, const char **known);
 /* Replaces the tensors of quantized weights in c->tensor; reads c->dir/config.json. */
 ml_status ml_quant_resolve(ml_checkpoint *c, ml_err *err);
 
+/* How the elements of a tensor are computed that are not stored as they are: codes, views
+ * with strides, tensors in several pieces.  The first member of each reader's own state. */
+typedef void ml_quant_fn(const ml_quant *q, int64_t at, int64_t step, int64_t n,
+                         float *out);
+struct ml_quant {
+    ml_quant_fn *read;
+};
+
 /* Elements at, at + step, ... of a logical tensor, n of them, row-major. */
-void ml_quant_read(const ml_quant *q, int64_t at, int64_t step, int64_t n, float *out);
+static inline void ml_quant_read(const ml_quant *q, int64_t at, int64_t step, int64_t n,
+                                 float *out) {
+    q->read(q, at, step, n, out);
+}
 
 #endif

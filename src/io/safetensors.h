@@ -93,7 +93,13 @@ typedef struct ml_st_file {
     ml_file file;
     ml_map by_name;
     ml_arena arena;
+    /* Of a file in another format, whose header is empty: what its tensors refer to. */
+    void *held;
+    void (*release)(void *held);
 } ml_st_file;
+
+/* An empty list of up to n tensors, for readers of other formats; they fill `tensor`. */
+ml_st_file *ml_st_new(const char *path, int64_t n, ml_st_tensor **tensor);
 
 ml_status ml_st_open(ml_st_file **out, const char *path, ml_err *err);
 /* The same for the bytes of a file in memory; the caller owns them. */

@@ -323,6 +323,14 @@ static ml_st_file *new_file(const char *path) {
     return f;
 }
 
+ml_st_file *ml_st_new(const char *path, int64_t n, ml_st_tensor **tensor) {
+    ml_st_file *f = new_file(path);
+
+    f->tensor = *tensor = ML_NEW(&f->arena, ml_st_tensor, n);
+    ml_map_init(&f->by_name, &f->arena, n);
+    return f;
+}
+
 static ml_status read_header(ml_st_file *f, ml_str image, ml_arena *scratch, ml_err *err) {
     const char *name = ml_arena_printf(scratch, "%s (header)", f->path);
     const ml_json *top;
@@ -381,6 +389,8 @@ void ml_st_close(ml_st_file *f) {
 
     if (!f)
         return;
+    if (f->release)
+        f->release(f->held);
     ml_file_unmap(&f->file);
     a = f->arena;
     ml_arena_release(&a);

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "io/quant.h"
 #include "model/export_files.h"
+#include "model/export_quant.h"
 #include "model/source.h"
 #include "model/tensors.h"
 
@@ -19,6 +20,8 @@ typedef struct item {
     ml_named own; /* param ML_NONE: copied from the source */
     ml_st_dtype dtype;
     int32_t shard;
+    ml_export_codes *codes; /* NULL, or this is part `part` of a quantized weight */
+    int32_t part;
 } item;
 
 typedef struct shard {
@@ -124,9 +127,116 @@ static void list_items(exporter *x) {
             add_new_item(x, i);
 }
 
+/* --- quantized weights ------------------------------------------------------- */
+
+/* The gate of a gated MLP and its up projection have one scale: kernels compute them as one
+ * matrix. */
+static void link_pairs(exporter *x, const ml_map *weights) {
+    static const char gate[] = "gate_proj.weight", up[] = "up_proj.weight";
+
+    for (int32_t i = 0; i < x->n; i++) {
+        const char *name = x->it[i].codes ? x->it[i].codes->own.name : NULL;
+        size_t n = name ? strlen(name) : 0;
+        bool is_gate = n > sizeof gate && !strcmp(name + n - (sizeof gate - 1), gate);
+        bool is_up = !is_gate && n > sizeof up && !strcmp(name + n - (sizeof up - 1), up);
+        size_t base = n - (is_gate ? sizeof gate : sizeof up) + 1;
+        int64_t at;
+
+        if (!is_gate && !is_up)
+            continue;
+        at = ml_map_get(weights,
+                        ml_str_of(ml_arena_printf(&x->arena, "%.*s%s", (int)base, name,
+                                                  is_gate ? up : gate)),
+                        -1);
+        if (at >= 0)
+            x->it[i].codes->pair = &x->it[at].codes->own;
+    }
+}
+
+/* Replaces the items of weights that are quantized by those of their parts. */
+static void quantize_items(exporter *x) {
+    item *all = ML_NEW(&x->arena, item, (size_t)x->n * ML_QUANT_PARTS);
+    ml_map weights;
+    int32_t n = 0;
+
+    ml_map_init(&weights, &x->arena, x->n);
+    for (int32_t i = 0; i < x->n; i++) {
+        ml_export_codes *c = ML_NEW(&x->arena, ml_export_codes, 1);
+        ml_st_tensor *t = ML_NEW(&x->arena, ml_st_tensor, ML_QUANT_PARTS);
+        ml_str name = x->it[i].src->name;
+        int32_t parts;
+
+        if (!ml_export_codes_of(c, x->o->quantize, x->s, &x->it[i].own, name)) {
+            all[n++] = x->it[i];
+            continue;
+        }
+        parts = ml_export_codes_parts(c, name, t, &x->arena);
+        c->own.name = name.ptr;
+        ml_map_add(&weights, name, n);
+        for (int32_t k = 0; k < parts; k++) {
+            all[n] = x->it[i];
+            all[n].src = &t[k];
+            all[n].dtype = t[k].dtype;
+            all[n].codes = c;
+            all[n++].part = k;
+        }
+        x->changed = true;
+    }
+    x->it = all;
+    x->n = n;
+    link_pairs(x, &weights);
+}
+
+/* Names of modules with a matrix that is not quantized. */
+static int32_t list_ignored(exporter *x, const char **out) {
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < x->n; i++) {
+        const item *it = &x->it[i];
+        const char *dot = strrchr(it->src->name.ptr, '.');
+        if (!it->codes && it->src->n_dim == 2 && dot && !strcmp(dot, ".weight"))
+            out[n++] = ml_arena_str(&x->arena, it->src->name.ptr,
+                                    (size_t)(dot - it->src->name.ptr));
+    }
+    return n;
+}
+
+static ml_status describe_quantization(exporter *x, ml_text *config, ml_err *err) {
+    const char **ignored = ML_NEW(&x->arena, const char *, x->n);
+    int32_t n = list_ignored(x, ignored);
+    ml_text file = { 0 };
+    ml_status st = ML_OK;
+
+    if (x->o->quantize == ML_TO_NONE)
+        return ML_OK;
+    ml_export_quant_config(config, x->o->quantize, ignored, n);
+    ml_export_quant_file(&file, x->o->quantize, ignored, n);
+    if (file.len)
+        st = ml_file_replace(in_dir(x, "hf_quant_config.json"),
+                             (ml_str){ file.ptr, file.len }, err);
+    ml_text_release(&file);
+    return st;
+}
+
+static ml_status check_quantized(const exporter *x, ml_err *err) {
+    for (int32_t i = 0; i < x->n; i++)
+        if (x->it[i].codes)
+            return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "%s: --dtype has a format that applies to no weight of this %s model: "
+                   "mxfp4 is for gpt-oss, other formats need rows of whole blocks",
+                   x->from->dir, x->s->family);
+}
+
+/* Files of other formats are lists of tensors without a header (io/checkpoint.h). */
+static bool is_safetensors(const ml_st_file *f) {
+    return f->header.len > 0;
+}
+
 /* Whether the source's index is still valid for the target. */
 static bool index_holds(const exporter *x) {
-    return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed && !x->from->quantized;
+    return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed &&
+           !x->from->quantized && is_safetensors(x->from->file[0]);
 }
 
 static size_t item_bytes(const item *i) {
@@ -142,19 +252,28 @@ static bool layout_kept(const exporter *x, int32_t f) {
     for (int32_t i = 0; i < x->n; i++) {
         if (x->it[i].shard != f)
             continue;
-        if (!x->it[i].file || x->it[i].dtype != x->it[i].src->dtype || x->it[i].src->quant)
+        if (!x->it[i].file || x->it[i].dtype != x->it[i].src->dtype ||
+            x->it[i].src->quant || x->it[i].codes)
             return false;
         n++;
     }
-    return n == x->from->file[f]->n;
+    return n == x->from->file[f]->n && is_safetensors(x->from->file[f]);
+}
+
+static const char *shard_name(exporter *x, int32_t f) {
+    return x->n_shard == 1 ? "model.safetensors"
+                           : ml_arena_printf(&x->arena, "model-%05d-of-%05d.safetensors",
+                                             f + 1, x->n_shard);
 }
 
 static void keep_shards(exporter *x) {
     x->n_shard = x->from->n_file;
     x->shard = ML_NEW(&x->arena, shard, x->n_shard);
     for (int32_t f = 0; f < x->n_shard; f++)
-        x->shard[f] = (shard){ .name = x->from->file_name[f],
-                               .same = layout_kept(x, f) ? x->from->file[f] : NULL };
+        x->shard[f] =
+            (shard){ .name = is_safetensors(x->from->file[f]) ? x->from->file_name[f]
+                                                              : shard_name(x, f),
+                     .same = layout_kept(x, f) ? x->from->file[f] : NULL };
 }
 
 /* The order of modules inside a decoder layer in transformers; parameters follow it. */
@@ -218,10 +337,7 @@ static void split_shards(exporter *x) {
     x->n_shard = at + 1;
     x->shard = ML_NEW(&x->arena, shard, x->n_shard);
     for (int32_t f = 0; f < x->n_shard; f++)
-        x->shard[f].name =
-            x->n_shard == 1 ? "model.safetensors"
-                            : ml_arena_printf(&x->arena, "model-%05d-of-%05d.safetensors",
-                                              f + 1, x->n_shard);
+        x->shard[f].name = shard_name(x, f);
 }
 
 /* --- bytes ------------------------------------------------------------------ */
@@ -256,6 +372,10 @@ static void dequantize(const ml_st_tensor *t, int64_t at, int64_t n, void *out) 
     const int64_t cap = (int64_t)(sizeof piece / sizeof *piece);
     uint16_t *o = out;
 
+    if (t->dtype == ML_ST_F32) {
+        ml_quant_read(t->quant, at, 1, n, out);
+        return;
+    }
     for (int64_t i = 0; i < n; i += cap) {
         int64_t k = n - i < cap ? n - i : cap;
         ml_quant_read(t->quant, at + i, 1, k, piece);
@@ -268,9 +388,9 @@ static void dequantize(const ml_st_tensor *t, int64_t at, int64_t n, void *out) 
 /* Copies a tensor that is not a parameter. */
 static ml_status write_other(ml_st_writer *out, int32_t at, const item *i, ml_err *err) {
     const ml_st_tensor *t = i->src;
-    uint16_t piece[8192];
-    const int64_t n = (int64_t)item_bytes(i) / 2,
-                  cap = (int64_t)(sizeof piece / sizeof *piece);
+    float piece[4096];
+    const size_t size = t->dtype == ML_ST_F32 ? 4 : 2;
+    const int64_t n = (int64_t)(item_bytes(i) / size), cap = 4096;
     ml_status st = ML_OK;
 
     if (!t->quant)
@@ -278,7 +398,7 @@ static ml_status write_other(ml_st_writer *out, int32_t at, const item *i, ml_er
     for (int64_t k = 0; k < n && st == ML_OK; k += cap) {
         int64_t part = n - k < cap ? n - k : cap;
         dequantize(t, k, part, piece);
-        st = ml_st_write(out, at, (size_t)k * 2, piece, (size_t)part * 2, err);
+        st = ml_st_write(out, at, (size_t)k * size, piece, (size_t)part * size, err);
     }
     return st;
 }
@@ -329,8 +449,9 @@ static ml_status write_shard(exporter *x, int32_t f, ml_err *err) {
         return st;
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
         const item *it = item_named(x, t[i].name);
-        st = it->own.param == ML_NONE ? write_other(out, i, it, err)
-                                      : write_param(x, out, i, it, err);
+        st = it->codes ? ml_export_codes_write(it->codes, it->part, x->w, x->s, out, i, err)
+             : it->own.param == ML_NONE ? write_other(out, i, it, err)
+                                        : write_param(x, out, i, it, err);
     }
     if (st == ML_OK)
         return ml_st_commit(out, err);
@@ -407,7 +528,8 @@ static ml_status give_item(exporter *x, const item *i, ml_export_fn *fn, void *u
         return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s", t.bytes,
                        t.name.ptr);
     if (i->own.param == ML_NONE)
-        dequantize(i->src, 0, (int64_t)(t.bytes / 2), x->piece);
+        dequantize(i->src, 0, (int64_t)(t.bytes / (i->dtype == ML_ST_F32 ? 4 : 2)),
+                   x->piece);
     else
         ml_named_read(x->w, x->s, &i->own, 0, ml_named_slices(&i->own).n_slice, to,
                       x->piece);
@@ -429,25 +551,41 @@ ml_status ml_export_each(const ml_weights *w, const ml_spec *s, const ml_checkpo
     return st;
 }
 
+static ml_status plan_files(exporter *x, ml_err *err) {
+    list_items(x);
+    if (x->o->quantize != ML_TO_NONE) {
+        ml_status st;
+        quantize_items(x);
+        st = check_quantized(x, err);
+        if (st != ML_OK)
+            return st;
+    }
+    if (x->o->shard_bytes)
+        split_shards(x);
+    else
+        keep_shards(x);
+    ml_map_init(&x->by_name, &x->arena, x->n);
+    for (int32_t i = 0; i < x->n; i++)
+        ml_map_add(&x->by_name, x->it[i].src->name, i);
+    return ML_OK;
+}
+
 ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
                        const ml_export_opts *o, ml_err *err) {
     exporter x = { .w = w, .s = s, .from = from, .o = o };
+    ml_text quantization = { 0 };
     ml_status st = ml_export_dir(o->dir, err);
 
     ml_arena_init(&x.arena, "export");
-    if (st == ML_OK) {
-        list_items(&x);
-        if (o->shard_bytes)
-            split_shards(&x);
-        else
-            keep_shards(&x);
-        ml_map_init(&x.by_name, &x.arena, x.n);
-        for (int32_t i = 0; i < x.n; i++)
-            ml_map_add(&x.by_name, x.it[i].src->name, i);
-        st = write_weights(&x, err);
-    }
     if (st == ML_OK)
-        st = ml_export_files(from->dir, o, index_holds(&x), err);
+        st = plan_files(&x, err);
+    if (st == ML_OK)
+        st = write_weights(&x, err);
+    if (st == ML_OK)
+        st = describe_quantization(&x, &quantization, err);
+    if (st == ML_OK)
+        st = ml_export_files(from->dir, o, index_holds(&x), quantization.ptr, err);
+    ml_text_release(&quantization);
     free(x.piece);
     ml_arena_release(&x.arena);
     return st;

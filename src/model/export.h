@@ -10,6 +10,7 @@
 #ifndef ML_MODEL_EXPORT_H
 #define ML_MODEL_EXPORT_H
 
+#include "io/quantize.h"
 #include "model/weights.h"
 
 typedef struct ml_export_opts {
@@ -18,6 +19,9 @@ typedef struct ml_export_opts {
     ml_dtype dtype;  /* else: f32, bf16 or f16 for all */
     /* 0: the files of the source; else new shards, split as transformers does */
     int64_t shard_bytes;
+    /* Rounds the weights that the format applies to (model/export_quant.h); others keep
+     * their dtype. */
+    ml_quant_to quantize;
 } ml_export_opts;
 
 /* Called for each tensor of the checkpoint that would be written, in the order of the

@@ -8,12 +8,14 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "base/gguf_files.h"
 #include "base/json.h"
 
 typedef struct copier {
     const char *from;
     const ml_export_opts *o;
     bool index_holds;
+    const char *quantization; /* of the target; NULL: none */
     ml_arena arena;
 } copier;
 
@@ -82,8 +84,8 @@ static edit without(ml_str text, const ml_json *member) {
     return e;
 }
 
-/* The dtype of the weights, and no quantization_config: exported weights have none. */
-static int list_edits(const copier *c, ml_str text, const ml_json *root, edit *out) {
+/* The dtype of the weights, and the target's quantization_config instead of the source's. */
+static int list_edits(copier *c, ml_str text, const ml_json *root, edit *out) {
     static const char *const names[] = {
         [ML_F32] = "\"float32\"", [ML_BF16] = "\"bfloat16\"", [ML_F16] = "\"float16\""
     };
@@ -94,8 +96,15 @@ static int list_edits(const copier *c, ml_str text, const ml_json *root, edit *o
     v = v ? v : ml_json_get(root, "torch_dtype");
     if (v && !c->o->keep_dtype)
         out[n++] = (edit){ v->begin, v->end, names[c->o->dtype] };
-    if ((v = ml_json_get(root, "quantization_config")))
+    v = ml_json_get(root, "quantization_config");
+    if (v && c->quantization)
+        out[n++] = (edit){ v->begin, v->end, c->quantization };
+    else if (v)
         out[n++] = without(text, v);
+    else if (c->quantization && root->child)
+        out[n++] = (edit){ root->begin + 1, root->begin + 1,
+                           ml_arena_printf(&c->arena, "\n  \"quantization_config\": %s,",
+                                           c->quantization) };
     if (inner && inner->type == ML_JSON_OBJECT &&
         (v = ml_json_get(inner, "quantization_config")))
         out[n++] = without(text, v);
@@ -112,7 +121,7 @@ static ml_status write_config(copier *c, ml_err *err) {
     const ml_json *root;
     ml_text t = { 0 };
     ml_file f;
-    edit e[3];
+    edit e[4];
     size_t at = 0;
     int n;
     const char *path = in_dir(c, c->from, "config.json");
@@ -149,11 +158,25 @@ static bool copied(const copier *c, const char *name) {
     return index || !(is_weight_file(name) || is_quantization_file(name));
 }
 
-static ml_status copy_others(copier *c, ml_err *err) {
-    DIR *d = opendir(c->from);
-    struct dirent *e;
+/* The files that a GGUF model has inside. */
+static ml_status copy_inner(copier *c, ml_err *err) {
     ml_status st = ML_OK;
 
+    for (const char *const *f = ml_gguf_file_names; *f && st == ML_OK; f++)
+        if (strcmp(*f, "config.json") != 0)
+            st = copy_file(c, *f, err);
+    return st;
+}
+
+static ml_status copy_others(copier *c, ml_err *err) {
+    DIR *d;
+    struct dirent *e;
+    ml_status st = ML_OK;
+    size_t n;
+
+    if (ml_gguf_is_file(in_dir(c, c->from, "config.json"), &n))
+        return copy_inner(c, err);
+    d = opendir(c->from);
     if (!d)
         return ml_fail(err, ML_EIO, "%s: %s", c->from, strerror(errno));
     while (st == ML_OK && (e = readdir(d)))
@@ -185,8 +208,10 @@ ml_status ml_export_dir(const char *dir, ml_err *err) {
 }
 
 ml_status ml_export_files(const char *from, const ml_export_opts *o, bool index_holds,
-                          ml_err *err) {
-    copier c = { .from = from, .o = o, .index_holds = index_holds };
+                          const char *quantization, ml_err *err) {
+    copier c = {
+        .from = from, .o = o, .index_holds = index_holds, .quantization = quantization
+    };
     ml_status st;
 
     ml_arena_init(&c.arena, "export");

@@ -10,8 +10,8 @@
 ml_status ml_export_dir(const char *dir, ml_err *err);
 
 /* Copies them to o->dir: the index only if index_holds, config.json last and with the new
- * dtype. */
+ * dtype and quantization_config (NULL: none). */
 ml_status ml_export_files(const char *from, const ml_export_opts *o, bool index_holds,
-                          ml_err *err);
+                          const char *quantization, ml_err *err);
 
 #endif

@@ -7,6 +7,7 @@
 #include "base/base64.h"
 #include "base/json_out.h"
 #include "io/zst.h"
+#include "rl/sample_torch.h"
 
 #define MAX_BYTES ((size_t)16 << 30) /* limit of a recorded rollout, uncompressed */
 #define MAX_DIGITS 18                /* of a weight version */
@@ -345,14 +346,20 @@ static void read_status(reader *r, ml_sample *s) {
             s->status = (ml_sample_status)i;
 }
 
+/* A reward is a number, or an object with one (as of Miles' dapo) and further numbers. */
 static void read_reward(reader *r, ml_sample *s) {
-    const ml_json *v = field(r, "reward");
+    const ml_json *v = field(r, "reward"), *parts = field(r, "reward_parts");
+
     s->has_reward = v != NULL;
-    if (v && !ml_json_f64(v, &s->reward))
+    if (v && v->type == ML_JSON_OBJECT) {
+        const ml_json *number = ml_json_get(v, "reward");
+        parts = v;
+        v = number ? number : ml_json_get(v, "score");
+    }
+    if (s->has_reward && (!v || !ml_json_f64(v, &s->reward)))
         complain(r, v, "reward", "a number");
-    v = field(r, "reward_parts");
-    if (v && v->type == ML_JSON_OBJECT)
-        s->n_part = ml_reward_parts_of(s->part, v, NULL);
+    if (parts && parts->type == ML_JSON_OBJECT)
+        s->n_part = ml_reward_parts_of(s->part, parts, NULL);
 }
 
 /* Label and metadata keep their original JSON text. */
@@ -445,24 +452,14 @@ static ml_status read_lines(ml_sample *out, int64_t n, ml_arena *a, ml_str text,
     return ML_OK;
 }
 
-/* torch.save writes zip archives or pickles. */
-static bool is_pickle(const char *path) {
-    size_t n = strlen(path);
-    return n > 3 && strcmp(path + n - 3, ".pt") == 0;
-}
-
 ml_status ml_samples_load(ml_sample **out, int64_t *n, ml_arena *a, const char *path,
                           ml_err *err) {
     ml_text all = { 0 };
     char *text;
     ml_status st;
 
-    if (is_pickle(path))
-        return ml_fail(err, ML_EUNSUP,
-                       "%s: Python pickles are not supported; recorded rollouts are "
-                       "zstd-compressed JSON lines (.jsonl.zst), one per sample: convert "
-                       "it, or record it with --save-debug-rollout-data",
-                       path);
+    if (ml_samples_are_torch(path))
+        return ml_samples_load_torch(out, n, a, path, err);
     st = ml_zst_read(&all, path, MAX_BYTES, err);
     if (st != ML_OK) {
         ml_text_release(&all);

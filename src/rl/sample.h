@@ -70,7 +70,8 @@ ml_status ml_sample_check(const ml_sample *s, int64_t n_vocab, const char *name,
 /* Copies the sample with its arrays and strings into the arena. */
 void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s);
 
-/* Saves a recorded rollout: a line per sample, compressed with zstd. */
+/* Saves a recorded rollout: a line per sample, compressed with zstd.  Loads that, or a file
+ * of torch.save (sample_torch.h). */
 ml_status ml_samples_save(const char *path, const ml_sample *const *s, int64_t n,
                           ml_err *err);
 ml_status ml_samples_load(ml_sample **out, int64_t *n, ml_arena *a, const char *path,

@@ -106,23 +106,43 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     return ml_publisher_disk(&m->publisher, &o, m->run, err);
 }
 
+/* Rank 0 opens prompts, rewards and evaluations, and knows from them what will be
+ * requested of all engines. */
+static ml_status open_rollouts(ml_assembly *m, ml_demand *out, const ml_run_opts *c,
+                               ml_err *err) {
+    int64_t n_rank = ml_run_ranks_size(&c->ranks);
+    ml_status st = ML_OK;
+
+    if (ml_run_ranks_first(&c->ranks)) {
+        st = ml_rollouts_open(&m->rollouts, &m->arena, m->extensions, m->run, c, err);
+        if (st == ML_OK)
+            st = ml_evaluator_open(&m->evaluator, &m->arena, &m->rollouts, m->extensions,
+                                   m->run, c, err);
+        if (st == ML_OK)
+            *out = demand_of(m, c);
+    }
+    if (st == ML_OK && !ml_run_elsewhere(c))
+        st = ml_comm_share(c->ranks.world, out, sizeof *out, err);
+    if (!ml_run_elsewhere(c))
+        out->n_running = (out->n_running + n_rank - 1) / n_rank;
+    return st;
+}
+
 ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
                            const ml_loop_extensions *e, ml_train_run *run, ml_err *err) {
-    ml_demand demand;
+    ml_demand demand = { 0 };
     ml_status st;
 
     *m = (ml_assembly){ .run = run,
                         .extensions = e,
-                        .generates = e && !c->rollout.load_debug };
+                        .publishes = e && !c->rollout.load_debug };
     ml_arena_init(&m->arena, "assembly");
+    m->generates = m->publishes && (ml_run_ranks_first(&c->ranks) || !ml_run_elsewhere(c));
     if (!m->generates)
         return ML_OK;
-    st = ml_rollouts_open(&m->rollouts, &m->arena, e, run, c, err);
-    if (st == ML_OK)
-        st = ml_evaluator_open(&m->evaluator, &m->arena, &m->rollouts, e, run, c, err);
+    st = open_rollouts(m, &demand, c, err);
     if (st != ML_OK)
         return st;
-    demand = demand_of(m, c);
     st = ml_generator_open(&m->generator, run, &demand, c, err);
     if (st == ML_OK && ml_run_elsewhere(c)) /* after the engines were found */
         st = open_disk(m, c, err);
@@ -178,7 +198,7 @@ ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     ml_status st = m->generates ? start_engines(m, c, err) : ML_OK;
     ml_gen_ctx ctx = context_of(m);
 
-    return st == ML_OK && m->generates
+    return st == ML_OK && m->generates && ml_run_ranks_first(&c->ranks)
                ? ml_evaluator_start(&m->evaluator, &m->generator, &ctx, c, err)
                : st;
 }
@@ -215,10 +235,7 @@ static ml_status join_generation(ml_assembly *m, ml_train_loop *loop,
     ctx.work_count = display->answers;
     if (!m->evaluator.queue) /* which has its own thread */
         m->evaluator.evals.gen_ctx.work_count = display->answers;
-    loop->generator = &m->generator;
-    loop->publisher = m->publisher;
     loop->eval = eval_driver_of(m, c);
-    loop->publish_interval = c->mode.update_interval;
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->prefetch = c->mode.async;
@@ -243,8 +260,10 @@ static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts
     return ml_rollout_with_hooks(&m->hooks);
 }
 
-ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_display *display,
-                           const ml_run_opts *c, ml_err *err) {
+/* The rollout of rank 0. */
+static ml_status join_rollout(ml_assembly *m, ml_train_loop *loop,
+                              const ml_display *display, const ml_run_opts *c,
+                              ml_err *err) {
     ml_prompt_feed feed = ml_train_run_feed(m->run);
     ml_status st = ML_OK;
 
@@ -262,5 +281,22 @@ ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_display
     else
         loop->rollout = ml_rollout_replay(&m->replay);
     loop->rollout = with_hooks(m, loop->rollout, c);
+    return st;
+}
+
+ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_display *display,
+                           const ml_run_opts *c, ml_err *err) {
+    ml_status st = ML_OK;
+
+    loop->generator = m->generates ? &m->generator : NULL;
+    loop->publisher = m->publisher;
+    loop->publishes = m->publishes;
+    loop->publish_interval = m->publishes ? c->mode.update_interval : 0;
+    if (ml_run_ranks_first(&c->ranks))
+        st = join_rollout(m, loop, display, c, err);
+    if (ml_run_ranks_size(&c->ranks) == 1)
+        return st;
+    m->shared = (ml_shared_rollout){ c->ranks.world, loop->rollout };
+    loop->rollout = ml_rollout_shared(&m->shared);
     return st;
 }

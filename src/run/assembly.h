@@ -7,6 +7,7 @@
 
 #include "rl/loop/console.h"
 #include "rl/rollout/rollout_hooks.h"
+#include "rl/rollout/shared.h"
 #include "run/evaluator.h"
 #include "run/publisher.h"
 #include "run/rollouts.h"
@@ -15,10 +16,12 @@
 typedef struct ml_assembly {
     ml_train_run *run;
     const ml_loop_extensions *extensions; /* NULL: supervised fine-tuning */
-    bool generates;                       /* false: that, or recorded rollouts */
+    bool generates; /* false: that, or recorded rollouts, or other ranks do */
+    bool publishes; /* some rank generates */
     ml_sft_rollout sft;
     ml_replay_rollout replay;
-    ml_rollout_hooks hooks; /* around the rollout */
+    ml_rollout_hooks hooks;   /* around the rollout */
+    ml_shared_rollout shared; /* around both, if there are several ranks */
     ml_arena arena;
     ml_rollouts rollouts;
     ml_evaluator evaluator;

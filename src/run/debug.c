@@ -129,6 +129,11 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
     ml_status st;
 
     ml_arena_init(&d->arena, "the observers of a run");
+    if (!ml_run_ranks_first(&c->ranks)) { /* rank 0 records, checks and decides */
+        observe(d, display->progress.self, display->progress.on);
+        run->observers = (ml_observers){ d->at, d->n };
+        return ML_OK;
+    }
     loop->exit_after = c->debug.exit_after;
     loop->sentinel = c->debug.sentinel;
     share_count(run, display->micro);

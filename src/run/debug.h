@@ -46,7 +46,8 @@ typedef struct ml_train_debug {
 /* --train-env-vars, before anything starts: a JSON object. */
 ml_status ml_train_set_variables(const char *json, ml_err *err);
 
-/* Opens the observers of the started run, and sets the loop's debugging options. */
+/* Opens the observers of the started run, and sets the loop's debugging options.  Ranks
+ * other than 0 have one observer, that of the display. */
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
                               const ml_display *display, ml_train_dumps *dumps,
                               const ml_run_opts *c, ml_err *err);

@@ -68,7 +68,8 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
     if (st == ML_OK)
         st = ml_engine_measure(&m, &g->run->spec, &g->be, &g->engine, err);
     if (st == ML_OK)
-        *out = (double)ml_memory_available(&g->be) - (double)g->run->opts.memory_margin -
+        *out = (double)ml_train_run_free_bytes(g->run, &g->be) -
+               (double)g->run->opts.memory_margin -
                (double)(plan.total - req.base_bytes - (req.in_turns ? plan.trainer : 0)) -
                (double)count_engines(g) * (double)beside_pages(g, &m);
     return st;
@@ -98,6 +99,8 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
                         : one;
     n = most(one, least(d->n_running, c->engine.max_running) * each);
     n = least(n, (int64_t)(left / (double)page));
+    if (c->rollout.max_total)
+        n = least(n, most(one, c->rollout.max_total / ML_PAGE));
     g->engine.kv_bytes = (size_t)(n * page);
     return ML_OK;
 }
@@ -129,11 +132,14 @@ bool ml_generator_own_set(const ml_run_opts *c) {
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
                             const ml_run_opts *c, ml_err *err) {
     ml_backend_opts opts = c->backend;
+    bool turns = c->mode.offload || (c->mode.colocate && !ml_run_elsewhere(c));
     ml_status st;
 
     *g = (ml_generator){ .run = run,
-                         .offload_train = c->mode.offload_train || c->mode.offload,
-                         .offload_rollout = c->mode.offload_rollout || c->mode.offload,
+                         .offload_train = c->mode.offload_train || turns,
+                         .offload_rollout = c->mode.offload_rollout || turns,
+                         .pauses = ml_run_ranks_size(&c->ranks) > 1 &&
+                                   !ml_run_elsewhere(c) && !ml_generator_own_set(c),
                          .external = c->mode.external,
                          .n_engine = (int32_t)c->mode.n_engine };
     opts.n_thread = ml_generator_threads(c, true);
@@ -154,10 +160,15 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
 void ml_generator_stop(ml_generator *g) {
     if (g->supervisor)
         ml_supervisor_serve(g->supervisor, NULL);
-    if (g->gen)
+    if (g->gen && g->gen != g->local)
         g->gen->close(g->gen);
+    ml_rank_engine_stop(g->served);
+    if (g->local)
+        g->local->close(g->local);
+    ml_rank_engine_close(g->served);
     ml_supervisor_close(g->supervisor);
-    g->gen = NULL;
+    g->gen = g->local = NULL;
+    g->served = NULL;
     g->supervisor = NULL;
 }
 
@@ -199,11 +210,15 @@ static ml_status offload_trainers(ml_generator *g, ml_memory_phase next, ml_err 
 ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err) {
     ml_status st;
 
+    if (next == ML_PHASE_TRAIN && g->pauses)
+        g->local->pause(g->local);
     if (next == ML_PHASE_TRAIN && g->offload_rollout)
-        ml_local_release(g->gen, true, false);
+        ml_local_release(g->local, true, false);
     st = offload_trainers(g, next, err);
     if (st == ML_OK && next == ML_PHASE_ROLLOUT && g->offload_rollout)
-        st = ml_local_take(g->gen, true, false, err);
+        st = ml_local_take(g->local, true, false, err);
+    if (next == ML_PHASE_ROLLOUT && g->pauses)
+        g->local->resume(g->local);
     return st;
 }
 
@@ -217,7 +232,13 @@ ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_
     g->faults.after = g->run->rollout - 1;
     if (st != ML_OK || g->external)
         return st;
-    return g->n_engine ? ml_engines_start(g, c, err) : ml_local_open(&g->gen, &o, err);
+    if (g->n_engine)
+        return ml_engines_start(g, c, err);
+    st = ml_local_open(&g->local, &o, err);
+    if (st == ML_OK && ml_run_ranks_size(&c->ranks) > 1)
+        return ml_rank_engine_open(g, c, err);
+    g->gen = g->local;
+    return st;
 }
 
 void ml_generator_published(ml_generator *g) {

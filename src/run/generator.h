@@ -1,5 +1,6 @@
 /* generator.h - generation of tokens for a run: the engine in this process, its backend
- * and its memory; or engines in other processes.
+ * and its memory; or engines in other processes.  If a run has several ranks, each has an
+ * engine, and rank 0 sends requests to all of them.
  *
  * thread: the command's. */
 #ifndef ML_RUN_GENERATOR_H
@@ -44,9 +45,12 @@ typedef struct ml_generator {
     /* For engines in other processes: the directory of published weights, and where an
      * engine keeps the copy that deltas change; NULL: none. */
     const char *weight_dir, *copy_dir;
-    ml_supervisor *supervisor; /* of the engine processes; NULL: not yet, or none */
-    ml_faults faults;          /* to be injected into them */
-    ml_gen *gen;
+    ml_supervisor *supervisor;     /* of the engine processes; NULL: not yet, or none */
+    ml_faults faults;              /* to be injected into them */
+    bool pauses;                   /* the engine is paused during training */
+    ml_gen *local;                 /* the engine in this process; NULL: none */
+    struct ml_rank_engine *served; /* to rank 0; NULL: there is one rank */
+    ml_gen *gen; /* over all engines, or the one above; NULL: rank 0 has it */
 } ml_generator;
 
 /* Finds all configuration errors, before weights are loaded.  The run is open. */
@@ -93,6 +97,15 @@ ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err);
 ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
                                      ml_generator *g, const ml_run_opts *c, const char *dir,
                                      ml_err *err);
+
+/* --- rank_engines.c: the engines of the ranks of a run --- */
+
+/* Serves g->local to rank 0, which opens g->gen over the engines of all ranks.
+ * Collective. */
+ml_status ml_rank_engine_open(ml_generator *g, const ml_run_opts *c, ml_err *err);
+/* Stop ends the server's thread; the engine is closed before the rest.  NULL is allowed. */
+void ml_rank_engine_stop(struct ml_rank_engine *e);
+void ml_rank_engine_close(struct ml_rank_engine *e);
 
 /* --- faults.c --- */
 

@@ -12,7 +12,7 @@
 #include "base/dir.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "io/jsonl.h"
+#include "io/table.h"
 
 /* --- a directory for runs without --save ------------------------------------ */
 
@@ -141,24 +141,23 @@ static input dir_input(ml_train_run *r, const char *flag, const char *dir) {
     return in;
 }
 
-static input data_input(const char *flag, const char *path, const char *file,
-                        int64_t rows) {
-    input in = { .flag = flag, .path = path, .rows = rows };
+static input data_input(const char *flag, const char *path, const ml_table *t) {
+    input in = { .flag = flag, .path = path, .rows = t->n };
 
-    if (file)
-        add_file(&in, file, true);
+    for (int32_t i = 0; i < t->n_file; i++)
+        add_file(&in, ml_table_file_path(&t->file[i]), true);
     return in;
 }
 
 /* A data set of an evaluation. */
 static input eval_input(ml_train_run *r, const char *name, const char *path) {
     const char *flag = ml_arena_printf(&r->arena, "--eval-prompt-data %s", name);
-    ml_jsonl rows = { 0 };
+    ml_table rows = { 0 };
     input in = { .flag = flag, .path = path, .rows = 0 };
 
-    if (ml_jsonl_open(&rows, path, NULL) == ML_OK)
-        in = data_input(flag, path, rows.file.path, rows.n);
-    ml_jsonl_close(&rows);
+    if (ml_table_open(&rows, path, NULL) == ML_OK)
+        in = data_input(flag, path, &rows);
+    ml_table_close(&rows);
     return in;
 }
 
@@ -178,8 +177,7 @@ static inputs inputs_of(ml_train_run *r, const ml_run_opts *c) {
     if (r->opts.teacher_load)
         all.in[all.n++] = dir_input(r, "--opd-teacher-load", r->opts.teacher_load);
     if (r->opts.data.path)
-        all.in[all.n++] = data_input("--prompt-data", r->opts.data.path,
-                                     r->dataset.rows.file.path, r->dataset.rows.n);
+        all.in[all.n++] = data_input("--prompt-data", r->opts.data.path, &r->dataset.rows);
     for (int i = 0; i + 1 < evals->n; i += 2)
         all.in[all.n++] = eval_input(r, evals->word[i], evals->word[i + 1]);
     return all;

@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <math.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/file.h"
 #include "rl/builtins.h"
@@ -75,15 +76,48 @@ static void plain_name(ml_text *out, ml_str name) {
     }
 }
 
-/* The name may be that of the config class, "Qwen3MoeConfig". */
+/* A part of a model's name that says its size or kind: 30B, A3B, Instruct. */
+static bool is_size(ml_str part) {
+    static const char *const kinds[] = { "instruct", "base", "thinking",
+                                         "chat",     "it",   "config" };
+    size_t i = 0;
+
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        if (part.len == strlen(kinds[k]) && strncasecmp(part.ptr, kinds[k], part.len) == 0)
+            return true;
+    i += part.len > 1 && tolower((unsigned char)part.ptr[0]) == 'a';
+    while (i < part.len && isdigit((unsigned char)part.ptr[i]))
+        i++;
+    return i > 0 && i + 1 == part.len && strchr("bBmM", part.ptr[i]) &&
+           isdigit((unsigned char)part.ptr[i - 1]);
+}
+
+/* "qwen3" for qwen3_moe, Qwen3MoeConfig and qwen3-30b-a3b. */
+static void family_name(ml_text *out, ml_str name) {
+    static const char *const ends[] = { "config", "text", "moe" };
+
+    for (size_t i = 0; i < name.len;) {
+        ml_str part = { name.ptr + i, 0 };
+        while (i + part.len < name.len && isalnum((unsigned char)part.ptr[part.len]))
+            part.len++;
+        if (!is_size(part))
+            plain_name(out, part);
+        i += part.len + 1;
+    }
+    for (size_t k = 0; k < sizeof ends / sizeof *ends; k++) {
+        size_t n = strlen(ends[k]);
+        if (out->len > n && memcmp(out->ptr + out->len - n, ends[k], n) == 0)
+            out->len -= n;
+    }
+}
+
 static bool names_match(const char *said, ml_str type) {
     ml_text a = { 0 }, b = { 0 };
     bool same;
 
-    plain_name(&a, ml_str_of(said));
-    plain_name(&b, type);
-    same = a.len >= b.len && b.len && memcmp(a.ptr, b.ptr, b.len) == 0 &&
-           (a.len == b.len || strcmp(a.ptr + b.len, "config") == 0);
+    family_name(&a, ml_str_of(said));
+    family_name(&b, type);
+    same = a.len == b.len && a.len && memcmp(a.ptr, b.ptr, b.len) == 0;
     ml_text_release(&a);
     ml_text_release(&b);
     return same;
@@ -95,6 +129,34 @@ static void check_name(ml_text *wrong, const char *said, const ml_json *doc) {
     if (said && type && type->type == ML_JSON_STRING && !names_match(said, type->text))
         ml_text_printf(wrong, "%s--model-name is %s, but config.json has %.*s",
                        wrong->len ? "; " : "", said, (int)type->text.len, type->text.ptr);
+}
+
+/* Miles' modules of layers, and the models that have these layers here. */
+static void check_spec(ml_text *wrong, const ml_string_list *spec, const ml_json *doc) {
+    static const char *const known[][2] = {
+        { "miles_plugins.models.qwen3_5", "qwen3_5" },
+        { "miles_plugins.models.qwen3_next", "qwen3_next" },
+        { "miles_plugins.models.glm4", "glm4" },
+        { "miles_plugins.models.glm5.glm5", "glm_moe_dsa" },
+        { "miles_plugins.models.deepseek_v4.deepseek_v4", "deepseek_v4" },
+    };
+    const ml_json *type = ml_json_get(doc, "model_type");
+    size_t i = 0, n = sizeof known / sizeof *known;
+
+    if (!spec->n || !type || type->type != ML_JSON_STRING)
+        return;
+    while (i < n && strcmp(spec->word[0], known[i][0]) != 0)
+        i++;
+    if (i == n)
+        ml_text_printf(wrong,
+                       "%s--spec %s is not one of Miles' modules; layers are built from "
+                       "config.json, so remove the flag",
+                       wrong->len ? "; " : "", spec->word[0]);
+    else if (type->text.len < strlen(known[i][1]) ||
+             memcmp(type->text.ptr, known[i][1], strlen(known[i][1])) != 0)
+        ml_text_printf(wrong, "%s--spec %s has the layers of %s, but config.json has %.*s",
+                       wrong->len ? "; " : "", spec->word[0], known[i][1],
+                       (int)type->text.len, type->text.ptr);
 }
 
 static void check_padding(ml_text *wrong, int64_t padded, const ml_json *doc) {
@@ -121,6 +183,7 @@ static ml_status check_arch(const ml_run_opts *c, ml_err *err) {
     if (st == ML_OK) {
         check_all(&wrong, c, doc);
         check_name(&wrong, c->arch.model_name, doc);
+        check_spec(&wrong, &c->arch.spec, doc);
         check_padding(&wrong, c->arch.padded_vocab, doc);
     }
     if (wrong.len)
@@ -207,6 +270,8 @@ ml_status ml_run_opts_complete(ml_run_opts *o, ml_err *err) {
     o->log.no_store = !o->store;
     o->log.determinism = o->debug.determinism || o->debug.checksum;
     o->log.peak_flops = 1e12 * o->debug.peak_tflops;
+    t->whole_grads =
+        o->log.determinism || o->invariants.save_hash || o->invariants.check_hash;
     return check_arch(o, err);
 }
 

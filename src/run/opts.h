@@ -21,6 +21,7 @@
 #include "rl/record/run_log.h"
 #include "rl/reward/rewards.h"
 #include "run/extensions.h"
+#include "run/run_ranks.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
 
@@ -55,6 +56,7 @@ typedef struct ml_arch_flags {
     int64_t q_rank, kv_rank, qk_nope, qk_rope, v_dim;
     int64_t padded_vocab;
     const char *model_name;
+    ml_string_list spec; /* module and function of Miles' layers; none: not given */
     double rope_base, norm_eps;
 } ml_arch_flags;
 
@@ -69,6 +71,7 @@ typedef struct ml_rollout_opts {
     bool routing_replay, rollout_routing_replay, indexer_replay, rollout_indexer_replay;
     /* the engine */
     double mem_fraction;
+    int64_t max_total; /* tokens of the KV cache; 0: not given */
     ml_step_flags steps;
     /* evaluation; NaN and 0: as when sampling */
     ml_string_list eval_data;
@@ -140,6 +143,12 @@ typedef struct ml_record_opts {
     double inject_least;
 } ml_record_opts;
 
+/* The upload of the event files of a run to W&B; NULL: not given. */
+typedef struct ml_wandb_opts {
+    bool use;
+    const char *mode, *project, *team, *id;
+} ml_wandb_opts;
+
 /* Zeros mean defaults.  Strings must outlive the run. */
 typedef struct ml_run_opts {
     const char *hf_checkpoint;
@@ -191,6 +200,7 @@ typedef struct ml_run_opts {
     int64_t memory_margin;          /* to leave free */
     ml_rollout_opts rollout;
     ml_mode_opts mode;
+    ml_place_opts place;
     ml_extension_opts extensions;
     ml_turns_opts turns;
     ml_reward_opts reward;
@@ -204,6 +214,10 @@ typedef struct ml_run_opts {
     ml_debug_opts debug;
     ml_dump_opts dump;
     ml_record_opts record;
+    ml_wandb_opts wandb;
+
+    /* The ranks of the job; the command sets them. */
+    ml_run_ranks ranks;
 
     /* The rest follows from the options above: see ml_run_opts_complete. */
     ml_recipe recipe;

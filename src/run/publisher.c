@@ -55,7 +55,7 @@ static void *make(size_t size, ml_publisher of, ml_err *err) {
 /* --- shared ----------------------------------------------------------------------- */
 
 static ml_status send_version(ml_publisher *p, const ml_weights *w, ml_err *err) {
-    return ml_local_switch(p->generator->gen, w, ML_SWITCH_RECOMPUTE, err);
+    return ml_local_switch(p->generator->local, w, ML_SWITCH_RECOMPUTE, err);
 }
 
 static void close_shared(ml_publisher *p) {
@@ -82,7 +82,7 @@ typedef struct copier {
  * recomputed. */
 static ml_status send_copy(ml_publisher *p, const ml_weights *w, ml_err *err) {
     copier *c = (copier *)p;
-    ml_gen *gen = p->generator->gen;
+    ml_gen *gen = p->generator->local;
     ml_status st;
 
     gen->pause(gen);

@@ -30,7 +30,7 @@ static ml_status open_data(ml_train_run *r, ml_err *err) {
     bool prompts = data.path || data.make;
     ml_status st = prompts || r->opts.needs_tokenizer ? open_text(r, err) : ML_OK;
 
-    if (st != ML_OK || !prompts)
+    if (st != ML_OK || !prompts || !ml_run_ranks_first(&r->opts.ranks))
         return st;
     data.text = ml_prompt_encoder_text(&r->prompter);
     st = ml_dataset_open(&r->dataset, &data, err);
@@ -43,20 +43,23 @@ static int64_t samples_of_round(const ml_run_opts *o) {
     return o->rollout_batch_size * o->source.n_samples_per_prompt;
 }
 
+/* Rank 0 has the data set. */
 static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
     ml_run_opts *o = &r->opts;
     int64_t rows = r->dataset.rows.n, batch = o->trainer.batch.global_batch_size;
+    ml_status st;
 
     if (o->learns_nothing && !o->data.path)
         return ML_OK;
-    if (o->num_rollout == 0 && o->data.path && rows < o->rollout_batch_size)
+    if (o->num_rollout == 0 && o->data.path && r->source && rows < o->rollout_batch_size)
         return ml_fail(err, ML_EUSAGE,
                        "%s has %lld rows, fewer than --rollout-batch-size %lld",
                        o->data.path, (long long)rows, (long long)o->rollout_batch_size);
     r->num_rollout =
         o->num_rollout ? o->num_rollout : rows / o->rollout_batch_size * o->num_epoch;
+    st = ml_comm_share(o->ranks.world, &r->num_rollout, sizeof r->num_rollout, err);
     o->trainer.lr.train_iters = r->num_rollout * samples_of_round(o) / batch;
-    return ML_OK;
+    return st;
 }
 
 /* A model without routing has nothing to replay, as in Miles. */
@@ -226,6 +229,10 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     };
 }
 
+size_t ml_train_run_free_bytes(const ml_train_run *r, const ml_backend *be) {
+    return ml_run_ranks_bytes(&r->opts.ranks, ml_memory_available(be), be->dev->host);
+}
+
 /* --- disk ------------------------------------------------------------------- */
 
 static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
@@ -260,7 +267,7 @@ ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
     ml_memory_request req;
     ml_run_disk d = { .dir = o->save, .n_keep = o->saver.keep_last };
 
-    if (!o->save || o->learns_nothing)
+    if (!o->save || o->learns_nothing || !ml_run_ranks_first(&o->ranks))
         return ML_OK;
     ml_train_run_memory(r, &req);
     d.n_save = count_saves(r);

@@ -57,6 +57,9 @@ void ml_train_run_close(ml_train_run *r); /* also after a failed open; zeros are
 /* Computes the memory that the run will need. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out);
 
+/* Bytes that this rank may still allocate: the ranks of a host share its memory. */
+size_t ml_train_run_free_bytes(const ml_train_run *r, const ml_backend *be);
+
 /* Its prompts, once it is open. */
 ml_prompt_feed ml_train_run_feed(const ml_train_run *r);
 

@@ -36,6 +36,21 @@ static ml_status find_snapshot(ml_train_run *r, const char *dir, int64_t step,
     return ml_snapshot_check(*out, err);
 }
 
+/* Rank 0's path, or NULL, on all ranks. */
+static ml_status share_path(ml_train_run *r, const char **path, ml_err *err) {
+    ml_text t = { 0 };
+    ml_status st;
+
+    if (ml_run_ranks_size(&r->opts.ranks) == 1)
+        return ML_OK;
+    ml_text_printf(&t, "%s", *path ? *path : "");
+    st = ml_comm_share_text(r->opts.ranks.world, &t, err);
+    if (st == ML_OK)
+        *path = t.len ? ml_arena_str(&r->arena, t.ptr, t.len) : NULL;
+    ml_text_release(&t);
+    return st;
+}
+
 /* A checkpoint, given as its directory or as a snapshot. */
 static ml_status find_checkpoint(ml_train_run *r, const char *dir, int64_t step,
                                  const char **out, ml_err *err) {
@@ -128,8 +143,8 @@ static ml_status open_teachers(ml_train_run *r, ml_err *err) {
 static ml_status load_teacher(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
 
-    if (o->teacher_urls.n)
-        return open_teachers(r, err);
+    if (o->teacher_urls.n) /* the learner sends the scores to other ranks */
+        return ml_run_ranks_first(&o->ranks) ? open_teachers(r, err) : ML_OK;
     if (!o->teacher_load)
         return ML_OK;
     return load_other(r, &r->teacher, "--opd-teacher-load", o->teacher_load,
@@ -302,9 +317,9 @@ static ml_run_dir_opts dir_opts(ml_train_run *r, bool critic) {
     return d;
 }
 
-/* Number of directories to which the run saves. */
+/* Number of directories of runs that this rank opens: rank 0 does so for all. */
 static int count_dirs(const ml_train_run *r) {
-    if (!r->opts.save || r->opts.learns_nothing)
+    if (!r->opts.save || r->opts.learns_nothing || !ml_run_ranks_first(&r->opts.ranks))
         return 0;
     return r->critic.from ? 2 : 1;
 }
@@ -345,7 +360,9 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
     st = ml_saver_open(&r->saver, &saver, err);
     r->opts.log.dir = o->save;
     r->opts.log.flop_per_token = 6.0 * (double)ml_spec_param_count(&r->spec);
-    return st == ML_OK ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err) : st;
+    return st == ML_OK && ml_run_ranks_first(&o->ranks)
+               ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err)
+               : st;
 }
 
 static void make_learner(ml_train_run *r) {
@@ -392,13 +409,24 @@ static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *e
     return st;
 }
 
+/* Rank 0 finds and checks the snapshot of --load; all ranks read it. */
+static ml_status find_start(ml_train_run *r, const char **out, ml_err *err) {
+    const ml_run_opts *o = &r->opts;
+    ml_status st = ML_OK;
+
+    *out = NULL;
+    if (o->load && ml_run_ranks_first(&o->ranks))
+        st = find_snapshot(r, o->load, o->ckpt_step, out, err);
+    return st == ML_OK && o->load ? share_path(r, out, err) : st;
+}
+
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     const char *snapshot = NULL;
     ml_status st = open_dirs(r, err);
 
-    if (st == ML_OK && o->load)
-        st = find_snapshot(r, o->load, o->ckpt_step, &snapshot, err);
+    if (st == ML_OK)
+        st = find_start(r, &snapshot, err);
     if (st == ML_OK)
         st = load_actor(r, snapshot, err);
     r->weights.version = 1; /* 0 means that weights have no version */
@@ -435,7 +463,7 @@ static ml_status check_memory(ml_train_run *r, ml_err *err) {
     ml_memory_request req;
 
     ml_train_run_memory(r, &req);
-    free_bytes = ml_memory_available(&r->be);
+    free_bytes = ml_train_run_free_bytes(r, &r->be);
     margin = (size_t)r->opts.memory_margin;
     return ml_memory_check(&req, free_bytes > margin ? free_bytes - margin : 0, err);
 }
@@ -462,17 +490,20 @@ ml_status ml_train_show_memory(ml_train_run *r, void (*say)(const char *), ml_er
 
 ml_status ml_train_start(ml_train_run *r, const ml_run_opts *c, void (*say)(const char *),
                          ml_err *err) {
+    bool first = ml_run_ranks_first(&r->opts.ranks);
     ml_status st = check_memory(r, err);
 
-    if (st == ML_OK)
+    if (st == ML_OK && first)
         st = ml_save_dir_choose(r, c, say, err);
+    if (st == ML_OK) /* before any rank allocates what another one has measured */
+        st = share_path(r, &r->opts.save, err);
     if (st == ML_OK)
         st = ml_train_run_check_disk(r, err);
     if (st == ML_OK)
         st = ml_train_run_start(r, err);
-    if (st == ML_OK)
+    if (st == ML_OK && first)
         st = ml_run_inputs_record(r, c, err);
-    if (st != ML_OK)
+    if (st != ML_OK && first)
         ml_save_dir_drop(r, c);
     return st;
 }

@@ -2,6 +2,10 @@
 
 #include <unistd.h>
 
+static ml_comm *world_of(const ml_train_loop *l) {
+    return l->run->opts.ranks.world;
+}
+
 static ml_status tell(ml_train_loop *l, ml_loop_event_kind kind, const char *what,
                       ml_err *err) {
     l->now.kind = kind;
@@ -45,9 +49,12 @@ static ml_status collect(ml_train_loop *l, ml_err *err) {
 
 static ml_status learn(ml_train_loop *l, ml_err *err) {
     const ml_run_opts *o = &l->run->opts;
+    ml_schedule_opts batch = o->trainer.batch;
     ml_iteration *r = &l->iteration;
-    ml_status st = ml_iteration_truncate(r, &o->trainer.batch, o->no_trim, err);
+    ml_status st;
 
+    batch.n_rank = ml_run_ranks_size(&o->ranks);
+    st = ml_iteration_truncate(r, &batch, o->no_trim, err);
     return st == ML_OK ? ml_learn(&l->run->learner, r->rollout, &r->result, &r->arena,
                                   r->batch.sample, r->batch.n, err)
                        : st;
@@ -86,18 +93,29 @@ static ml_status save_now(ml_train_loop *l, ml_err *err) {
 
 static ml_status save(ml_train_loop *l, ml_err *err) {
     int64_t now = l->run->rollout;
-    bool enough = l->exit_after && now - l->first + 1 >= l->exit_after;
+    bool enough = l->exit_after && now - l->first + 1 >= l->exit_after, due;
+    ml_status st;
 
-    /* Read once, so that a rollout that ends the run is also saved. */
+    /* Read once, so that a rollout that ends the run is also saved; rank 0 decides. */
     l->now.ending = ((l->stop && *l->stop) || enough) && publish_due(l, now);
-    if (save_due(l, now))
+    due = ml_comm_is_first(world_of(l)) && save_due(l, now);
+    st = ml_comm_share(world_of(l), &l->now.ending, sizeof l->now.ending, err);
+    if (st == ML_OK)
+        st = ml_comm_share(world_of(l), &due, sizeof due, err);
+    if (st == ML_OK && due)
         return save_now(l, err);
     l->now.last = l->run->saver ? stop_point(l, now + 1) : l->now.last;
-    return ML_OK;
+    return st;
 }
 
+/* Rank 0 generates nothing while a rank publishes, and sends no request to an engine that
+ * has the weights of the last rollout: ranks meet before and afterwards. */
 static ml_status publish(ml_train_loop *l, ml_err *err) {
-    return ml_publisher_publish(l->publisher, &l->run->weights, err);
+    ml_status st = ml_comm_meet(world_of(l), err);
+
+    if (st == ML_OK && l->publisher)
+        st = ml_publisher_publish(l->publisher, &l->run->weights, err);
+    return st == ML_OK ? ml_comm_meet(world_of(l), err) : st;
 }
 
 static ml_status evaluate(ml_train_loop *l, ml_err *err) {
@@ -121,7 +139,7 @@ static ml_status in_stage(ml_train_loop *l, ml_stage stage,
 }
 
 static ml_status iterate(ml_train_loop *l, ml_err *err) {
-    bool publishes = l->publisher && publish_due(l, l->run->rollout);
+    bool publishes = l->publishes && publish_due(l, l->run->rollout);
     ml_status st = tell(l, ML_ON_ROLLOUT_BEGIN, "", err);
 
     if (st == ML_OK)
@@ -172,18 +190,25 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
     return st == ML_OK && evaluates ? l->eval.run(l->eval.self, run->rollout - 1, err) : st;
 }
 
-/* After the last rollout, or if a stop was requested and no unsaved work is left. */
-static bool at_end(const ml_train_loop *l) {
+/* After the last rollout, or if a stop was requested and no unsaved work is left; rank 0
+ * decides. */
+static ml_status at_end(bool *out, const ml_train_loop *l, ml_err *err) {
     int64_t next = l->run->rollout;
     bool at_rest = !l->run->saver || next == l->first || l->saved == next - 1;
-    return next >= l->run->num_rollout || l->now.ending || (l->stop && *l->stop && at_rest);
+
+    *out = next >= l->run->num_rollout || l->now.ending || (l->stop && *l->stop && at_rest);
+    return ml_comm_share(world_of(l), out, sizeof *out, err);
 }
 
 ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
+    bool end = false;
     ml_status st = begin(l, err);
 
-    for (; st == ML_OK && !at_end(l); run->rollout++) {
+    for (; st == ML_OK; run->rollout++) {
+        st = at_end(&end, l, err);
+        if (st != ML_OK || end)
+            break;
         ml_iteration_begin(&l->iteration, run->rollout);
         l->now.last = stop_point(l, run->rollout);
         st = iterate(l, err);

@@ -18,8 +18,9 @@
 typedef struct ml_train_loop {
     ml_train_run *run;
     ml_rollout rollout;
-    ml_generator *generator; /* NULL: nothing is generated, or evaluated */
+    ml_generator *generator; /* NULL: this rank does not generate, nor evaluate */
     ml_publisher *publisher; /* likewise */
+    bool publishes;          /* a rank of the run has a publisher */
     /* In rollouts; 0: each.  A run is saved only where it publishes. */
     int64_t publish_interval;
     ml_eval_driver eval;   /* of the published weights; zeros: no evaluation */

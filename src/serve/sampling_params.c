@@ -98,7 +98,7 @@ ml_status ml_sampling_params_defaults(ml_sampling_params *p, const char *dir, ml
     ml_status st;
 
     snprintf(path, sizeof path, "%s/generation_config.json", dir);
-    if (access(path, F_OK) != 0)
+    if (!ml_file_there(path))
         return ML_OK;
     ml_arena_init(&a, "generation_config.json");
     st = ml_file_map(&f, path, &why);

@@ -6,10 +6,8 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[] = {
-    [ML_F32] = { "f32", 4 },
-    [ML_BF16] = { "bf16", 2 },
-    [ML_F16] = { "f16", 2 },
-    [ML_I32] = { "i32", 4 },
+    [ML_F32] = { "f32", 4 }, [ML_BF16] = { "bf16", 2 }, [ML_F16] = { "f16", 2 },
+    [ML_I32] = { "i32", 4 }, [ML_U8] = { "u8", 1 },
 };
 
 size_t ml_dtype_bytes(ml_dtype t) {

@@ -22,7 +22,8 @@
 #define ML_LANES 16 /* virtual vector width of the f32 contract */
 #define ML_DIMS 3
 
-typedef enum ml_dtype { ML_F32, ML_BF16, ML_F16, ML_I32 } ml_dtype;
+/* ML_U8: bytes that communicators move; no op computes with them. */
+typedef enum ml_dtype { ML_F32, ML_BF16, ML_F16, ML_I32, ML_U8 } ml_dtype;
 typedef enum ml_layout { ML_ROWS, ML_PANELS } ml_layout;
 
 typedef struct ml_tensor {
@@ -34,7 +35,7 @@ typedef struct ml_tensor {
 } ml_tensor;
 
 size_t ml_dtype_bytes(ml_dtype t);
-const char *ml_dtype_name(ml_dtype t); /* "f32", "bf16", "f16", "i32" */
+const char *ml_dtype_name(ml_dtype t); /* "f32", "bf16", "f16", "i32", "u8" */
 
 /* Number of elements of the shape; bytes of storage, padding of panels included. */
 int64_t ml_tensor_count(const ml_tensor *t);

@@ -14,7 +14,6 @@ message that docs/TROUBLESHOOTING.md quotes is one of the program.
 """
 import argparse
 import glob
-import json
 import os
 import re
 import shutil
@@ -24,12 +23,18 @@ import sys
 import tempfile
 
 PAGES = ["README.md", "docs/GETTING_STARTED.md"]
-OTHER_FLAGS = {"--help", "--local-dir", "--logdir"}  # the latter of hf and tensorboard
+OTHER_FLAGS = {"--help", "--local-dir", "--logdir", "--repo-type", "--mpi", "--install"}  # of hf, tensorboard, srun, check-deps.sh
 SMALL = ("--num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2 --global-batch-size 4 "
          "--rollout-max-response-len 8 --eval-max-response-len 8")
-GSM8K = [{"question": "Anna has 3 eggs and finds 4 more. How many eggs does Anna have?", "answer": "3+4=7\n#### 7"},
-         {"question": "Ben puts 900 coins and then 600 coins in a box. How many are in the box?",
-          "answer": "900+600 = <<900+600=1500>>1500\n#### 1,500"}]
+GSM8K = "tests/golden/parquet/gsm8k.parquet"
+HF = """#!/bin/sh
+case "$1 $3 $5" in
+"download --local-dir "*) mkdir -p "$4" && cp -rL build/quickstart/sft/latest/. "$4" ;;
+"download --repo-type --local-dir") mkdir -p "$6/main"
+  for split in train test; do cp GSM8K "$6/main/$split-00000-of-00001.parquet"; done ;;
+*) exit 1 ;;
+esac
+"""
 PROLOGUE = """set -euo pipefail
 server=
 stop_server() { [ -z "$server" ] || { kill "$server"; wait "$server" || true; server=; }; }
@@ -80,23 +85,6 @@ def python_with(package):
     return None if said.startswith("skipped:") else said
 
 
-def make_gsm8k(work, python):
-    """The files of openai/gsm8k; without pyarrow, JSON and a module that reads it under that name."""
-    has = subprocess.run([python, "-c", "import pyarrow.parquet"], stderr=subprocess.DEVNULL).returncode == 0
-    for split in ("train", "test"):
-        path = f"{work}/data/gsm8k/main/{split}-00000-of-00001.parquet"
-        write(path, json.dumps(GSM8K))
-        if has:
-            program = ("import json, sys, pyarrow, pyarrow.parquet as p\n"
-                       "p.write_table(pyarrow.Table.from_pylist(json.load(open(sys.argv[1]))), sys.argv[1])")
-            subprocess.run([python, "-c", program, path], check=True)
-    if not has:
-        write(work + "/stubs/pyarrow/__init__.py", "")
-        write(work + "/stubs/pyarrow/parquet.py", "import json\n\n\nclass read_table:\n"
-              "    def __init__(self, path, columns):\n        self.path = path\n\n"
-              "    def to_pylist(self):\n        return json.load(open(self.path))\n")
-
-
 def make_place(work, build, python):
     os.symlink(os.path.abspath(build + "/miles"), work + "/miles")
     for name in ("recipes", "tools"):
@@ -104,11 +92,9 @@ def make_place(work, build, python):
     for name in ("make", "pip"):
         write(f"{work}/bin/{name}", "#!/bin/sh\n", 0o755)
     write(work + "/bin/python3", f'#!/bin/sh\nexec {python} "$@"\n', 0o755)
-    write(work + "/bin/hf", '#!/bin/sh\n[ "$1 $3" = "download --local-dir" ] || exit 1\nmkdir -p "$4"\n'
-          'cp -rL build/quickstart/sft/latest/. "$4"\n', 0o755)
-    make_gsm8k(work, python)
-    env = dict(os.environ, PATH=f"{work}/bin:{os.environ['PATH']}", PYTHONPATH=work + "/stubs",
-               MILES_BUILD=os.path.abspath(build), MILES_DEVICE="cpu")
+    write(work + "/bin/hf", HF.replace("GSM8K", os.path.abspath(GSM8K)), 0o755)
+    env = dict(os.environ, PATH=f"{work}/bin:{os.environ['PATH']}", MILES_BUILD=os.path.abspath(build),
+               MILES_DEVICE="cpu")
     subprocess.run(["recipes/quickstart.sh", "build/quickstart"], cwd=work, check=True, stdout=subprocess.DEVNULL,
                    env=dict(env, SFT_STEPS="60", ROLLOUTS="8"))
     return env

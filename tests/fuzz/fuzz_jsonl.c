@@ -90,12 +90,12 @@ static void check_kept(const ml_dataset *ds) {
 }
 
 static void check_rows(const char *path, const ml_dataset *ds) {
-    ml_jsonl all;
+    ml_table all;
     ml_err err;
 
-    ML_BUG_IF(ml_jsonl_open(&all, path, &err));
+    ML_BUG_IF(ml_table_open(&all, path, &err));
     ML_BUG_IF(all.n != ds->rows.n + ds->n_bad + ds->n_long);
-    ml_jsonl_close(&all);
+    ml_table_close(&all);
 }
 
 static void try_file(const char *path, const ml_dataset_opts *opts) {

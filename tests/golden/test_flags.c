@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/flags/flag_family.h"
 #include "tests/support/test.h"
 
 /* ---- rows ---- */
@@ -41,8 +42,13 @@ static void every_flag_has_a_row(void) {
     CHECK(f != NULL);
     while (f && fscanf(f, "%39s %99s", group, name) == 2) {
         const ml_flag *row = row_of(&l, name);
+        const ml_flag_family *family = ml_family_find(ML_CMD_TRAIN, ml_str_of(name));
         n++;
-        if (!row)
+        if (row && family)
+            ml_test_fail(__FILE__, __LINE__, "--%s has a row and a family", name);
+        if (!row && family)
+            count[family->state] += is_central(group);
+        else if (!row)
             ml_test_fail(__FILE__, __LINE__, "--%s (%s) has no row", name, group);
         else if (is_central(group))
             count[row->state]++;
@@ -53,6 +59,31 @@ static void every_flag_has_a_row(void) {
     printf("central groups: %d flags are live, %d are ignored, %d are not supported\n",
            count[ML_FLAG_LIVE], count[ML_FLAG_NOOP], count[ML_FLAG_REFUSED]);
     CHECK(count[ML_FLAG_LIVE] >= LEAST_LIVE);
+}
+
+/* Every argument of SGLang's servers and router that Miles passes through is known, and so
+ * is its twin for evaluations. */
+static void every_passed_flag_is_known(void) {
+    FILE *f = fopen("tests/golden/flags/passed.txt", "r");
+    char name[100], eval[120];
+    ml_flag_list l;
+    int n = 0;
+
+    ml_flag_list_init(&l, ML_CMD_TRAIN);
+    CHECK(f != NULL);
+    for (; f && fscanf(f, "%99s", name) == 1; n++) {
+        const ml_flag_family *family = ml_family_find(ML_CMD_TRAIN, ml_str_of(name));
+        if (!row_of(&l, name) == !family)
+            ml_test_fail(__FILE__, __LINE__, "--%s has %s", name,
+                         family ? "a row and a family" : "neither row nor family");
+        snprintf(eval, sizeof eval, "eval-%s", name);
+        if (strncmp(name, "sglang-", 7) == 0 && (family || row_of(&l, name)) &&
+            !ml_family_find(ML_CMD_TRAIN, ml_str_of(eval)))
+            ml_test_fail(__FILE__, __LINE__, "--%s is unknown", eval);
+    }
+    if (f)
+        fclose(f);
+    CHECK(n > 600);
 }
 
 /* ---- launch scripts ---- */
@@ -172,6 +203,7 @@ static void glm4_9b(void) {
 
 static const ml_test tests[] = {
     { "every flag of Miles has a row", every_flag_has_a_row },
+    { "every flag that Miles passes to SGLang is known", every_passed_flag_is_known },
     { "the Qwen3-4B script of Miles stops on parallelism only", qwen3_4b },
     { "the Qwen3-30B-A3B script of Miles stops on parallelism only", qwen3_30b },
     { "the GLM-4-9B script of Miles stops on parallelism only", glm4_9b },

@@ -1,6 +1,7 @@
 #include "tests/support/test.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 enum { SKIPPED = 77 }; /* the exit status of a skipped test's process */
 
-static int n_bad;           /* of the running test, in its own process */
+static atomic_int n_bad;    /* of the running test, in its own process */
 static const char *running; /* its name */
 
 void ml_test_fail(const char *file, int line, const char *fmt, ...) {
@@ -21,6 +22,10 @@ void ml_test_fail(const char *file, int line, const char *fmt, ...) {
     fprintf(stderr, "\n");
     va_end(ap);
     n_bad++;
+}
+
+int ml_test_failures(void) {
+    return atomic_load(&n_bad);
 }
 
 void ml_test_skip(const char *fmt, ...) {

@@ -156,7 +156,7 @@ static void directories_without_weights_are_named(void) {
           !unlink(ml_test_path("model.gguf")));
     put("pytorch_model-00001-of-00002.bin", "");
     check_refused("has pytorch_model-00001-of-00002.bin, but neither");
-    check_refused("; convert it to safetensors first");
+    check_refused("; only pytorch_model.bin is read without an index");
     CHECK(ml_checkpoint_open(&c, ml_test_path("none"), &err) == ML_EIO);
     CHECK_HAS(err.msg, "/none: cannot open: No such file or directory");
     CHECK(ml_checkpoint_open(&c, ml_test_path("config.json"), &err) == ML_EIO);

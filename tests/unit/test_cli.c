@@ -125,7 +125,8 @@ static void required(void) {
     check_refused(ML_CMD_SCORE, "--input i", "--hf-checkpoint DIR is required");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint m", "--input FILE is required");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint= --input i", "'': expected a path");
-    check_refused(ML_CMD_CONVERT, "--hf-checkpoint m", "--save-hf DIR is required");
+    check_refused(ML_CMD_CONVERT, "--hf-checkpoint m",
+                  "one of --save-hf and --save-gguf is required");
 }
 
 static void environment(void) {
@@ -196,7 +197,8 @@ static const struct {
     { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
     { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
     { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
-    { "train-weights-p2p", ROUND "--update-weight-transfer-mode p2p" },
+    { "train-weights-p2p", ROUND "--save s --rollout-num-engines 1 "
+                                 "--update-weight-transfer-mode p2p" },
     { "train-delta-engines", ROUND "--update-weight-transfer-mode disk-delta" },
     { "train-delta-copy", ROUND "--save s --rollout-num-engines 1 "
                                 "--update-weight-transfer-mode disk-delta" },
@@ -248,6 +250,9 @@ static const struct {
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
+    { "convert-output", "--hf-checkpoint m --save-hf a --save-gguf b.gguf" },
+    { "convert-q8_0", "--hf-checkpoint m --save-hf a --dtype q8_0" },
+    { "convert-gguf", "--hf-checkpoint m --save-gguf b.gguf --dtype int4" },
     { "serve-no-tokenizer", "--model-path a --skip-tokenizer-init --tokenizer-path b" },
     { "router-by-chance", "--policy random" },
     { "router-by-chance", "--policy power_of_two" },
@@ -264,6 +269,7 @@ static const struct {
                           "--use-dynamic-batch-size --max-tokens-per-gpu 9" },
     { "train-subsample", TRAIN "--prompt-data d --num-rollout 1 "
                                "--load-debug-rollout-data-subsample 0.5" },
+    { "train-recording", ROUND "--save-debug-rollout-data {rollout_id}.json" },
     { "train-no-end", TRAIN "--prompt-data d" },
     { "train-interval", TRAIN "--prompt-data d --num-rollout 1 --save-interval 1" },
     { "sft-save-hf", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "

@@ -1,6 +1,9 @@
 /* Names of flags: which one counts, other names of the same, names of other programs, models. */
+#include <stdlib.h>
+
 #include "base/file.h"
 #include "cli/flags/flag_foreign.h"
+#include "cli/flags/flag_spelling.h"
 #include "tests/support/flag_words.h"
 #include "tests/support/scratch.h"
 
@@ -116,15 +119,19 @@ static void models_that_are_no_directories(void) {
     check_refused(ML_CMD_TRAIN, "--ref-load HuggingFaceTB/SmolLM2-135M-Instruct",
                   "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': no such");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint models/q8.GGUF --input i --output o",
-                  "gguf_file='q8.GGUF').save_pretrained('q8')");
-    CHECK_HAS(wrong.ptr, "hf download OWNER/q8 --local-dir q8");
+                  "--hf-checkpoint 'models/q8.GGUF': no such file");
     CHECK(ml_file_replace(ml_test_path("some.gguf"), ml_str_of("GGUF"), NULL) == ML_OK);
     snprintf(words, sizeof words, "--model %s", ml_test_dir());
-    check_refused(ML_CMD_SERVE, words, "gguf_file='some.gguf'");
+    check_refused(
+        ML_CMD_SERVE, words,
+        "has no config.json; to read the GGUF file in it, give its path: --model");
+    CHECK_HAS(wrong.ptr, "/some.gguf");
     CHECK(ml_file_replace(ml_test_path("config.json"), ml_str_of("{}"), NULL) == ML_OK);
     CHECK(parse(ML_CMD_SERVE, words) == ML_OK);
     snprintf(words, sizeof words, "--model %s", ml_test_path("config.json"));
     check_refused(ML_CMD_SERVE, words, "is a file: expected the directory");
+    snprintf(words, sizeof words, "--model %s", ml_test_path("some.gguf"));
+    CHECK(parse(ML_CMD_SERVE, words) == ML_OK);
     CHECK(parse(ML_CMD_SERVE, "--model-path ./no/such") ==
           ML_OK); /* who opens it says so */
     CHECK(parse(ML_CMD_SERVE, "--model-path /models/m") == ML_OK);
@@ -142,6 +149,103 @@ static void pointers_lead_somewhere(void) {
     }
 }
 
+/* ---- spellings of Miles' launch scripts ---- */
+
+#define RUN                                                                                \
+    "--hf-checkpoint m --prompt-data d.jsonl --num-rollout 1 --rollout-batch-size 8 "      \
+    "--n-samples-per-prompt 8 --rm-type math "
+
+static void spellings(void) {
+    CHECK(parse(ML_CMD_TRAIN_ASYNC,
+                RUN "--rollout-function-path "
+                    "miles.rollout.fully_async_rollout.FullyAsyncRolloutFn") == ML_OK);
+    CHECK(config.run.mode.fully && !config.run.extensions.path.rollout);
+    CHECK(parse(ML_CMD_TRAIN, RUN "--advantage-estimator on_policy_distillation --opd-type "
+                                  "sglang --opd-teacher-urls http://h:1") == ML_OK);
+    CHECK(config.run.algo.use_opd);
+    CHECK(strcmp(config.run.algo.advantage_estimator, "grpo") == 0);
+    CHECK(parse(ML_CMD_TRAIN, RUN "--gradient-checkpointing --warmup-ratio 0.1 "
+                                  "--moe-router-freeze-gate --freeze *.bias") == ML_OK);
+    CHECK(config.run.trainer.recompute.granularity == ML_RECOMPUTE_FULL);
+    CHECK(config.run.trainer.lr.warmup_fraction == 0.1);
+    CHECK(strcmp(config.run.trainer.optimizer.freeze, "*.bias,*.gate.weight") == 0);
+    CHECK(parse(ML_CMD_TRAIN, RUN "--tis-threshold 3 --sglang-context-length 77") == ML_OK);
+    CHECK(config.run.algo.num.tis_clip == 3 && config.run.rollout.max_context == 77);
+    CHECK(parse(ML_CMD_TRAIN, RUN "--debug-weight-sync 1 --partial-rollout 0") == ML_OK);
+    CHECK(config.run.debug.weight_sync && !config.run.rollout.partial);
+    CHECK(parse(ML_CMD_TRAIN, RUN "--qkv-format bshd --micro-batch-size 1") == ML_OK);
+    CHECK(!config.run.trainer.batch.dynamic);
+    CHECK(parse(ML_CMD_TRAIN,
+                RUN "--use-opd --opd-type sglang --rm-url http://h:1/generate "
+                    "--custom-rm-path miles.rollout.on_policy_distillation.reward_func "
+                    "--custom-reward-post-process-path "
+                    "miles.rollout.on_policy_distillation.post_process_rewards") == ML_OK);
+    CHECK(config.run.teacher_urls.n == 1 && !config.run.custom_rm_path);
+    CHECK(!config.run.extensions.path.reward_post);
+}
+
+static void sft_of_train(void) {
+    static char path[] = "miles.rollout.sft_rollout.generate_rollout";
+    static char flag[] = "--rollout-function-path";
+    static char both[] =
+        "--rollout-function-path=miles.rollout.sft_rollout.generate_rollout";
+    char *apart[] = { flag, path }, *joined[] = { both }, *twice[] = { both, flag, flag };
+
+    CHECK(ml_flags_command(ML_CMD_TRAIN, 2, apart) == ML_CMD_SFT);
+    CHECK(ml_flags_command(ML_CMD_TRAIN_ASYNC, 1, joined) == ML_CMD_SFT);
+    CHECK(ml_flags_command(ML_CMD_TRAIN, 3, twice) == ML_CMD_TRAIN);
+    CHECK(ml_flags_command(ML_CMD_TRAIN, 1, apart) == ML_CMD_TRAIN);
+    CHECK(ml_flags_command(ML_CMD_EVAL, 2, apart) == ML_CMD_EVAL);
+    CHECK(parse(ML_CMD_SFT, "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "
+                            "--num-epoch 1 --debug-train-only --ref-load r "
+                            "--rollout-function-path "
+                            "miles.rollout.sft_rollout.generate_rollout") == ML_OK);
+}
+
+/* A family takes the words up to the next flag, and tells the reason once. */
+static void families(void) {
+    const char *log = log_of(ML_CMD_TRAIN, RUN "--sglang-attention-backend fa3 "
+                                               "--sglang-cuda-graph-bs 1 2 4 "
+                                               "--sglang-moe-runner-backend=triton "
+                                               "--no-rope-fusion "
+                                               "--eval-sglang-attention-backend fa3");
+
+    CHECK_HAS(log, "--sglang-attention-backend, --sglang-moe-runner-backend, "
+                   "--no-rope-fusion, --eval-sglang-attention-backend are ignored: there "
+                   "is one implementation");
+    CHECK_HAS(log, "--sglang-cuda-graph-bs is ignored: decode steps");
+    check_refused(ML_CMD_TRAIN, RUN "--sglang-speculative-algorithm EAGLE",
+                  "--sglang-speculative-algorithm is not supported: speculative decoding");
+    check_refused(ML_CMD_TRAIN, RUN "--eval-sglang-mem-fraction-static 0.5",
+                  "--eval-sglang-mem-fraction-static is not supported: evaluation engines");
+    check_refused(ML_CMD_TRAIN, RUN "--router-pd-disaggregation", "is not supported");
+    check_refused(ML_CMD_TRAIN, RUN "--sglang-nothing-such", "unknown flag");
+    check_refused(ML_CMD_SCORE, SCORE "--sglang-page-size 1", "unknown flag");
+}
+
+static void wandb(void) {
+    CHECK_HAS(log_of(ML_CMD_TRAIN,
+                     RUN "--save s --use-wandb --wandb-project p --wandb-team t "
+                         "--wandb-group g"),
+              "--use-wandb: wandb sync --sync-tensorboard --project p --entity t "
+              "s/tensorboard uploads the metrics");
+    CHECK_HAS(log_of(ML_CMD_TRAIN, RUN "--use-wandb"), "metrics are kept only with --save");
+    CHECK(*log_of(ML_CMD_TRAIN, RUN "--use-wandb --wandb-mode disabled") == 0);
+    check_refused(ML_CMD_TRAIN, RUN "--use-wandb --wandb-mode online", "--wandb-mode");
+}
+
+static void environment(void) {
+    setenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "1", 1);
+    setenv("MILES_EXPERIMENTAL_FT_TRAINER", "0", 1);
+    CHECK_HAS(log_of(ML_CMD_TRAIN, RUN),
+              "environment variable OPEN_TRAINING_INT4_FAKE_QAT_FLAG is ignored: training "
+              "with fake INT4 quantization is not supported");
+    CHECK(!strstr(logged, "FT_TRAINER"));
+    unsetenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG");
+    CHECK(*log_of(ML_CMD_TRAIN, RUN) == 0);
+    unsetenv("MILES_EXPERIMENTAL_FT_TRAINER");
+}
+
 static const ml_test tests[] = {
     { "an unknown flag gets the nearest known one suggested", wrong_names },
     { "the last of a repeated flag wins with a warning", last_one_wins },
@@ -149,6 +253,11 @@ static const ml_test tests[] = {
     { "flags of TRL and vLLM are answered with ours", names_of_others },
     { "a model id gets the command that downloads it", models_that_are_no_directories },
     { "every suggested flag exists and has an effect", pointers_lead_somewhere },
+    { "names of Miles' functions set the flags they stand for", spellings },
+    { "Miles' spelling of supervised fine-tuning is miles sft", sft_of_train },
+    { "flags of families are ignored or refused with the reason", families },
+    { "--use-wandb names the command that uploads", wandb },
+    { "environment variables without effect are named", environment },
     { 0 },
 };
 

@@ -56,7 +56,7 @@ static void refuses(const ml_dataset_opts *o, const char *message) {
 
     CHECK(ml_dataset_open(&ds, o, &err));
     CHECK_HAS(err.msg, message);
-    CHECK(ds.rows.begin == NULL);
+    CHECK(ds.rows.file == NULL);
 }
 
 static void reads_fields(void) {
@@ -129,8 +129,8 @@ static void refuses_options(void) {
     o.path = ml_test_path("none.jsonl");
     refuses(&o, "none.jsonl: cannot open");
     o = good;
-    o.path = "x.parquet";
-    refuses(&o, "parquet is not supported");
+    o.path = "x.csv";
+    refuses(&o, "x.csv: expected a .jsonl, .json or .parquet file");
 }
 
 /* Bad rows on line 3, behind a good row and a blank line. */

@@ -4,10 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
+#include "io/torch_write.h"
 #include "rl/rollout/group.h"
 #include "rl/rollout/partial_buffer.h"
+#include "rl/sample_torch.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
+#include "tests/support/scratch.h"
 #include "tests/support/toy_model.h"
 #include "tests/support/toy_text.h"
 
@@ -58,6 +62,123 @@ static void what_does_not_fit_is_refused(void) {
               "{\"tokens\": [0, 82, 7], \"response_length\": 2, \"loss_mask\": [0, 1], "
               "\"rollout_log_probs\": [null, -1]}",
               &err));
+    ml_arena_release(&a);
+}
+
+/* --- files of torch --------------------------------------------------------------- */
+
+#define ROLLOUTS "tests/golden/rollouts/"
+
+static double number(const ml_json *doc, const char *key) {
+    double x = (double)NAN;
+    ml_json_f64(ml_json_get(doc, key), &x);
+    return x;
+}
+
+static void check_floats(const float *v, int32_t n, const ml_json *want) {
+    CHECK((v != NULL) == (want->type == ML_JSON_ARRAY));
+    CHECK(!v || want->n == n);
+    for (const ml_json *e = v ? want->child : NULL; e; e = e->next) {
+        double x = 0;
+        CHECK(ml_json_f64(e, &x) && (double)*v++ == x);
+    }
+}
+
+/* The sample is what values.json has for it. */
+static void check_sample(const ml_sample *s, const ml_json *want) {
+    const ml_json *reward = ml_json_get(want, "reward"),
+                  *routed = ml_json_get(want, "rollout_routed_experts");
+    const int32_t *id = s->token;
+
+    CHECK(s->index == (int64_t)number(want, "index"));
+    CHECK(s->group == (int64_t)number(want, "group_index"));
+    CHECK(s->n_response == (int32_t)number(want, "response_length"));
+    CHECK(ml_json_get(want, "tokens")->n == s->n_token);
+    for (const ml_json *e = ml_json_get(want, "tokens")->child; e; e = e->next) {
+        int64_t x = -1;
+        CHECK(ml_json_i64(e, &x) && x == *id++);
+    }
+    CHECK(s->reward == (reward->type == ML_JSON_OBJECT ? number(reward, "score")
+                                                       : number(want, "reward")));
+    check_floats(s->logprob, s->n_response, ml_json_get(want, "rollout_log_probs"));
+    check_floats(s->teacher_logprob, s->n_response, ml_json_get(want, "teacher_log_probs"));
+    CHECK(ml_str_is(ml_json_get(want, "status")->text, ml_sample_status_name(s->status)));
+    CHECK((ml_json_get(want, "remove_sample")->type == ML_JSON_TRUE) == s->remove);
+    CHECK((ml_json_get(want, "loss_mask")->type == ML_JSON_ARRAY) == (s->mask != NULL));
+    CHECK((routed->type == ML_JSON_ARRAY) == (s->routed[0].n > 0));
+    CHECK(!s->routed[0].n || routed->n == s->routed[0].n * s->routed[0].width);
+    id = s->routed[0].row;
+    for (const ml_json *e = id ? routed->child : NULL; e; e = e->next) {
+        int64_t x = -1;
+        CHECK(ml_json_i64(e, &x) && x == *id++);
+    }
+}
+
+static void check_file(const char *path, const ml_json *values) {
+    const ml_json *want = values->child;
+    ml_sample *sample;
+    ml_arena a;
+    int64_t n = 0;
+
+    ml_arena_init(&a, "test");
+    MUST(ml_samples_load(&sample, &n, &a, path, &err));
+    CHECK(n == 4 && values->n == 4);
+    for (int64_t i = 0; i < n; i++, want = want->next)
+        check_sample(&sample[i], want);
+    CHECK(sample[0].version && sample[0].version[2] == 3 && !sample[2].version);
+    CHECK(sample[0].mask && sample[0].mask[1] == 0 && sample[0].mask[2] == 1);
+    CHECK_HAS(sample[0].metadata.ptr, "\"tags\": [\"a\", null]");
+    CHECK(ml_str_is(sample[0].label, "\"4\"") && !sample[2].label.len);
+    CHECK(sample[1].n_part == 3 && sample[3].rollout == 9);
+    ml_arena_release(&a);
+}
+
+static void torch_files_are_read(void) {
+    const ml_sample *all[4];
+    const ml_json *values;
+    ml_sample *sample;
+    ml_file f = { 0 };
+    ml_arena a;
+    int64_t n;
+
+    ml_arena_init(&a, "test");
+    MUST(ml_file_map(&f, ROLLOUTS "values.json", &err));
+    MUST(ml_json_parse_python(&values, &a, f.bytes, "values.json", &err));
+    check_file(ROLLOUTS "miles.pt", values);
+    check_file(ROLLOUTS "legacy.pt", values);
+    MUST(ml_samples_load(&sample, &n, &a, ROLLOUTS "miles.pt", &err));
+    for (int i = 0; i < 4; i++)
+        all[i] = &sample[i];
+    MUST(ml_samples_save_torch(ml_test_path("ours.pt"), 12, all, n, &err));
+    check_file(ml_test_path("ours.pt"), values);
+    ml_file_unmap(&f);
+    ml_arena_release(&a);
+}
+
+static void other_torch_files_are_refused(void) {
+    ml_text pickle = { 0 };
+    ml_err err = { 0 };
+    ml_sample *sample;
+    ml_arena a;
+    int64_t n;
+
+    ml_arena_init(&a, "test");
+    CHECK(ml_samples_load(&sample, &n, &a, "tests/golden/formats/bin/rollout_state.pt",
+                          &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "a recorded rollout");
+    ml_pickle_begin(&pickle);
+    ml_pickle_dict(&pickle);
+    ml_pickle_key(&pickle, "samples");
+    ml_pickle_list(&pickle);
+    ml_pickle_put_int(&pickle, (int64_t)1 << 40);
+    ml_pickle_list_end(&pickle);
+    ml_pickle_dict_end(&pickle);
+    ml_pickle_end(&pickle);
+    CHECK(ml_torch_write(ml_test_path("x.pt"), (ml_str){ pickle.ptr, pickle.len }, &err) ==
+          ML_OK);
+    CHECK(ml_samples_load(&sample, &n, &a, ml_test_path("x.pt"), &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "record 1 is an int; expected a dict");
+    ml_text_release(&pickle);
     ml_arena_release(&a);
 }
 
@@ -236,6 +357,8 @@ static void a_row_that_is_gone(void) {
 static const ml_test tests[] = {
     { "a recorded sample that does not fit the model is refused",
       what_does_not_fit_is_refused },
+    { "recordings of torch.save are read and written", torch_files_are_read },
+    { "files of torch.save without samples are refused", other_torch_files_are_refused },
     { "a held answer over the limit is cut", a_longer_answer_is_cut },
     { "a held answer at the limit has ended", a_full_answer_has_ended },
     { "a held answer below the limit continues", a_shorter_answer_goes_on },

@@ -135,7 +135,7 @@ static void what_cannot_be_meant_is_said(void) {
     static const struct {
         const char *flags, *sentence;
     } cases[] = {
-        { "--update-weight-transfer-mode p2p", "is not supported: use broadcast" },
+        { "--update-weight-transfer-mode p2p --rollout-num-engines 1", "use broadcast" },
         { "--update-weight-transfer-mode disk-delta", "add --rollout-external or" },
         { "--update-weight-transfer-mode disk-delta --rollout-num-engines 1",
           "needs --update-weight-local-checkpoint-dir" },

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/philox.h"
-#include "io/jsonl.h"
+#include "io/table.h"
 
 /* The use of a random number: the sample part of its Philox counter. */
 enum { FOR_INPUT_LEN, FOR_OUTPUT_LEN, FOR_PROMPT /* and so on, one per prompt */ };
@@ -78,17 +78,18 @@ static ml_status encode(ml_bench_item *it, ml_arena *a, ml_encoder *e, ml_err *e
     return st;
 }
 
-static ml_status read_row(ml_bench_item *it, ml_arena *a, const ml_jsonl *f, int64_t row,
+static ml_status read_row(ml_bench_item *it, ml_arena *a, const ml_table *f, int64_t row,
                           const ml_config *c, int64_t n_vocab, ml_encoder *e, ml_err *err) {
     const ml_json *root, *ids, *text, *out_len;
     char where[400];
+    ml_str json;
     int64_t n_out = c->bench.output_len;
-    ml_status st = ml_jsonl_parse(&root, f, row, a, err);
+    ml_status st = ml_table_parse(&root, &json, f, row, a, err);
 
     if (st != ML_OK)
         return st;
-    snprintf(where, sizeof where, "%s:%lld", f->file.path,
-             (long long)ml_jsonl_line(f, row));
+    snprintf(where, sizeof where, "%s:%lld", ml_table_path(f, row),
+             (long long)ml_table_line(f, row));
     ids = ml_json_get(root, "input_ids");
     text = ml_json_get(root, "prompt");
     out_len = ml_json_get(root, "output_len");
@@ -109,8 +110,8 @@ static ml_status read_row(ml_bench_item *it, ml_arena *a, const ml_jsonl *f, int
 static ml_status read_file(ml_bench_load *out, ml_arena *a, const ml_config *c,
                            int64_t n_vocab, const ml_tokenizer *t, ml_err *err) {
     ml_encoder *e = NULL;
-    ml_jsonl f = { 0 };
-    ml_status st = ml_jsonl_open(&f, c->bench.dataset, err);
+    ml_table f = { 0 };
+    ml_status st = ml_table_open(&f, c->bench.dataset, err);
 
     if (st == ML_OK && f.n == 0)
         st = ml_fail(err, ML_EFORMAT, "%s has no rows", c->bench.dataset);
@@ -121,7 +122,7 @@ static ml_status read_file(ml_bench_load *out, ml_arena *a, const ml_config *c,
     for (int64_t i = f.n; i < out->n && st == ML_OK; i++)
         out->item[i] = out->item[i % f.n];
     ml_encoder_free(e);
-    ml_jsonl_close(&f);
+    ml_table_close(&f);
     return st;
 }
 

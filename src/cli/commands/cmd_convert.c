@@ -1,25 +1,57 @@
 /* miles convert: loads a checkpoint as for training and writes it back. */
 #include "cli/cli.h"
 #include "model/export.h"
+#include "model/export_gguf.h"
 
-static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoint *from,
-                         ml_backend *be, ml_arena *a, ml_err *err) {
+static ml_export_opts how(const ml_config *c) {
     static const ml_dtype dtypes[] = {
         [ML_DTYPE_F32] = ML_F32, [ML_DTYPE_BF16] = ML_BF16, [ML_DTYPE_F16] = ML_F16
     };
-    ml_export_opts o = { .dir = c->convert.save_hf,
-                         .keep_dtype = c->convert.dtype == ML_DTYPE_AUTO,
-                         .dtype = dtypes[c->convert.dtype],
-                         .shard_bytes = c->convert.max_shard_bytes };
+    int dtype = c->convert.dtype;
+    bool quantize = dtype >= ML_DTYPE_QUANTIZED && dtype != ML_DTYPE_Q8_0;
+
+    return (ml_export_opts){ .dir = c->convert.save_hf,
+                             .keep_dtype = quantize || dtype == ML_DTYPE_AUTO,
+                             .dtype = dtype > ML_DTYPE_F16 ? ML_F32 : dtypes[dtype],
+                             .shard_bytes = c->convert.max_shard_bytes,
+                             .quantize =
+                                 quantize
+                                     ? (ml_quant_to)(dtype - ML_DTYPE_QUANTIZED + ML_TO_FP8)
+                                     : ML_TO_NONE };
+}
+
+/* auto: that of the source's first matrix. */
+static ml_ggml_type gguf_type(const ml_config *c, const ml_checkpoint *from) {
+    static const ml_ggml_type types[] = { [ML_DTYPE_F32] = ML_GGML_F32,
+                                          [ML_DTYPE_BF16] = ML_GGML_BF16,
+                                          [ML_DTYPE_F16] = ML_GGML_F16 };
+    ml_st_dtype stored = ML_ST_BF16;
+
+    if (c->convert.dtype == ML_DTYPE_Q8_0)
+        return ML_GGML_Q8_0;
+    if (c->convert.dtype != ML_DTYPE_AUTO)
+        return types[c->convert.dtype];
+    for (int64_t i = from->n_tensor - 1; i >= 0; i--)
+        stored = from->tensor[i].t.n_dim == 2 ? from->tensor[i].t.dtype : stored;
+    return stored == ML_ST_F32   ? ML_GGML_F32
+           : stored == ML_ST_F16 ? ML_GGML_F16
+                                 : ML_GGML_BF16;
+}
+
+static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoint *from,
+                         ml_backend *be, ml_arena *a, ml_err *err) {
+    ml_export_opts o = how(c);
     /* A dequantized weight is rounded once, to the dtype that is written. */
-    bool exact = from->quantized &&
-                 (c->convert.dtype == ML_DTYPE_F32 || c->convert.dtype == ML_DTYPE_F16);
+    bool exact = from->quantized && c->convert.dtype != ML_DTYPE_AUTO &&
+                 c->convert.dtype != ML_DTYPE_BF16;
     ml_weights w;
     ml_status st =
         ml_weights_load(&w, s, from, exact ? ML_WEIGHT_F32 : ML_WEIGHT_AUTO, be, a, err);
 
     if (st == ML_OK)
-        st = ml_export_hf(&w, s, from, &o, err);
+        st = c->convert.save_gguf ? ml_export_gguf(&w, s, from, c->convert.save_gguf,
+                                                   gguf_type(c, from), err)
+                                  : ml_export_hf(&w, s, from, &o, err);
     ml_weights_close(&w);
     return st;
 }

@@ -1,14 +1,18 @@
 /* miles train and train-async: reinforcement learning.  miles sft: supervised fine-tuning on
- * conversations, by the same loop. */
+ * conversations, by the same loop.  Every rank of a job runs this. */
 #include "cli/cli.h"
 #include "cli/machine.h"
 #include "cli/progress.h"
+#include "cli/rank_log.h"
 #include "cli/stop.h"
 #include "run/assembly.h"
 #include "run/debug.h"
+#include "run/heartbeat.h"
 
 typedef struct train_job {
     const ml_config *config;
+    ml_run_opts opts; /* of this rank */
+    ml_heartbeat *heartbeat;
     ml_cmd cmd;
     ml_arena arena; /* of options */
     ml_loop_extensions extensions;
@@ -17,15 +21,36 @@ typedef struct train_job {
     ml_assembly parts;
 } train_job;
 
+static bool is_first(const train_job *j) {
+    return ml_run_ranks_first(&j->opts.ranks);
+}
+
+/* The options of this rank: it has a part of its host, and trains with the others. */
+static ml_status place_rank(train_job *j, ml_err *err) {
+    ml_run_opts *o = &j->opts;
+    ml_status st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world,
+                                     60 * o->place.timeout_min, err);
+
+    if (st == ML_OK)
+        st = ml_run_ranks_check(&o->ranks, o, err);
+    if (st == ML_OK)
+        st = ml_heartbeat_open(&j->heartbeat, o->ranks.world, 60 * o->place.timeout_min,
+                               err);
+    o->backend.n_thread = ml_run_ranks_threads(&o->ranks, o->backend.n_thread);
+    o->trainer.comm = o->ranks.data;
+    o->saver.comm = o->ranks.world;
+    return st;
+}
+
 static ml_status open_job(train_job *j, ml_err *err) {
-    const ml_run_opts *c = &j->config->run;
+    const ml_run_opts *c = &j->opts;
     bool sft = j->cmd == ML_CMD_SFT;
     ml_run_opts opts = *c;
     ml_status st = ML_OK;
 
     if (c->debug.env_vars)
         st = ml_train_set_variables(c->debug.env_vars, err);
-    if (st == ML_OK && c->debug.env_report)
+    if (st == ML_OK && c->debug.env_report && is_first(j))
         st = ml_machine_print(err);
     if (st == ML_OK)
         st = ml_train_dumps_open(&j->dumps, c, err);
@@ -46,7 +71,7 @@ static ml_status open_job(train_job *j, ml_err *err) {
 
 static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *display,
                           ml_err *err) {
-    const ml_run_opts *c = &j->config->run;
+    const ml_run_opts *c = &j->opts;
     ml_train_debug debug = { 0 };
     ml_status st = ml_train_debug_open(&debug, loop, display, &j->dumps, c, err);
 
@@ -61,34 +86,51 @@ static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *d
     return st;
 }
 
+/* Rank 0 writes to the terminal and to the run directory, others to their logs in it. */
+static ml_status start(train_job *j, const ml_display *display, ml_err *err) {
+    ml_status st = ml_train_start(&j->run, &j->opts, display->say, err);
+
+    if (st != ML_OK)
+        return st;
+    if (!is_first(j))
+        return ml_rank_log_open(j->run.opts.save, j->opts.ranks.world->rank, err);
+    return ml_flags_save(j->cmd, j->config, j->run.saver ? j->run.opts.save : NULL,
+                         j->run.snapshot ? j->run.opts.load : NULL, err);
+}
+
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run, .stop = ml_stop_on_signals() };
-    ml_display display = ml_progress_open(loop.stop, j->config->run.save);
-    ml_status st = ml_train_start(&j->run, &j->config->run, display.say, err);
+    bool several = ml_run_ranks_size(&j->opts.ranks) > 1;
+    ml_display display = is_first(j) ? ml_progress_open(loop.stop, j->opts.save, several)
+                                     : ml_rank_log_display();
+    ml_status st = start(j, &display, err);
 
-    if (st == ML_OK)
-        st = ml_flags_save(j->cmd, j->config, j->run.saver ? j->run.opts.save : NULL,
-                           j->run.snapshot ? j->run.opts.load : NULL, err);
     if (st == ML_OK)
         st = run_loop(j, &loop, &display, err);
     ml_progress_end();
-    if (st == ML_OK)
+    if (st == ML_OK && is_first(j))
         ml_stop_tell(&loop, j->config);
     return st;
 }
 
 static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
-    train_job j = { .config = c, .cmd = cmd };
+    train_job j = { .config = c, .cmd = cmd, .opts = c->run };
     ml_status st;
 
     ml_arena_init(&j.arena, "options");
-    st = open_job(&j, err);
+    st = place_rank(&j, err);
     if (st == ML_OK)
-        st = c->run.dry_run ? ml_train_show_memory(&j.run, ml_print_line, err)
-                            : train(&j, err);
+        st = open_job(&j, err);
+    if (st == ML_OK && !c->run.dry_run)
+        st = train(&j, err);
+    else if (st == ML_OK && is_first(&j))
+        st = ml_train_show_memory(&j.run, ml_print_line, err);
+    st = ml_comm_agree(j.opts.ranks.world, st, err);
     ml_assembly_close(&j.parts);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
+    ml_heartbeat_close(j.heartbeat);
+    ml_run_ranks_close(&j.opts.ranks);
     ml_arena_release(&j.arena);
     return st;
 }

@@ -33,7 +33,8 @@ typedef enum ml_cmd {
     ML_CMD_INSPECT = 8192,
     ML_CMD_DOCTOR = 16384,
     ML_CMD_LIST = 32768,
-    ML_CMD_ALL = 65535,
+    ML_CMD_DATA_SHOW = 131072,
+    ML_CMD_ALL = 65535 | ML_CMD_DATA_SHOW,
     ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN /* has the flags of train */
 } ml_cmd;
 

@@ -181,6 +181,8 @@ const ml_flag ml_flags_algo[] = {
       .max = 1e+30,
       .group = "off-policy correction",
       .help = "Upper bound of the weights of tis and icepop." },
+    ML_SAME("tis-threshold", F64, "X", MILES, ML_CMD_LOSS | ML_CMD_TRAIN,
+            "off-policy correction", "tis-clip"),
     { .name = "tis-clip-low",
       .type = ML_FLAG_F64,
       ML_AT(run.algo.num.tis_clip_low),

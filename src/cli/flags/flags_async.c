@@ -89,8 +89,9 @@ const ml_flag ml_flags_async[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.colocate),
       .group = "modes",
-      .help = "Engine and trainer share one set of weights, which miles train always does. "
-              " train-async needs two sets and rejects this flag." },
+      .help = "Engine and trainer share one set of weights, which miles train always does, "
+              "and use their memory in turn, as with --offload.  train-async needs two "
+              "sets and rejects this flag." },
     { .name = "rollout-external",
       .type = ML_FLAG_BOOL,
       ML_AT(run.mode.external),
@@ -206,10 +207,12 @@ const ml_flag ml_flags_async[] = {
       .words = transfers,
       .def = "broadcast",
       .group = "remote engines",
-      .help = "broadcast: write all weights for each publication.  disk-delta: write the "
-              "difference to the last publication, which engines apply to their local "
-              "copy; write all weights if a delta cannot be applied or is not smaller.  "
-              "The results do not depend on it.  p2p is not supported." },
+      .help =
+          "broadcast: write all weights for each publication.  disk-delta: write the "
+          "difference to the last publication, which engines apply to their local "
+          "copy; write all weights if a delta cannot be applied or is not smaller.  "
+          "The results do not depend on it.  p2p is accepted only for an engine in this "
+          "process, which needs no transfer." },
     { .name = "update-weight-local-checkpoint-dir",
       .type = ML_FLAG_PATH,
       ML_AT(run.publish.copy),

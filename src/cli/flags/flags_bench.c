@@ -84,7 +84,7 @@ const ml_flag ml_flags_bench[] = {
       .value = "FILE",
       .group = "load",
       .help =
-          "Read prompts from a jsonl file instead: \"input_ids\" or \"prompt\" (text), and "
+          "Read prompts from a data file instead: \"input_ids\" or \"prompt\" (text), and "
           "optionally \"output_len\".  Rows repeat if there are fewer than requests." },
     { .name = "seed",
       .type = ML_FLAG_I64,

@@ -1,4 +1,4 @@
-/* miles inspect and miles doctor. */
+/* miles inspect, miles data and miles doctor. */
 #include "cli/flags/flag_rows.h"
 
 const ml_flag ml_flags_inspect[] = {
@@ -77,6 +77,24 @@ const ml_flag ml_flags_inspect[] = {
       .help = "--tokens: checkpoint whose tokenizer decodes them." },
     ML_SAME("model-path", PATH, "DIR", SGLANG, ML_CMD_INSPECT, "samples", "hf-checkpoint"),
     ML_SAME("model", PATH, "DIR", SGLANG, ML_CMD_INSPECT, "samples", "hf-checkpoint"),
+    { .name = "data",
+      .type = ML_FLAG_PATH,
+      ML_AT(data.path),
+      .value = "FILE",
+      .required = true,
+      .operand = true,
+      .group = "rows",
+      .cmds = ML_CMD_DATA_SHOW,
+      .help = "Data file: .jsonl, .json, .jsonl.gz, .jsonl.zst or .parquet; a directory or "
+              "a quoted pattern; several, separated by commas.  FILE@[a:b] is a slice of "
+              "its rows." },
+    { .name = "columns",
+      .type = ML_FLAG_LIST,
+      ML_AT(data.columns),
+      .value = "NAME...",
+      .group = "rows",
+      .cmds = ML_CMD_DATA_SHOW,
+      .help = "Only these columns of each row." },
     { .name = "command",
       .type = ML_FLAG_LIST,
       ML_AT(doctor.command),

@@ -3,12 +3,17 @@
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
-#define WANDB                                                                              \
-    "metrics are written to metrics.jsonl, TensorBoard event files and run.db in --save "  \
-    "only"
-
 static const char *const phases[] = { "train_overall", "train_actor", "train_log_probs",
                                       NULL };
+
+static const char *const wandb_modes[] = { "offline", "disabled", NULL };
+
+#define WANDB_TEXT(word, field, what)                                                      \
+    {                                                                                      \
+        .name = word, .type = ML_FLAG_TEXT, ML_AT(run.wandb.field), .value = "NAME",       \
+        .group = "metrics", .cmds = TRAIN, .from = ML_FROM_MILES,                          \
+        .help = what " of --use-wandb."                                                    \
+    }
 
 const ml_flag ml_flags_logging[] = {
     { .name = "tensorboard-dir",
@@ -67,43 +72,26 @@ const ml_flag ml_flags_logging[] = {
               "train_overall for all." },
     ML_NOOP("use-tensorboard", BOOL, MILES, TRAIN,
             "event files are always written to the directory of --save"),
-    ML_NOOP("use-wandb", BOOL, MILES, TRAIN, WANDB),
-    ML_NOOP("disable-wandb-random-suffix", BOOL, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-always-use-train-step", BOOL, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-project", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-group", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-key", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-mode", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-dir", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-host", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-team", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-run-id", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("wandb-run-name", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("use-mlflow", BOOL, MILES, TRAIN, WANDB),
-    ML_NOOP("mlflow-tracking-uri", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("mlflow-experiment-name", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("mlflow-run-name", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("mlflow-run-id", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("use-prometheus", BOOL, MILES, TRAIN, WANDB),
-    ML_NOOP("prometheus-port", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("prometheus-run-name", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("use-miles-dashboard", BOOL, MILES, TRAIN, WANDB),
-    ML_NOOP("dashboard-forward-prometheus", BOOL, MILES, TRAIN, WANDB),
-    ML_NOOP("dashboard-flush-interval", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("dashboard-gpu-sample-interval", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("dashboard-sglang-scrape-interval", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("dashboard-sglang-scrape-mode", TEXT, MILES, TRAIN, WANDB),
-    ML_NOOP("dashboard-sglang-metrics", TEXT, MILES, TRAIN, WANDB),
-    ML_REFUSED("log-reward-category", TEXT, MILES, TRAIN,
-               "rewards have no categories; miles inspect shows the reward of each sample"),
-    ML_REFUSED("log-correct-samples", BOOL, MILES, TRAIN,
-               "use miles inspect RUN --min-reward 1"),
-    ML_NOOP("rollout-buffer-url", TEXT, MILES, TRAIN, "Miles does not use it either"),
-    ML_NOOP("fetch-trajectory-retry-times", TEXT, MILES, TRAIN,
-            "Miles does not use it either"),
-    ML_NOOP("min-batch-collection-ratio", TEXT, MILES, TRAIN,
-            "Miles does not use it either"),
-    ML_NOOP("rollout-task-type", TEXT, MILES, TRAIN, "Miles does not use it either"),
-    ML_NOOP("http-proxy", TEXT, MILES, TRAIN, "Miles does not use it either"),
+    { .name = "use-wandb",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.wandb.use),
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Print the command that uploads the TensorBoard event files of the run to "
+              "W&B.  miles itself sends nothing." },
+    { .name = "wandb-mode",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.wandb.mode),
+      .words = wandb_modes,
+      .def = "offline",
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "offline: the run is uploaded by wandb sync.  disabled: same as "
+              "--no-use-wandb." },
+    WANDB_TEXT("wandb-project", project, "Project"),
+    WANDB_TEXT("wandb-team", team, "Entity"),
+    WANDB_TEXT("wandb-run-id", id, "Run"),
     { 0 },
 };

@@ -8,7 +8,10 @@
 /* Several flags called dtype: fewer dtypes can be computed in than stored. */
 static const char *const compute_dtypes[] = { "auto", "f32", "bf16", NULL };
 static const char *const load_formats[] = { "auto", "dummy", NULL };
-static const char *const store_dtypes[] = { "auto", "f32", "bf16", "f16", NULL };
+static const char *const store_dtypes[] = { "auto",  "f32",       "bf16",      "f16",
+                                            "fp8",   "fp8-ue8m0", "fp8-row",   "fp8-tensor",
+                                            "mxfp8", "int4",      "int4-g128", "mxfp4",
+                                            "nvfp4", "q8_0",      NULL };
 
 const ml_flag ml_flags_model[] = {
     { .name = "hf-checkpoint",
@@ -20,7 +23,8 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = ML_CMD_SCORE | ML_CMD_CONVERT | ML_CMD_TOKENIZE | ML_CMD_CHAT_TEMPLATE,
       .from = ML_FROM_MILES,
-      .help = "Hugging Face checkpoint: config.json and safetensors files." },
+      .help = "Hugging Face checkpoint: config.json and safetensors files or "
+              "pytorch_model.bin; or a .gguf file." },
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
       .model = true,
@@ -41,7 +45,8 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = SERVING,
       .from = ML_FROM_SGLANG,
-      .help = "Hugging Face checkpoint: config.json and safetensors files." },
+      .help = "Hugging Face checkpoint: config.json and safetensors files or "
+              "pytorch_model.bin; or a .gguf file." },
     ML_SAME("hf-checkpoint", PATH, "DIR", MILES, SERVING, "model", "model-path"),
     ML_SAME("model", PATH, "DIR", SGLANG, SERVING, "model", "model-path"),
     ML_SAME("model-path", PATH, "DIR", SGLANG, READING, "model", "hf-checkpoint"),
@@ -83,7 +88,12 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = ML_CMD_CONVERT,
       .from = ML_FROM_SGLANG,
-      .help = "Dtype of the written weights; auto: that of the input." },
+      .help =
+          "Dtype of the written weights; auto: that of the input.  The others round the "
+          "linear layers to nearest, with scales for blocks of 128x128 (fp8, "
+          "fp8-ue8m0), rows, tensors, groups of 32 (mxfp8, int4, mxfp4), 128 "
+          "(int4-g128) or 16 (nvfp4); int4 and nvfp4 only the experts of a model that "
+          "has them." },
     { .name = "chat-template",
       .type = ML_FLAG_PATH,
       ML_AT(run.chat_template),

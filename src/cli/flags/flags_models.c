@@ -14,6 +14,7 @@ const ml_flag ml_flags_models[] = {
       .value = "DIR",
       .def_note = "--hf-checkpoint",
       .group = "reference model",
+      .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
       .help = "Reference model of --use-kl-loss and --kl-coef, and initial weights of the "
               "actor if --load has no snapshot: a Hugging Face checkpoint, or a directory "
               "of snapshots." },
@@ -25,6 +26,7 @@ const ml_flag ml_flags_models[] = {
       .min = -1,
       .max = 1e12,
       .group = "reference model",
+      .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
       .help = "Snapshot of --ref-load to load." },
     { .name = "ref-update-interval",
       .type = ML_FLAG_I64,

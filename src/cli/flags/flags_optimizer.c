@@ -1,7 +1,9 @@
-#include "cli/flags/flag.h"
+#include "cli/flags/flag_rows.h"
 
 /* Words are in the order of the enumerations in train/ and model/plan.h. */
 static const char *const optimizers[] = { "adam", "sgd", NULL };
+static const char *const sft_rollout[] = { "miles.rollout.sft_rollout.generate_rollout",
+                                           NULL };
 static const char *const lr_styles[] = { "constant", "linear",
                                          "cosine",   "inverse-square-root",
                                          "WSD",      NULL };
@@ -245,6 +247,12 @@ const ml_flag ml_flags_optimizer[] = {
       .group = "memory",
       .from = ML_FROM_OURS,
       .help = "Check all files, print the memory plan and exit." },
+    ML_FIXED("rollout-function-path", MILES, ML_CMD_SFT, sft_rollout,
+             "Miles' name of supervised fine-tuning."),
+    ML_NOOP("apply-chat-template", BOOL, MILES, ML_CMD_SFT,
+            "conversations are always rendered by the chat template"),
+    ML_NOOP("update-weight-buffer-size", TEXT, MILES, ML_CMD_SFT,
+            "supervised fine-tuning does not generate"),
     { .name = "debug-train-only",
       .type = ML_FLAG_BOOL,
       .state = ML_FLAG_NOOP,
@@ -263,7 +271,7 @@ const ml_flag ml_flags_optimizer[] = {
       .type = ML_FLAG_BOOL,
       .state = ML_FLAG_NOOP,
       .group = "compatibility",
-      .why = "a run has one rank" },
+      .why = "ranks always divide the optimizer state" },
     { .name = "accumulate-allreduce-grads-in-fp32",
       .type = ML_FLAG_BOOL,
       .state = ML_FLAG_NOOP,

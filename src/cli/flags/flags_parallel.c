@@ -1,20 +1,67 @@
-/* Ranks, machines and their supervision: a run is one process today. */
+/* Ranks, machines and their supervision.  Ranks divide the samples (data parallelism). */
 #include "cli/flags/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
 static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
+static const char *const f32[] = { "fp32", "float32", NULL };
 
-#define ONE_RANK "A run has one rank."
-#define RANK "a run has one rank"
-#define PLACE "a run is one process on one machine"
-#define ENGINES "use --rollout-num-engines for engines in other processes"
+#define ONE_RANK                                                                           \
+    "Larger sizes are not supported yet: each rank has the whole model, and ranks divide " \
+    "the samples and the optimizer state."
+#define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
+#define ALWAYS "this is always so"
+#define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"
+#define ENGINES "every rank has an engine of its own; --rollout-num-engines starts others"
 #define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
-#define FAULTS "the trainer is one process; resume a killed run with --load"
+#define FAULTS "a rank that fails ends the job; resume it with --load"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
 
 const ml_flag ml_flags_parallel[] = {
+    { .name = "actor-num-nodes",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.nodes),
+      .def_note = "any",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Hosts of the job.  mpirun -n places the ranks; a job of another size ends "
+              "with a message." },
+    { .name = "actor-num-gpus-per-node",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.gpus_per_node),
+      .def_note = "any",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Ranks of a host: the job must have --actor-num-nodes times as many.  A dry "
+              "run without mpirun plans one of them." },
+    { .name = "num-gpus-per-node",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.most_per_node),
+      .def_note = "any",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Ranks that a host may have at most." },
+    { .name = "distributed-timeout-minutes",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.timeout_min),
+      .def = "10",
+      .min = 0,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MEGATRON,
+      .help = "The job ends if a rank waits longer than this for another one in training. "
+              " 0: no limit." },
     ML_FIXED("tensor-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
     ML_FIXED("pipeline-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
     ML_FIXED("context-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
@@ -32,14 +79,10 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("indep-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("delay-split-train-data-by-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("allgather-cp", BOOL, MILES, TRAIN, RANK),
-    ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, RANK),
-    ML_NOOP("distributed-timeout-minutes", TEXT, MEGATRON, TRAIN, RANK),
-    ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, RANK),
-    ML_NOOP("actor-num-nodes", TEXT, MILES, TRAIN, PLACE),
-    ML_NOOP("actor-num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, "ranks exchange data over MPI"),
+    ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, ALWAYS),
     ML_NOOP("rollout-num-gpus", TEXT, MILES, TRAIN, ENGINES),
     ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, TRAIN, ENGINES),
-    ML_NOOP("num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
     ML_NOOP("pin-rollout-manager-to-head", BOOL, MILES, TRAIN, PLACE),
     ML_NOOP("use-distributed-post", BOOL, MILES, TRAIN, PLACE),
     ML_NOOP("object-store-backend", TEXT, MILES, TRAIN, PLACE),
@@ -47,24 +90,25 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("mooncake-replica-num", TEXT, MILES, TRAIN, PLACE),
     ML_REFUSED("prefill-num-servers", TEXT, MILES, TRAIN,
                "prefill and decode run on the same engine; remove the flag"),
-    ML_NOOP("stream-optimizer-state-to-disk", BOOL, MILES, TRAIN,
-            "use --optimizer-offload-dir to keep the optimizer state on disk"),
-    ML_NOOP("stream-optimizer-state-moment-dtype", TEXT, MILES, TRAIN, "moments are f32"),
-    ML_NOOP("offload-train-disk-dir", TEXT, MILES, TRAIN,
-            "use --optimizer-offload-dir to keep the optimizer state on disk"),
+    ML_REFUSED("stream-optimizer-state-to-disk", BOOL, MILES, TRAIN,
+               "use --optimizer-offload-dir DIR to keep the optimizer state on disk"),
+    ML_FIXED("stream-optimizer-state-moment-dtype", MILES, TRAIN, f32,
+             "Adam's moments are f32."),
+    ML_SAME("offload-train-disk-dir", PATH, "DIR", MILES, TRAIN, "optimizer",
+            "optimizer-offload-dir"),
     ML_NOOP("offload-train-disk-chunk-mb", TEXT, MILES, TRAIN,
-            "use --optimizer-offload-dir to keep the optimizer state on disk"),
+            "the optimizer state on disk is a memory-mapped file"),
     ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN,
             "only the KV cache is released; engine and trainer share the weights"),
     ML_FIXED("offload-train-target", MILES, TRAIN, memory,
              "--offload-train moves the optimizer state to host memory."),
     ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
-    ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("trainer-heartbeat-checker-failure-threshold", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("ft-components", LIST, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("trainer-heartbeat-checker-failure-threshold", TEXT, MILES, TRAIN, FAULTS),
     ML_REFUSED("mini-ft-controller-enable", BOOL, MILES, TRAIN, CONTROL),
     ML_REFUSED("control-server-port", TEXT, MILES, TRAIN, CONTROL),
     ML_REFUSED("mini-ft-controller-poll-interval", TEXT, MILES, TRAIN, CONTROL),

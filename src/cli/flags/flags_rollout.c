@@ -8,7 +8,8 @@ const ml_flag ml_flags_rollout[] = {
       .value = "FILE",
       .group = "data",
       .cmds = ML_CMD_TRAIN,
-      .help = "Prompt data: a .jsonl file, optionally with a slice of rows: FILE@[a:b]." },
+      .help = "Prompt data: .jsonl, .json or .parquet files, a directory or a pattern, "
+              "optionally with a slice of rows: FILE@[a:b]." },
     { .name = "label-key",
       .type = ML_FLAG_TEXT,
       ML_AT(run.data.label_key),
@@ -305,15 +306,16 @@ const ml_flag ml_flags_rollout[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .help = "Record every rollout to this path, which must contain {rollout_id} and end "
-              "in .jsonl.zst." },
+              "in .jsonl.zst (a line of JSON per sample) or .pt (torch.load reads it, and "
+              "so does Miles)." },
     { .name = "load-debug-rollout-data",
       .type = ML_FLAG_TEXT,
       ML_AT(run.rollout.load_debug),
       .value = "PATH",
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
-      .help =
-          "Train on rollouts recorded by --save-debug-rollout-data; generate nothing." },
+      .help = "Train on rollouts recorded by --save-debug-rollout-data, here or by Miles; "
+              "generate nothing." },
     { .name = "debug-train-only",
       .type = ML_FLAG_BOOL,
       ML_AT(run.rollout.train_only),

@@ -80,6 +80,16 @@ static bool share_of_nothing(const ml_config *c) {
     return !isnan(c->run.debug.subsample) && !c->run.rollout.load_debug;
 }
 
+static bool ends_in(const char *s, const char *end) {
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && strcmp(s + n - k, end) == 0;
+}
+
+static bool other_recording(const ml_config *c) {
+    const char *path = c->run.rollout.save_debug;
+    return path && !ends_in(path, ".zst") && !ends_in(path, ".pt");
+}
+
 static bool padded_and_dynamic(const ml_config *c) {
     return is(c->qkv_format, "bshd") && c->run.trainer.batch.dynamic;
 }
@@ -270,6 +280,19 @@ static bool dumps_elsewhere(const ml_config *c) {
            ml_run_elsewhere(&c->run);
 }
 
+static bool one_output(const ml_config *c) {
+    return !c->convert.save_hf == !c->convert.save_gguf;
+}
+
+static bool q8_0_without_gguf(const ml_config *c) {
+    return c->convert.dtype == ML_DTYPE_Q8_0 && !c->convert.save_gguf;
+}
+
+static bool other_codes_in_gguf(const ml_config *c) {
+    return c->convert.save_gguf && c->convert.dtype >= ML_DTYPE_QUANTIZED &&
+           c->convert.dtype != ML_DTYPE_Q8_0;
+}
+
 #define ALGO (ML_CMD_TRAIN | ML_CMD_LOSS)
 #define NO_END "--num-rollout or --num-epoch is required"
 #define PROFILE "--profile needs --save, the directory for the trace"
@@ -278,6 +301,12 @@ static bool dumps_elsewhere(const ml_config *c) {
 #define INTERVAL "--save-interval needs --save, the directory for snapshots"
 
 const ml_rule ml_rules[] = {
+    { "convert-output", ML_CMD_CONVERT, one_output,
+      "one of --save-hf and --save-gguf is required" },
+    { "convert-q8_0", ML_CMD_CONVERT, q8_0_without_gguf,
+      "--dtype q8_0 is for GGUF files: it needs --save-gguf" },
+    { "convert-gguf", ML_CMD_CONVERT, other_codes_in_gguf,
+      "--save-gguf stores f32, bf16, f16 or q8_0: choose one of them as --dtype" },
     { "sft-no-end", ML_CMD_SFT, no_end, NO_END },
     { "sft-interval", ML_CMD_SFT, interval_without_save, INTERVAL },
     { "profile", ML_CMD_SFT | ML_CMD_TRAIN, profile_without_save, PROFILE },
@@ -292,6 +321,8 @@ const ml_rule ml_rules[] = {
       "--qkv-format bshd uses --micro-batch-size: remove --use-dynamic-batch-size" },
     { "train-subsample", ML_CMD_TRAIN, share_of_nothing,
       "--load-debug-rollout-data-subsample needs --load-debug-rollout-data" },
+    { "train-recording", ML_CMD_TRAIN, other_recording,
+      "--save-debug-rollout-data writes .jsonl.zst or .pt: change the suffix" },
     { "train-no-end", ML_CMD_TRAIN, no_end, NO_END },
     { "train-interval", ML_CMD_TRAIN, interval_without_save, INTERVAL },
     { "sft-save-hf", ML_CMD_SFT, hf_without_save, SAVE_HF },

@@ -63,7 +63,7 @@ static bool no_place_for_weights(const ml_config *c) {
 }
 
 static bool peer_to_peer(const ml_config *c) {
-    return c->run.mode.transfer == ML_TRANSFER_P2P;
+    return c->run.mode.transfer == ML_TRANSFER_P2P && ml_run_elsewhere(&c->run);
 }
 
 static bool delta_without_engines(const ml_config *c) {
@@ -221,7 +221,9 @@ const ml_rule ml_rules_train[] = {
       "remote engines read weights from a directory: give --update-weight-disk-dir DIR, or "
       "--save" },
     { "train-weights-p2p", ML_CMD_TRAIN, peer_to_peer,
-      "--update-weight-transfer-mode p2p is not supported: use broadcast or disk-delta" },
+      "--update-weight-transfer-mode p2p is not supported with remote engines: use "
+      "broadcast "
+      "or disk-delta" },
     { "train-delta-engines", ML_CMD_TRAIN, delta_without_engines,
       "--update-weight-transfer-mode disk-delta needs remote engines: add "
       "--rollout-external or --rollout-num-engines" },

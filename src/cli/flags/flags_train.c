@@ -14,7 +14,8 @@ const ml_flag ml_flags_train[] = {
       .group = "data",
       .cmds = ML_CMD_SFT,
       .help =
-          "Conversations: a .jsonl file, optionally with a slice of rows: FILE@[a:b]." },
+          "Conversations: data files, as for miles data show, optionally with a slice of "
+          "rows: FILE@[a:b]." },
     { .name = "input-key",
       .type = ML_FLAG_TEXT,
       ML_AT(run.data.input_key),

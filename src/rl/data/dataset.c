@@ -54,7 +54,7 @@ static ml_status check_opts(ml_dataset *ds, ml_err *err) {
     ML_BUG_IF(o->apply_chat_template && !o->text.render);
     ML_BUG_IF(o->max_prompt_len > 0 && !o->text.count);
     if (!o->make && (!o->path || !*o->path))
-        return ml_fail(err, ML_EUSAGE, "no prompt data; set it to a .jsonl file");
+        return ml_fail(err, ML_EUSAGE, "no prompt data; set it to a data file");
     if (o->multimodal_keys)
         return ml_fail(err, ML_EUNSUP,
                        "%s: images, video and audio are not supported; remove the "
@@ -213,8 +213,8 @@ void ml_dataset_blame(const ml_dataset *ds, int64_t row, ml_err *err) {
     if (ds->opts.make)
         ml_err_prefix(err, "%s, prompt %lld", ds->opts.make->base.name, (long long)row);
     else
-        ml_err_prefix(err, "%s:%lld", ds->rows.file.path,
-                      (long long)ml_jsonl_line(&ds->rows, row));
+        ml_err_prefix(err, "%s:%lld", ml_table_path(&ds->rows, row),
+                      (long long)ml_table_line(&ds->rows, row));
 }
 
 /* --- rows made by an extension --------------------------------------------------- */
@@ -252,8 +252,7 @@ static ml_status read_row(const ml_json **out, ml_str *text, const ml_dataset *d
             ml_dataset_blame(ds, row, err);
         return st;
     }
-    *text = ml_jsonl_row(&ds->rows, row);
-    return ml_jsonl_parse(out, &ds->rows, row, a, err);
+    return ml_table_parse(out, text, &ds->rows, row, a, err);
 }
 
 ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, ml_arena *a,
@@ -297,8 +296,8 @@ static verdict judge(const ml_dataset *ds, int64_t row, int worker, int64_t *byt
     if (p.messages)
         return KEEP_UNMEASURED;
     if (t->count(t->ud, worker, &n, p.text, err ? err : &unwanted)) {
-        ml_err_prefix(err, "%s:%lld", ds->rows.file.path,
-                      err ? (long long)ml_jsonl_line(&ds->rows, row) : 0);
+        if (err)
+            ml_dataset_blame(ds, row, err);
         return DROP_BAD;
     }
     return n > ds->opts.max_prompt_len ? DROP_LONG : KEEP;
@@ -355,11 +354,6 @@ static ml_status fail_for(const ml_dataset *ds, int64_t row, ml_err *err) {
     return err->code;
 }
 
-static void forget_rows(const ml_jsonl *f, int64_t begin, int64_t end) {
-    size_t from = f->begin[begin], to = end < f->n ? f->begin[end] : f->file.bytes.len;
-    ml_file_forget(&f->file, from, to - from);
-}
-
 static void note_longest(ml_dataset *ds, const int64_t *bytes, int64_t n) {
     for (int64_t i = 0; i < n && ds->longest_text >= 0; i++)
         if (bytes[i] < 0 || bytes[i] > ds->longest_text)
@@ -380,7 +374,7 @@ static ml_status judge_all(ml_dataset *ds, unsigned char *found, int64_t *bytes,
             if (found[i] == DROP_BAD)
                 return fail_for(ds, i, err);
         note_longest(ds, bytes, n);
-        forget_rows(&ds->rows, first, first + n);
+        ml_table_forget(&ds->rows, first, first + n);
     }
     return ML_OK;
 }
@@ -398,10 +392,29 @@ static void count(ml_dataset *ds, const unsigned char *found) {
             ds->bad_line[ds->n_bad++] = i;
 }
 
+/* "1, 5, 7, ...": the lines of the first invalid rows; with their files, if there are
+ * several. */
+static void name_lines(ml_text *out, ml_dataset *ds) {
+    enum { N_NAMED = 20 };
+    const char *path[N_NAMED];
+    int64_t n = ds->n_bad < N_NAMED ? ds->n_bad : N_NAMED;
+
+    for (int64_t i = 0; i < n; i++)
+        path[i] = ml_table_path(&ds->rows, ds->bad_line[i]);
+    ml_table_lines(&ds->rows, ds->bad_line, ds->n_bad);
+    for (int64_t i = 0; i < n; i++)
+        if (ds->rows.n_file > 1)
+            ml_text_printf(out, "%s%s:%lld", i ? ", " : "", path[i],
+                           (long long)ds->bad_line[i]);
+        else
+            ml_text_printf(out, "%s%lld", i ? ", " : "", (long long)ds->bad_line[i]);
+    if (n < ds->n_bad)
+        ml_text_printf(out, ", ...");
+}
+
 /* Logs how many rows were dropped, with the lines of the first few and the first reason. */
 static void warn(ml_dataset *ds) {
-    enum { N_NAMED = 20 };
-    const char *path = ds->rows.file.path;
+    const char *path = ds->rows.path;
     ml_text lines = { 0 };
     ml_err first;
 
@@ -417,11 +430,9 @@ static void warn(ml_dataset *ds) {
     if (!ds->n_bad)
         return;
     fail_for(ds, ds->bad_line[0], &first);
-    ml_jsonl_lines(&ds->rows, ds->bad_line, ds->n_bad);
-    for (int64_t i = 0; i < ds->n_bad && i < N_NAMED; i++)
-        ml_text_printf(&lines, "%s%lld", i ? ", " : "", (long long)ds->bad_line[i]);
-    ml_log(ML_LOG_WARN, "%s: skipped %lld invalid rows, on lines %s%s; the first: %s", path,
-           (long long)ds->n_bad, lines.ptr, ds->n_bad > N_NAMED ? ", ..." : "", first.msg);
+    name_lines(&lines, ds);
+    ml_log(ML_LOG_WARN, "%s: skipped %lld invalid rows, on lines %s; the first: %s", path,
+           (long long)ds->n_bad, lines.ptr, first.msg);
     ml_text_release(&lines);
 }
 
@@ -451,7 +462,8 @@ static void warn_of_tools(const ml_dataset *ds, int64_t row) {
     ml_log(ML_LOG_WARN,
            "%s:%lld: the row has tools in \"%s\", but the chat template ignores them: use "
            "a template with tools (--chat-template-path)",
-           ds->rows.file.path, (long long)ml_jsonl_line(&ds->rows, row), ds->opts.tool_key);
+           ml_table_path(&ds->rows, row), (long long)ml_table_line(&ds->rows, row),
+           ds->opts.tool_key);
 }
 
 static ml_status check_rows(ml_dataset *ds, ml_err *err) {
@@ -475,7 +487,7 @@ static ml_status check_rows(ml_dataset *ds, ml_err *err) {
         warn_of_tools(ds, atomic_load(&with_tools));
         for (int64_t i = 0; i < n; i++)
             found[i] = found[i] == KEEP || found[i] == KEEP_UNMEASURED;
-        ml_jsonl_keep(&ds->rows, found);
+        ml_table_keep(&ds->rows, found);
     }
     free(found);
     if (!st && ds->rows.n == 0)
@@ -493,7 +505,7 @@ ml_status ml_dataset_open(ml_dataset *out, const ml_dataset_opts *opts, ml_err *
     ml_arena_init(&out->arena, "a data set");
     st = check_opts(out, err);
     if (!st && !opts->make)
-        st = ml_jsonl_open(&out->rows, opts->path, err);
+        st = ml_table_open(&out->rows, opts->path, err);
     if (!st && !opts->make)
         st = check_rows(out, err);
     if (st)
@@ -502,7 +514,7 @@ ml_status ml_dataset_open(ml_dataset *out, const ml_dataset_opts *opts, ml_err *
 }
 
 void ml_dataset_close(ml_dataset *ds) {
-    ml_jsonl_close(&ds->rows);
+    ml_table_close(&ds->rows);
     ml_arena_release(&ds->arena);
     *ds = (ml_dataset){ 0 };
 }

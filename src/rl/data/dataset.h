@@ -1,10 +1,10 @@
-/* dataset.h - prompts from a file: one JSON object per line, checked before a run starts.
+/* dataset.h - prompts from data files (io/table.h), checked before a run starts.
  *
  * A row has a prompt under the input key (text, or a list of messages) and may have
  * a label, metadata and tools.  ml_dataset_open checks every row, renders it and counts
  * its tokens if the options require that, and drops prompts that are too long; a bad row
  * is an error that names its line, or is counted and skipped.  Only an index of the rows
- * stays in memory; each call of ml_dataset_prompt reads the mapped file.
+ * stays in memory; each call of ml_dataset_prompt reads the mapped files.
  *
  * data_source.h is responsible for order, epochs and sample numbers.
  *
@@ -13,7 +13,7 @@
 #define ML_RL_DATA_DATASET_H
 
 #include "base/pool.h"
-#include "io/jsonl.h"
+#include "io/table.h"
 #include "miles/plugin.h"
 
 /* Callbacks that convert conversations to text and count tokens.  Several threads call them
@@ -31,7 +31,7 @@ typedef struct ml_prompt_text {
 
 /* Zeros mean defaults.  Text, functions and the pool must outlive the data set. */
 typedef struct ml_dataset_opts {
-    const char *path;            /* a .jsonl file, maybe with a slice: jsonl.h */
+    const char *path;            /* of a data file or several: table.h */
     const miles_prompts *make;   /* instead of a file: makes row i, without a limit on i */
     int64_t seed;                /* passed to `make` */
     const char *input_key;       /* default "input" */
@@ -50,10 +50,10 @@ typedef struct ml_dataset_opts {
 
 typedef struct ml_dataset {
     ml_dataset_opts opts; /* with defaults filled in */
-    ml_jsonl rows;        /* the rows that were kept; their number is rows.n */
+    ml_table rows;        /* the rows that were kept; their number is rows.n */
     ml_arena arena;
     const ml_json *template_kwargs;
-    int64_t *bad_line; /* [n_bad] line numbers of the skipped rows, ascending */
+    int64_t *bad_line; /* [n_bad] lines of the skipped rows, each in its file */
     int64_t n_bad;
     int64_t n_long;       /* dropped, because longer than max_prompt_len */
     int64_t n_unmeasured; /* kept regardless of length: message lists without a template */

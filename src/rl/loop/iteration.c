@@ -43,7 +43,7 @@ ml_status ml_iteration_truncate(ml_iteration *r, const ml_schedule_opts *o, bool
                                 ml_err *err) {
     ml_rollout_batch *h = &r->batch;
     int64_t n = ml_truncate(&(ml_truncate_opts){ .global_batch_size = o->global_batch_size,
-                                                 .n_rank = 1,
+                                                 .n_rank = o->n_rank ? o->n_rank : 1,
                                                  .one_step = o->one_step,
                                                  .all = all || o->allow_partial,
                                                  .has_pieces = has_pieces(h) },

@@ -6,6 +6,7 @@
 #include "base/json_out.h"
 #include "rl/rollout/rollout.h"
 #include "rl/record/round_path.h"
+#include "rl/sample_torch.h"
 
 static int by_index(const void *x, const void *y) {
     int64_t i = (*(const ml_sample *const *)x)->index,
@@ -59,7 +60,9 @@ ml_status ml_rollout_record(const char *template, int64_t rollout,
     ml_arena_init(&a, "a recording");
     st = ml_round_path_make(&path, &a, template, rollout, err);
     if (st == ML_OK)
-        st = ml_samples_save(path, h->sample, h->n, err);
+        st = ml_samples_are_torch(path)
+                 ? ml_samples_save_torch(path, rollout, h->sample, h->n, err)
+                 : ml_samples_save(path, h->sample, h->n, err);
     ml_arena_release(&a);
     return st;
 }

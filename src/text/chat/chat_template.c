@@ -33,7 +33,7 @@ static ml_status read_file(ml_str *out, ml_arena *a, const char *path, ml_err *e
     ml_status st;
 
     *out = (ml_str){ 0 };
-    if (access(path, F_OK) != 0)
+    if (!ml_file_there(path))
         return ML_OK;
     st = ml_file_map(&f, path, err);
     if (st)

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/pyfloat.h"
+
 #define MAX_PRECISION 1000 /* the maximum precision of a float */
 
 bool ml_jformat_is_digit(const char *p, const char *end) {
@@ -126,12 +128,12 @@ void ml_jformat_int(ml_jrun *r, ml_jbuf *b, const ml_jspec *s, ml_jval v, bool i
 
 /* format(f, ".6") and the like: as g, but always with a fraction. */
 static void float_plain(ml_jrun *r, ml_jbuf *b, double f, int64_t precision) {
-    char text[ML_JFLOAT_TEXT];
+    char text[ML_PYFLOAT_TEXT];
     size_t begin = b->len;
     int exponent;
 
     if (precision < 0 || !isfinite(f)) {
-        ml_jfloat_text(f, text);
+        ml_pyfloat_text(f, text);
         ml_jbuf_str(r, b, ml_str_of(text));
         return;
     }

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/pyfloat.h"
 #include "text/jinja/jinja_priv.h"
 
 /* --- in -------------------------------------------------------------------------------------- */
@@ -90,9 +91,9 @@ static void dump_str(dump *d, ml_str s) {
 }
 
 static void dump_float(dump *d, double f) {
-    char text[ML_JFLOAT_TEXT];
+    char text[ML_PYFLOAT_TEXT];
 
-    ml_jfloat_text(f, text);
+    ml_pyfloat_text(f, text);
     if (isnan(f))
         ml_jbuf_printf(d->r, d->b, "NaN");
     else if (isinf(f))

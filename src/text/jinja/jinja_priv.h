@@ -176,12 +176,10 @@ ml_jval ml_jval_fold(ml_jrun *r, ml_jval v, bool case_sensitive);
 
 /* --- text ------------------------------------------------------------------------ */
 
-/* jinja_repr.c: str(), repr(); the shortest decimal that reads back as the same double. */
+/* jinja_repr.c: str(), repr() */
 ml_jval ml_jval_str(ml_jrun *r, ml_jval v);            /* returns a STR; keeps its mark */
 void ml_jval_print(ml_jrun *r, ml_jbuf *b, ml_jval v); /* str() */
 void ml_jval_repr(ml_jrun *r, ml_jbuf *b, ml_jval v);
-#define ML_JFLOAT_TEXT 40
-void ml_jfloat_text(double f, char out[ML_JFLOAT_TEXT]);
 
 /* jinja_json.c */
 typedef struct ml_jdump {

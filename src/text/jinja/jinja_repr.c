@@ -4,49 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/pyfloat.h"
 #include "text/jinja/jinja_priv.h"
-
-/* The fewest digits that read back as f; 17 always suffice. */
-static int shortest_digits(double f, char digits[20], int *exponent) {
-    char text[40];
-    int n = 0;
-
-    for (int precision = 0; precision < 17; precision++) {
-        snprintf(text, sizeof text, "%.*e", precision, f);
-        if (strtod(text, NULL) == f)
-            break;
-    }
-    for (const char *p = text; *p != 'e'; p++)
-        if (*p >= '0' && *p <= '9')
-            digits[n++] = *p;
-    *exponent = atoi(strchr(text, 'e') + 1);
-    while (n > 1 && digits[n - 1] == '0')
-        n--;
-    digits[n] = 0;
-    return n;
-}
-
-void ml_jfloat_text(double f, char out[ML_JFLOAT_TEXT]) {
-    char digits[20];
-    const char *minus = signbit(f) ? "-" : "";
-    int n, e;
-
-    if (isnan(f) || isinf(f)) {
-        snprintf(out, ML_JFLOAT_TEXT, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
-        return;
-    }
-    n = shortest_digits(f, digits, &e);
-    if (e < -4 || e >= 16)
-        snprintf(out, ML_JFLOAT_TEXT, "%s%c%s%se%c%02d", minus, digits[0], n > 1 ? "." : "",
-                 digits + 1, e < 0 ? '-' : '+', abs(e));
-    else if (e < 0)
-        snprintf(out, ML_JFLOAT_TEXT, "%s0.%.*s%s", minus, -e - 1, "0000", digits);
-    else if (n <= e + 1)
-        snprintf(out, ML_JFLOAT_TEXT, "%s%s%.*s.0", minus, digits, e + 1 - n,
-                 "0000000000000000");
-    else
-        snprintf(out, ML_JFLOAT_TEXT, "%s%.*s.%s", minus, e + 1, digits, digits + e + 1);
-}
 
 static void repr_char(ml_jrun *r, ml_jbuf *b, uint32_t c, char quote) {
     if (c == (uint32_t)quote || c == '\\')
@@ -158,8 +117,8 @@ static void repr_list(ml_jrun *r, ml_jbuf *b, const ml_jseq *s) {
 }
 
 static void repr_float(ml_jrun *r, ml_jbuf *b, double f) {
-    char text[ML_JFLOAT_TEXT];
-    ml_jfloat_text(f, text);
+    char text[ML_PYFLOAT_TEXT];
+    ml_pyfloat_text(f, text);
     ml_jbuf_str(r, b, ml_str_of(text));
 }
 

@@ -1,6 +1,5 @@
 /* Loads a tokenizer from its directory: which files are read, and how they are combined. */
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "text/tokenizer/tok_priv.h"
@@ -106,7 +105,7 @@ static const char *path_of(folder *f, const char *name) {
 }
 
 static bool has(folder *f, const char *name) {
-    return access(path_of(f, name), R_OK) == 0;
+    return ml_file_there(path_of(f, name));
 }
 
 static ml_status map(folder *f, const char *name, ml_str *out, ml_err *err) {

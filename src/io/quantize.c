@@ -1,0 +1,312 @@
+#include "io/quantize.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/bug.h"
+
+/* --- codes ------------------------------------------------------------------------ */
+
+static uint32_t bits_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float clamp(float x, float most) {
+    return x > most ? most : x < -most ? -most : x;
+}
+
+/* Nearest even, saturating at 448; NaN stays NaN. */
+static uint8_t to_e4m3(float x) {
+    uint32_t u = bits_of(clamp(x, 448.0f)), sign = u >> 24 & 0x80, a = u & 0x7fffffff;
+    float size;
+
+    if (a > 0x7f800000)
+        return (uint8_t)(sign | 0x7f);
+    if (a < (127u - 6) << 23) { /* subnormal: multiples of 2^-9 */
+        memcpy(&size, &a, sizeof size);
+        return (uint8_t)(sign | (uint32_t)rintf(size * 512.0f));
+    }
+    a += 0x7ffff + (a >> 20 & 1);
+    return (uint8_t)(sign | ((a >> 20) - (120u << 3)));
+}
+
+static float from_e4m3(uint8_t code) {
+    int e = code >> 3 & 15, m = code & 7;
+    float v = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+    return code & 0x80 ? -v : v;
+}
+
+/* Nearest even, saturating at 6. */
+static uint8_t to_e2m1(float x, bool minus) {
+    float a = fabsf(x);
+    int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
+               (a >= 3.5f) + (a > 5.0f);
+    return (uint8_t)(code | (minus ? 8 : 0));
+}
+
+/* The exponent of the next power of two from x on; none for 0. */
+static uint32_t ceil_exponent(float x) {
+    uint32_t u = bits_of(x);
+    return (u >> 23) + ((u & 0x7fffff) != 0);
+}
+
+static float power_of_two(int exponent) {
+    return ldexpf(1.0f, exponent - 127);
+}
+
+float ml_quant_amax(const float *x, int64_t n, float most) {
+    for (int64_t i = 0; i < n; i++)
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    return most;
+}
+
+/* --- a block ---------------------------------------------------------------------- */
+
+/* The scale of a block: its number and its code. */
+typedef struct scale {
+    float value;
+    uint8_t code;
+} scale;
+
+static float at_least(float x, float least) {
+    return x > least ? x : least;
+}
+
+/* Transformer Engine's rule; up to 2^-127 the exponent is 0. */
+static scale mxfp8_scale(float amax) {
+    uint32_t u = bits_of(amax * (1.0f / 448.0f)), e = u >> 23, m = u & 0x7fffff;
+
+    if (m && e != 254 && !(e == 0 && m <= 0x400000))
+        e++;
+    return (scale){ .value = power_of_two(254 - (int)e), .code = (uint8_t)e };
+}
+
+static scale mxfp4_scale(float amax) {
+    uint32_t e = ceil_exponent(amax / 6.0f);
+    return (scale){ .value = e ? 1.0f / power_of_two((int)e) : 0.0f, .code = (uint8_t)e };
+}
+
+/* G: the scale of the tensor, which maps its largest magnitude to 448 * 6. */
+static float nvfp4_whole(float amax) {
+    float g = 448.0f * 6.0f / amax;
+    return g < FLT_MAX ? g : FLT_MAX;
+}
+
+static scale nvfp4_scale(float amax, float tensor_amax) {
+    float g = nvfp4_whole(tensor_amax);
+    uint8_t code = to_e4m3(clamp(amax * (g * (1.0f / 6.0f)), 448.0f));
+    float by = 1.0f / (from_e4m3(code) * (1.0f / g));
+    return (scale){ .value = by < FLT_MAX ? by : FLT_MAX, .code = code };
+}
+
+static scale scale_of(ml_quant_to to, float amax, float tensor_amax) {
+    switch (to) {
+    case ML_TO_FP8: return (scale){ .value = at_least(amax, 1e-10f) / 448.0f };
+    case ML_TO_FP8_UE8M0:
+        return (scale){ .value = power_of_two(
+                            (int)ceil_exponent(at_least(amax, 1e-4f) / 448.0f)) };
+    case ML_TO_FP8_ROW:
+    case ML_TO_FP8_TENSOR: return (scale){ .value = at_least(amax, 1e-12f) / 448.0f };
+    case ML_TO_MXFP8: return mxfp8_scale(amax);
+    case ML_TO_INT4:
+    case ML_TO_INT4_G128: return (scale){ .value = at_least(amax * (1.0f / 7.0f), 1e-5f) };
+    case ML_TO_MXFP4: return mxfp4_scale(amax);
+    default: return nvfp4_scale(amax, tensor_amax);
+    }
+}
+
+/* The code of x; the MX and NV formats multiply by the scale's inverse. */
+static uint8_t code_of(ml_quant_to to, float x, scale s) {
+    switch (to) {
+    case ML_TO_FP8:
+    case ML_TO_FP8_ROW: return to_e4m3(x / s.value);
+    case ML_TO_FP8_UE8M0: return to_e4m3(x * (1.0f / s.value));
+    case ML_TO_FP8_TENSOR: /* torch divides bf16 by a number: rounded to bf16 */
+        return to_e4m3(ml_bf16_to_f32(ml_f32_to_bf16(x / s.value)));
+    case ML_TO_MXFP8: return to_e4m3(x * s.value);
+    case ML_TO_INT4:
+    case ML_TO_INT4_G128: return (uint8_t)((int)rintf(x / s.value) + 8);
+    case ML_TO_MXFP4: return to_e2m1(x * s.value, signbit(x)); /* -0 keeps its sign */
+    default: return to_e2m1(x * s.value, x < 0);
+    }
+}
+
+/* --- shapes ----------------------------------------------------------------------- */
+
+typedef struct shape {
+    int64_t rows, cols; /* of a block; 0: all */
+    int32_t bits;       /* of a code */
+} shape;
+
+static shape block_of(ml_quant_to to) {
+    switch (to) {
+    case ML_TO_FP8:
+    case ML_TO_FP8_UE8M0: return (shape){ 128, 128, 8 };
+    case ML_TO_FP8_ROW: return (shape){ 1, 0, 8 };
+    case ML_TO_FP8_TENSOR: return (shape){ 0, 0, 8 };
+    case ML_TO_MXFP8: return (shape){ 1, 32, 8 };
+    case ML_TO_INT4: return (shape){ 1, 32, 4 };
+    case ML_TO_INT4_G128: return (shape){ 1, 128, 4 };
+    case ML_TO_MXFP4: return (shape){ 1, 32, 4 };
+    default: return (shape){ 1, 16, 4 };
+    }
+}
+
+bool ml_quant_needs_amax(ml_quant_to to) {
+    return to == ML_TO_FP8_TENSOR || to == ML_TO_NVFP4;
+}
+
+static bool is_int4(ml_quant_to to) {
+    return to == ML_TO_INT4 || to == ML_TO_INT4_G128;
+}
+
+static int64_t blocks(int64_t n, int64_t size) {
+    return size ? (n + size - 1) / size : 1;
+}
+
+static ml_quant_part codes_part(ml_quant_to to, int64_t rows, int64_t cols) {
+    ml_quant_part p = { .suffix = ".weight",
+                        .dtype = ML_ST_F8_E4M3,
+                        .n_dim = 2,
+                        .shape = { rows, cols },
+                        .rows = 1,
+                        .row_bytes = (size_t)cols };
+
+    if (block_of(to).bits == 8)
+        return p;
+    p.dtype = is_int4(to) ? ML_ST_I32 : ML_ST_U8;
+    p.suffix = is_int4(to) ? ".weight_packed" : to == ML_TO_MXFP4 ? "_blocks" : ".weight";
+    p.shape[1] = is_int4(to) ? cols / 8 : cols / 2;
+    p.row_bytes = (size_t)cols / 2;
+    return p;
+}
+
+static ml_quant_part scale_part(ml_quant_to to, int64_t rows, int64_t cols) {
+    shape b = block_of(to);
+    int64_t across = blocks(cols, b.cols), down = blocks(rows, b.rows);
+    ml_quant_part p = { .suffix = ".weight_scale",
+                        .dtype = ML_ST_F32,
+                        .n_dim = 2,
+                        .shape = { down, across },
+                        .rows = b.rows,
+                        .row_bytes = (size_t)across * 4 };
+
+    if (to == ML_TO_FP8 || to == ML_TO_FP8_UE8M0 || to == ML_TO_MXFP8)
+        p.suffix = ".weight_scale_inv";
+    if (to == ML_TO_FP8_TENSOR)
+        return (ml_quant_part){
+            .suffix = ".weight_scale", .dtype = ML_ST_F32, .n_dim = 1, .shape = { 1 }
+        };
+    if (is_int4(to)) {
+        p.dtype = ML_ST_BF16;
+        p.row_bytes = (size_t)across * 2;
+    } else if (to == ML_TO_MXFP8 || to == ML_TO_MXFP4 || to == ML_TO_NVFP4) {
+        p.dtype = to == ML_TO_NVFP4 ? ML_ST_F8_E4M3 : ML_ST_U8;
+        p.row_bytes = (size_t)across;
+        if (to == ML_TO_MXFP4)
+            p.suffix = "_scales";
+    }
+    return p;
+}
+
+int32_t ml_quant_parts(ml_quant_part out[ML_QUANT_PARTS], ml_quant_to to, int64_t rows,
+                       int64_t cols) {
+    shape b = block_of(to);
+
+    if (rows < 1 || cols < 1 || (b.rows == 1 && b.cols && cols % b.cols))
+        return 0;
+    out[0] = codes_part(to, rows, cols);
+    out[1] = scale_part(to, rows, cols);
+    if (is_int4(to)) {
+        out[2] = (ml_quant_part){
+            .suffix = ".weight_shape", .dtype = ML_ST_I64, .n_dim = 1, .shape = { 2 }
+        };
+        return 3;
+    }
+    if (to != ML_TO_NVFP4)
+        return 2;
+    out[2] = (ml_quant_part){ .suffix = ".weight_scale_2", .dtype = ML_ST_F32 };
+    out[3] = (ml_quant_part){ .suffix = ".input_scale", .dtype = ML_ST_F32 };
+    return 4;
+}
+
+/* --- quantizing ------------------------------------------------------------------- */
+
+static void put_scale(ml_quant_to to, scale s, int64_t i, void *out) {
+    uint8_t *byte = out;
+    uint16_t half;
+
+    if (is_int4(to)) {
+        half = ml_f32_to_bf16(s.value);
+        memcpy(byte + i * 2, &half, sizeof half);
+    } else if (to == ML_TO_MXFP8 || to == ML_TO_MXFP4 || to == ML_TO_NVFP4) {
+        byte[i] = s.code;
+    } else {
+        memcpy(byte + i * 4, &s.value, sizeof s.value);
+    }
+}
+
+static void put_code(ml_quant_to to, uint8_t code, int64_t i, uint8_t *out) {
+    if (block_of(to).bits == 8)
+        out[i] = code;
+    else if (i % 2 == 0)
+        out[i / 2] = code;
+    else
+        out[i / 2] |= (uint8_t)(code << 4);
+}
+
+/* A block of r x c elements with `cols` between rows. */
+static float block_amax(const float *x, int64_t r, int64_t c, int64_t cols) {
+    float most = 0;
+    for (int64_t i = 0; i < r; i++)
+        most = ml_quant_amax(x + i * cols, c, most);
+    return most;
+}
+
+static void put_single(ml_quant_to to, const ml_quant_part *p, int64_t rows, int64_t cols,
+                       float amax, void *out) {
+    const int64_t size[2] = { rows, cols };
+    float v = 1.0f;
+
+    if (p->dtype == ML_ST_I64) {
+        memcpy(out, size, sizeof size);
+        return;
+    }
+    if (to == ML_TO_FP8_TENSOR)
+        v = scale_of(to, amax, amax).value;
+    else if (strcmp(p->suffix, ".weight_scale_2") == 0)
+        v = 1.0f / nvfp4_whole(amax);
+    memcpy(out, &v, sizeof v);
+}
+
+void ml_quantize(ml_quant_to to, int32_t part, const float *x, int64_t rows, int64_t cols,
+                 float amax, void *out) {
+    ml_quant_part parts[ML_QUANT_PARTS];
+    shape b = block_of(to);
+    int64_t down = b.rows ? b.rows : rows, wide = b.cols ? b.cols : cols, n = 0;
+
+    ML_BUG_IF(part >= ml_quant_parts(parts, to, rows, cols));
+    if (!parts[part].row_bytes) {
+        put_single(to, &parts[part], rows, cols, amax, out);
+        return;
+    }
+    for (int64_t r = 0; r < rows; r += down)
+        for (int64_t c = 0; c < cols; c += wide, n++) {
+            int64_t nr = rows - r < down ? rows - r : down;
+            int64_t nc = cols - c < wide ? cols - c : wide;
+            const float *at = x + r * cols + c;
+            float most = b.rows ? block_amax(at, nr, nc, cols) : amax;
+            scale s = scale_of(to, most, amax);
+            if (part == 1) {
+                put_scale(to, s, n, out);
+                continue;
+            }
+            for (int64_t i = 0; i < nr; i++)
+                for (int64_t k = 0; k < nc; k++)
+                    put_code(to, code_of(to, at[i * cols + k], s), (r + i) * cols + c + k,
+                             out);
+        }
+}

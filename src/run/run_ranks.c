@@ -1,0 +1,207 @@
+#include "run/run_ranks.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "run/opts.h"
+
+/* --- hosts -------------------------------------------------------------------- */
+
+/* What ranks tell each other at the start. */
+typedef struct place {
+    char host[ML_HOST_NAME];
+    char devices[ML_HOST_NAME]; /* CUDA_VISIBLE_DEVICES */
+    cpu_set_t cores;
+} place;
+
+static void count_hosts(ml_run_ranks *r, const place *of) {
+    const place *mine = &of[r->world->rank];
+    bool shared = false;
+
+    for (int32_t i = 0; i < r->world->size; i++) {
+        cpu_set_t both;
+        bool seen = false;
+        for (int32_t k = 0; k < i && !seen; k++)
+            seen = strcmp(of[k].host, of[i].host) == 0;
+        r->n_host += !seen;
+        if (strcmp(of[i].host, mine->host) != 0)
+            continue;
+        r->local_size++;
+        r->local_rank += i < r->world->rank;
+        CPU_AND(&both, &of[i].cores, &mine->cores);
+        shared |= i != r->world->rank && CPU_COUNT(&both) > 0;
+    }
+    r->n_core = shared ? 0 : CPU_COUNT(&mine->cores);
+}
+
+/* --- GPUs --- */
+
+/* The numbers of the GPUs of this host, as CUDA_VISIBLE_DEVICES has them. */
+static void list_devices(char out[ML_HOST_NAME]) {
+    const char *given = getenv("CUDA_VISIBLE_DEVICES");
+    size_t n = 0;
+    char path[40] = "/dev/nvidia0";
+
+    snprintf(out, ML_HOST_NAME, "%s", given ? given : "");
+    for (int i = 0; !given && access(path, F_OK) == 0 && n + 8 < ML_HOST_NAME; i++) {
+        n += (size_t)snprintf(out + n, ML_HOST_NAME - n, "%s%d", i ? "," : "", i);
+        snprintf(path, sizeof path, "/dev/nvidia%d", i + 1);
+    }
+}
+
+/* The k-th of n words between commas. */
+static ml_str word_of(const char *list, int32_t k, int32_t *n) {
+    ml_str word = { list, 0 };
+
+    *n = 0;
+    for (const char *at = list, *end; *at; at = *end ? end + 1 : end) {
+        end = strchr(at, ',');
+        end = end ? end : at + strlen(at);
+        if ((*n)++ == k)
+            word = (ml_str){ at, (size_t)(end - at) };
+    }
+    return word;
+}
+
+static void take_device(ml_run_ranks *r, const place *of) {
+    const place *mine = &of[r->world->rank];
+    char own[ML_HOST_NAME];
+    int32_t n;
+    ml_str word;
+
+    for (int32_t i = 0; i < r->world->size; i++)
+        if (strcmp(of[i].host, mine->host) == 0 &&
+            strcmp(of[i].devices, mine->devices) != 0)
+            return; /* the launcher has divided them */
+    word_of(mine->devices, 0, &n);
+    if (n == 0)
+        return;
+    word = word_of(mine->devices, r->local_rank % n, &n);
+    snprintf(own, sizeof own, "%.*s", (int)word.len, word.ptr);
+    setenv("CUDA_VISIBLE_DEVICES", own, 1);
+    r->n_device = (r->local_size + n - 1) / n;
+}
+
+/* --- opening --- */
+
+static ml_status open_data(ml_run_ranks *r, double deadline_s, ml_err *err) {
+    ml_status st = r->world->split(r->world, &r->data, 0, r->world->rank, err);
+
+    r->world->group = "the job";
+    if (st != ML_OK)
+        return st;
+    r->data->group = "data";
+    r->data->deadline_s = deadline_s;
+    return ML_OK;
+}
+
+ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, double deadline_s,
+                            ml_err *err) {
+    place mine = { .host = "" }, *all;
+    ml_status st;
+
+    *r = (ml_run_ranks){ .world = world };
+    if (ml_comm_size(world) == 1)
+        return ML_OK;
+    gethostname(mine.host, sizeof mine.host - 1);
+    list_devices(mine.devices);
+    sched_getaffinity(0, sizeof mine.cores, &mine.cores);
+    memcpy(r->host, mine.host, sizeof r->host);
+    all = calloc((size_t)world->size, sizeof *all);
+    if (!all)
+        return ml_fail(err, ML_ENOMEM, "out of memory for the names of %d hosts",
+                       (int)world->size);
+    st = ml_comm_gather(world, all, &mine, sizeof mine, err);
+    if (st == ML_OK) {
+        count_hosts(r, all);
+        take_device(r, all);
+    }
+    free(all);
+    return st == ML_OK ? open_data(r, deadline_s, err) : st;
+}
+
+void ml_run_ranks_close(ml_run_ranks *r) {
+    if (r->data)
+        r->data->close(r->data);
+    r->data = NULL;
+}
+
+size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t all, bool host) {
+    int32_t n = host ? r->local_size : r->n_device;
+    return n > 1 ? all / (size_t)n : all;
+}
+
+int ml_run_ranks_threads(const ml_run_ranks *r, int n_thread) {
+    int n = r->local_size > 1 && n_thread > r->n_core ? n_thread / r->local_size : n_thread;
+    return n > 0 ? n : 1;
+}
+
+/* --- options that need one rank ----------------------------------------------- */
+
+typedef struct rank_rule {
+    bool (*broken)(const ml_run_opts *o);
+    const char *message;
+} rank_rule;
+
+static bool checks_coverage(const ml_run_opts *o) {
+    return o->record.coverage;
+}
+
+static bool dumps_tensors(const ml_run_opts *o) {
+    return o->dump.enable || o->dump.inference.n || o->dump.score.n || o->dump.train.n;
+}
+
+static const rank_rule rules[] = {
+    { checks_coverage,
+      "--enable-witness needs one rank: a rank sees its own samples only" },
+    { dumps_tensors, "--dumper-enable needs one rank: the dumps of ranks would overwrite "
+                     "each other" },
+};
+
+/* --- sizes -------------------------------------------------------------------- */
+
+static ml_status check_world(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
+    const ml_place_opts *p = &o->place;
+    int64_t nodes = p->nodes ? p->nodes : 1, want = nodes * p->gpus_per_node;
+
+    if (!p->gpus_per_node || want == ml_run_ranks_size(r) ||
+        (o->dry_run && ml_run_ranks_size(r) == 1))
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "--actor-num-nodes %lld and --actor-num-gpus-per-node %lld are %lld "
+                   "ranks, but the job has %d: start it with mpirun -n %lld, or remove "
+                   "the flags",
+                   (long long)nodes, (long long)p->gpus_per_node, (long long)want,
+                   (int)ml_run_ranks_size(r), (long long)want);
+}
+
+static ml_status check_hosts(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
+    const ml_place_opts *p = &o->place;
+
+    if (p->nodes && r->n_host > 1 && p->nodes != r->n_host)
+        return ml_fail(err, ML_EUSAGE,
+                       "--actor-num-nodes is %lld, but the ranks of the job are on %d "
+                       "hosts: change the flag, or mpirun's --map-by",
+                       (long long)p->nodes, (int)r->n_host);
+    if (p->most_per_node && r->local_size > p->most_per_node)
+        return ml_fail(err, ML_EUSAGE,
+                       "--num-gpus-per-node is %lld, but host %s has %d ranks: use "
+                       "mpirun --map-by ppr:%lld:node",
+                       (long long)p->most_per_node, r->host, (int)r->local_size,
+                       (long long)p->most_per_node);
+    return ML_OK;
+}
+
+ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
+    ml_status st = check_world(r, o, err);
+
+    if (st == ML_OK)
+        st = check_hosts(r, o, err);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules && st == ML_OK; i++)
+        if (ml_run_ranks_size(r) > 1 && rules[i].broken(o))
+            st = ml_fail(err, ML_EUSAGE, "%s", rules[i].message);
+    return st;
+}

@@ -1,0 +1,61 @@
+/* run_ranks.h - the ranks of a job that is one run: where they are, and what they are asked for.
+ *
+ * Every rank runs the same loop.  Rank 0 owns prompts, rewards, the run directory and the
+ * console; it takes the decisions that look at the world and sends them to the others.
+ * Each rank has an engine; rank 0 sends requests to all of them.  A failure of one rank
+ * ends all of them (comm.h), and rank 0 prints its message.
+ *
+ * thread: the command's. */
+#ifndef ML_RUN_RUN_RANKS_H
+#define ML_RUN_RUN_RANKS_H
+
+#include "comm/share.h"
+
+struct ml_run_opts;
+
+enum { ML_HOST_NAME = 256 };
+
+/* Zeros are one rank. */
+typedef struct ml_run_ranks {
+    ml_comm *world; /* of the loop, without a time limit; NULL: one rank */
+    ml_comm *data;  /* of training: ranks divide the samples; NULL: one rank */
+    char host[ML_HOST_NAME];
+    int32_t local_rank, local_size; /* among the ranks of this host */
+    int32_t n_host;
+    int32_t n_core;   /* cores that this rank has for itself; 0: it shares them */
+    int32_t n_device; /* ranks that share this rank's GPU, if there is one; 0: 1 */
+} ml_run_ranks;
+
+/* The sizes in launch scripts; 0: not given. */
+typedef struct ml_place_opts {
+    int64_t nodes, gpus_per_node; /* of the actor */
+    int64_t most_per_node;
+    double timeout_min; /* of a wait for another rank in training; 0: none */
+} ml_place_opts;
+
+static inline bool ml_run_ranks_first(const ml_run_ranks *r) {
+    return ml_comm_is_first(r->world);
+}
+
+static inline int32_t ml_run_ranks_size(const ml_run_ranks *r) {
+    return ml_comm_size(r->world);
+}
+
+/* Finds out which ranks share a host, and gives each a GPU of it (CUDA_VISIBLE_DEVICES),
+ * unless the launcher has done so.  world NULL: one rank; deadline_s: of a wait for
+ * another rank in training, 0: none. */
+ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, double deadline_s,
+                            ml_err *err);
+void ml_run_ranks_close(ml_run_ranks *r); /* not the world; zeros are allowed */
+
+/* ML_EUSAGE: the flags name another number of ranks, or options that need one rank. */
+ml_status ml_run_ranks_check(const ml_run_ranks *r, const struct ml_run_opts *o,
+                             ml_err *err);
+
+/* A rank's part of the bytes of its host, or of its GPU. */
+size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t all, bool host);
+/* A rank's part of --threads, which are the host's, unless it is bound to cores of its own;
+ * at least 1. */
+int ml_run_ranks_threads(const ml_run_ranks *r, int n_thread);
+
+#endif

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# ranks.sh BUILD - mpirun -n N miles train: one run over N ranks.
+set -u
+build=$1
+if ! command -v mpirun >/dev/null || [ ! -e "$build/libmiles_mpi.so" ]; then
+    echo "skipped: mpirun or $build/libmiles_mpi.so is missing (tools/check-deps.sh --install ranks, then make)"
+    exit 0
+fi
+export OMPI_MCA_btl_vader_single_copy_mechanism=none # needs a permission that containers lack
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0 status=0
+"$build/tools/quickstart_make" "$work" 1 >/dev/null
+head -n 16 "$work/unseen.jsonl" >"$work/eval.jsonl"
+
+miles() { # miles N COMMAND RUN FLAGS...: a run over N ranks, its output in $work/RUN.log
+    local n=$1 command=$2 run=$3
+    shift 3
+    timeout --kill-after=5 150 mpirun --oversubscribe --allow-run-as-root -n "$n" \
+        "$build/miles" "$command" --hf-checkpoint "$work/model" --save "$work/$run" --input-key messages \
+        --rollout-seed 1 --lr 5e-4 --lr-decay-style constant --use-dynamic-batch-size --max-tokens-per-gpu 256 \
+        --threads 2 "$@" >"$work/$run.log" 2>&1
+    status=$?
+}
+train() { # train N RUN FLAGS...
+    local n=$1 run=$2
+    shift 2
+    miles "$n" train "$run" --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
+        --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 \
+        --rollout-max-response-len 8 "$@"
+}
+check() { # check NAME TEST...: counts a test; the log of a failed one is in $log
+    local name=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAIL $name: $*"
+        tail -n 30 "$log"
+    fi
+}
+ended() { [ "$status" -eq 0 ]; }
+same() { cmp "$work/$1" "$work/$2"; }
+same_snapshot() { diff -r "$work/$1/iter_$3" "$work/$2/iter_$3"; }
+# The samples of a rollout with their tokens and log-probs.
+samples() { "$build/miles" inspect "$work/$1" --step 0 --tokens >"$work/$1.samples"; }
+says_once() { [ "$(grep -c "$1" "$log")" -eq 1 ]; } # one rank prints it
+
+# --- any number of ranks: the same samples, log-probs, loss ---
+
+for n in 1 2 4; do
+    log=$work/n$n.log
+    train $n n$n --num-rollout 3
+    check "$n ranks train" ended
+    samples n$n
+    head -n 1 "$work/n$n/metrics.jsonl" >"$work/n$n.first"
+    check "$n ranks draw the samples of one" same n1.samples n$n.samples
+    check "$n ranks have its rollout metrics" same n1.first n$n.first
+    check "$n ranks: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/n$n/metrics.jsonl")" = 3 ]
+    check "$n ranks: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/n$n/metrics.jsonl")" = 3 ]
+done
+check "other ranks write logs" [ -s "$work/n4/logs/rank_3.log" ]
+check "rank 0 has the console" [ ! -e "$work/n4/logs/rank_0.log" ]
+log=$work/again.log
+train 2 again --num-rollout 3
+check "two ranks repeat" same n2/metrics.jsonl again/metrics.jsonl
+check "two ranks repeat the snapshot" same_snapshot n2 again 0000002
+
+# --- snapshots ---
+
+for n in 1 2; do
+    cp -r "$work/n4" "$work/from$n"
+    log=$work/from$n.log
+    train $n from$n --load "$work/from$n" --num-rollout 4
+    check "four ranks save, $n resume" ended
+    check "$n ranks go on" [ -e "$work/from$n/iter_0000003/state.json" ]
+    check "$n ranks: resumed without a mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/from$n/metrics.jsonl")" = 4 ]
+done
+
+# --- a rank is killed: the job ends, and resumes as if nothing had happened ---
+
+log=$work/killed.log
+(train 3 killed --num-rollout 1000 --save-interval 2; exit $status) &
+job=$!
+for _ in $(seq 600); do
+    [ -e "$work/killed/iter_0000003/state.json" ] && break
+    sleep 0.1
+done
+victim=$(pgrep -f "^$build/miles train .*$work/killed" | sed -n "$((RANDOM % 3 + 1))p")
+kill -9 "$victim"
+wait $job
+check "a killed rank ends the job" [ $? -ne 0 ]
+saved=$(cat "$work/killed/latest_checkpointed_iteration.txt")
+train 3 killed --load "$work/killed" --num-rollout $((saved + 3)) --save-interval 2
+check "it resumes" ended
+log=$work/undisturbed.log
+train 3 undisturbed --num-rollout $((saved + 3)) --save-interval 2
+last=$(printf %07d $((saved + 2)))
+check "the metrics of an undisturbed run" same killed/metrics.jsonl undisturbed/metrics.jsonl
+check "the snapshot of an undisturbed run" same_snapshot killed undisturbed "$last"
+
+# --- a rank hangs: the others name it ---
+
+log=$work/hung.log
+(train 2 hung --num-rollout 1000 --distributed-timeout-minutes 0.05; exit $status) &
+job=$!
+for _ in $(seq 600); do
+    grep -q '"rollout": 1,' "$work/hung/metrics.jsonl" 2>/dev/null && break
+    sleep 0.1
+done
+victim=$(pgrep -f "^$build/miles train .*$work/hung" | tail -n 1)
+kill -STOP "$victim"
+wait $job
+check "a silent rank ends the job" [ $? -eq 3 ]
+check "it is named" says_once '^miles train: .*rank 1 .*did not answer within 3 s'
+
+# --- messages: one sentence, by rank 0 ---
+
+log=$work/size.log
+train 2 size --num-rollout 1 --actor-num-nodes 1 --actor-num-gpus-per-node 8
+check "a job of the wrong size fails" [ "$status" -eq 2 ]
+check "it says how to start it" says_once '^miles train: .*are 8 ranks, but the job has 2: start it with mpirun -n 8'
+log=$work/rule.log
+train 2 rule --num-rollout 1 --enable-witness
+check "what needs one rank is refused" says_once '^miles train: --enable-witness needs one rank'
+mkdir "$work/rank1"
+echo file >"$work/rank1/logs" # where rank 1 makes a directory
+log=$work/rank1.log
+train 2 rank1 --num-rollout 1
+check "a rank that fails ends the job" [ "$status" -ne 0 ]
+check "rank 0 says what happened" says_once '^miles train: rank 1 failed: .*logs: cannot create'
+log=$work/usage.log
+train 3 usage --no-such-flag
+check "a wrong flag is reported once" says_once 'no-such-flag'
+
+# --- other commands ---
+
+for n in 1 2; do
+    log=$work/sft$n.log
+    miles $n sft sft$n --prompt-data "$work/lessons.jsonl" --rollout-batch-size 16 --num-rollout 2
+    check "$n ranks fine-tune" ended
+    sed -n '1p; 2s/"train.grad_norm.*//p' "$work/sft$n/metrics.jsonl" >"$work/sft$n.first"
+    log=$work/async$n.log
+    miles $n train-async async$n --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
+        --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 \
+        --rollout-max-response-len 8 --num-rollout 3 --use-tis
+    check "$n ranks train asynchronously" ended
+    samples async$n
+done
+for n in 1 2; do
+    log=$work/eval$n
+    timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n $n "$build/miles" eval \
+        --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages \
+        --label-key label --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 >"$work/eval$n" 2>&1
+    check "$n ranks evaluate" [ $? -eq 0 ]
+done
+check "evaluation: the scores of one rank" same eval1 eval2
+log=$work/fully.log
+miles 2 train-async fully --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
+    --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 32 \
+    --num-rollout 3 --use-tis --fully-async
+check "two ranks train fully asynchronously" ended
+check "fine-tuning: the loss of one rank" same sft1.first sft2.first
+check "train-async: the samples of one rank" same async1.samples async2.samples
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]

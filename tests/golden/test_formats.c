@@ -1,0 +1,509 @@
+/* Checkpoints in other containers than safetensors, against what their own libraries read.
+ *
+ * tests/golden/formats/gguf has tiny models written by llama.cpp's converter and ggml's
+ * quantizers, with every tensor dequantized by gguf-py, token ids and logits; MILES_FIXTURES
+ * has more of them.  tests/golden/formats/bin has files of torch.save. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/gguf.h"
+#include "base/json.h"
+#include "io/checkpoint.h"
+#include "io/gguf_weights.h"
+#include "io/quant.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "text/tokenizer/tokenizer.h"
+
+#define ROOT "tests/golden/formats/"
+
+static void run(const char *line) {
+    char said[4096];
+
+    if (ml_test_miles(said, sizeof said, line) != 0 || said[0])
+        ml_test_fail(__FILE__, __LINE__, "miles %s: %s", line, said);
+}
+
+static ml_st_file *open_file(const char *path) {
+    ml_st_file *f = NULL;
+    ml_err err = { 0 };
+
+    if (ml_st_open(&f, path, &err) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    return f;
+}
+
+static void compare_logits(const ml_st_file *want, const ml_st_file *got, double bound) {
+    int n = 0;
+
+    for (int32_t i = 0; got && i < want->n; i++) {
+        const ml_st_tensor *a = &want->tensor[i], *b = ml_st_find(got, a->name);
+        const float *x = a->data, *y = b ? b->data : NULL;
+        double most = 0, size = 0;
+
+        if (strncmp(a->name.ptr, "logits.", 7) != 0)
+            continue;
+        n++;
+        CHECK(b && b->bytes == a->bytes);
+        for (size_t k = 0; b && k < a->bytes / sizeof *x; k++) {
+            most = fmax(most, fabs((double)x[k] - (double)y[k]));
+            size = fmax(size, fabs((double)x[k]));
+        }
+        if (!(most <= bound * size))
+            ml_test_fail(__FILE__, __LINE__, "%s: off by %g of %g", a->name.ptr, most,
+                         size);
+    }
+    CHECK(n > 0);
+}
+
+static void check_logits(const char *model, const char *golden, const ml_st_file *want) {
+    const char *out = ml_test_path("scores.safetensors");
+    char line[2048];
+    ml_st_file *got;
+
+    snprintf(line, sizeof line,
+             "score --hf-checkpoint %s --input %s --output %s --logits --dtype f32", model,
+             golden, out);
+    run(line);
+    got = open_file(out);
+    compare_logits(want, got, 1e-5);
+    ml_st_close(got);
+}
+
+/* --- GGUF ------------------------------------------------------------------------- */
+
+static void check_tensors(const char *model, const ml_st_file *want) {
+    ml_file file = { 0 };
+    ml_gguf *g = NULL;
+    ml_err err = { 0 };
+    int n = 0;
+
+    CHECK(ml_file_map(&file, model, &err) == ML_OK);
+    if (ml_gguf_parse(&g, file.bytes, model, &err) != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        return;
+    }
+    for (int32_t i = 0; i < want->n; i++) {
+        const ml_st_tensor *a = &want->tensor[i];
+        const ml_gguf_tensor *t;
+        int64_t per = 1;
+        size_t size = 0;
+        float y[256];
+
+        if (strncmp(a->name.ptr, "tensor.", 7) != 0)
+            continue;
+        n++;
+        t = ml_gguf_find(g, a->name.ptr + 7);
+        CHECK(t && ml_ggml_block(t->type, &per, &size));
+        for (size_t k = 0; t && k < a->bytes / 4 / (size_t)per; k++) {
+            ml_ggml_dequantize(
+                t->type, (const unsigned char *)g->image.ptr + t->offset + k * size, y);
+            if (memcmp(y, (const char *)a->data + k * (size_t)per * 4, (size_t)per * 4)) {
+                ml_test_fail(__FILE__, __LINE__, "%s (%s): block %zu differs", a->name.ptr,
+                             ml_ggml_name(t->type), k);
+                break;
+            }
+        }
+    }
+    CHECK(n > 1);
+    ml_gguf_free(g);
+    ml_file_unmap(&file);
+}
+
+static void check_ids(ml_encoder *e, const ml_json *row) {
+    const ml_json *text = ml_json_get(row, "text"), *ids = ml_json_get(row, "ids");
+    ml_tokens got = { 0 };
+    ml_err err = { 0 };
+    int32_t n = 0;
+    bool same = ml_encode(e, &got, text->text, (ml_encode_opts){ 0 }, &err) == ML_OK &&
+                got.n == ids->n;
+
+    for (const ml_json *c = ids->child; c && same; c = c->next, n++) {
+        int64_t id = -1;
+        same = ml_json_i64(c, &id) && got.id[n] == id;
+    }
+    if (!same)
+        ml_test_fail(__FILE__, __LINE__, "\"%.*s\": other token ids from number %d on",
+                     (int)text->text.len, text->text.ptr, (int)n);
+}
+
+static void check_tokenizer(const char *model, const char *golden) {
+    ml_tokenizer *t = NULL;
+    ml_encoder *e;
+    ml_file file = { 0 };
+    const ml_json *root, *list;
+    ml_arena a;
+    ml_err err = { 0 };
+
+    ml_arena_init(&a, "test");
+    CHECK(ml_file_map(&file, golden, &err) == ML_OK);
+    CHECK(ml_json_parse(&root, &a, file.bytes, golden, &err) == ML_OK);
+    if (ml_tokenizer_open(&t, model, &err) != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        return;
+    }
+    e = ml_encoder_new(t);
+    list = ml_json_get(root, "encode");
+    CHECK(list && list->n > 3);
+    for (const ml_json *c = list->child; c; c = c->next)
+        check_ids(e, c);
+    ml_encoder_free(e);
+    ml_tokenizer_close(t);
+    ml_file_unmap(&file);
+    ml_arena_release(&a);
+}
+
+/* The exported directory gives the logits of the file, with its tokenizer. */
+static void check_export(const char *model, const char *golden, const char *json,
+                         const ml_st_file *want) {
+    const char *dir = ml_test_path("exported");
+    char line[2048];
+
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s --dtype f32",
+             model, dir);
+    run(line);
+    check_logits(dir, golden, want);
+    check_tokenizer(dir, json);
+}
+
+static void check_gguf(const char *folder, const char *name) {
+    char model[1024], golden[1100], json[1100];
+    ml_st_file *want;
+
+    snprintf(model, sizeof model, "%s/%s.gguf", folder, name);
+    snprintf(golden, sizeof golden, "%s.golden.safetensors", model);
+    snprintf(json, sizeof json, "%s.golden.json", model);
+    want = open_file(golden);
+    if (!want)
+        return;
+    check_tensors(model, want);
+    check_tokenizer(model, json);
+    check_logits(model, golden, want);
+    check_export(model, golden, json, want);
+    ml_st_close(want);
+}
+
+static void gguf_gemma3(void) {
+    check_gguf(ROOT "gguf", "gemma3-q4_0");
+}
+
+static void gguf_qwen3(void) {
+    check_gguf(ROOT "gguf", "qwen3-q8_0");
+}
+
+static void gguf_llama_k(void) {
+    check_gguf(ROOT "gguf", "llama_k-q4_K_M");
+}
+
+static void gguf_fixture(const char *name) {
+    char folder[1024];
+    snprintf(folder, sizeof folder, "%s/formats/gguf", ml_test_fixtures());
+    check_gguf(folder, name);
+}
+
+static void gguf_llama_f32(void) {
+    gguf_fixture("llama-f32");
+}
+
+static void gguf_llama_q8(void) {
+    gguf_fixture("llama-q8_0");
+}
+
+static void gguf_llama_q4(void) {
+    gguf_fixture("llama-q4_0");
+}
+
+static void gguf_gemma3_bf16(void) {
+    gguf_fixture("gemma3-bf16");
+}
+
+static void gguf_qwen3_f16(void) {
+    gguf_fixture("qwen3-f16");
+}
+
+static void gguf_qwen3_q6(void) {
+    gguf_fixture("qwen3_k-q6_K");
+}
+
+/* Every type, also those that no model here has. */
+static void gguf_blocks(void) {
+    static const ml_ggml_type types[] = { ML_GGML_Q4_0, ML_GGML_Q4_1, ML_GGML_Q5_0,
+                                          ML_GGML_Q5_1, ML_GGML_Q8_0, ML_GGML_Q2_K,
+                                          ML_GGML_Q3_K, ML_GGML_Q4_K, ML_GGML_Q5_K,
+                                          ML_GGML_Q6_K };
+    ml_st_file *f = open_file(ROOT "gguf/blocks.safetensors");
+
+    for (size_t i = 0; f && i < sizeof types / sizeof *types; i++) {
+        char q_name[32], y_name[32];
+        const ml_st_tensor *q, *want;
+        int64_t per = 0;
+        size_t size = 0;
+
+        snprintf(q_name, sizeof q_name, "q.%s", ml_ggml_name(types[i]));
+        snprintf(y_name, sizeof y_name, "y.%s", ml_ggml_name(types[i]));
+        q = ml_st_find(f, ml_str_of(q_name));
+        want = ml_st_find(f, ml_str_of(y_name));
+        CHECK(q && want && ml_ggml_block(types[i], &per, &size));
+        CHECK((size_t)q->shape[1] == size && want->shape[1] == per);
+        for (int64_t b = 0; b < q->shape[0]; b++) {
+            float y[256];
+            ml_ggml_dequantize(types[i], (const unsigned char *)q->data + (size_t)b * size,
+                               y);
+            if (memcmp(y, (const float *)want->data + b * per, (size_t)per * 4) != 0)
+                ml_test_fail(__FILE__, __LINE__, "%s: block %d differs", y_name, (int)b);
+        }
+    }
+    ml_st_close(f);
+}
+
+/* The chat template of the file's keys. */
+static void gguf_template(void) {
+    const char *rows = ml_test_path("chat.jsonl");
+    char said[4096], line[1024];
+
+    CHECK(ml_file_replace(
+              rows,
+              ml_str_of("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n"),
+              NULL) == ML_OK);
+    snprintf(line, sizeof line,
+             "chat-template --hf-checkpoint " ROOT "gguf/qwen3-q8_0.gguf < %s", rows);
+    CHECK(ml_test_miles(said, sizeof said, line) == 0);
+    CHECK_HAS(said, "<|user|>Hi");
+}
+
+static void same_bytes(const char *a, const char *b) {
+    ml_file x = { 0 }, y = { 0 };
+    ml_err err = { 0 };
+
+    if (ml_file_map(&x, a, &err) != ML_OK || ml_file_map(&y, b, &err) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    else if (!ml_str_eq(x.bytes, y.bytes))
+        ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
+    ml_file_unmap(&x);
+    ml_file_unmap(&y);
+}
+
+static void save_gguf(const char *from, const char *to, const char *dtype) {
+    char line[2048];
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-gguf %s --dtype %s",
+             from, to, dtype);
+    run(line);
+}
+
+/* What is on the grid of Q8_0 stays there: the file is written again byte for byte. */
+static void gguf_again(void) {
+    save_gguf(ROOT "gguf/qwen3-q8_0.gguf", ml_test_path("again.gguf"), "q8_0");
+    same_bytes(ml_test_path("again.gguf"), ROOT "gguf/qwen3-q8_0.gguf");
+}
+
+static void gguf_q8_of_f32(void) {
+    char f32[1024], q8[1024];
+    snprintf(f32, sizeof f32, "%s/formats/gguf/llama-f32.gguf", ml_test_fixtures());
+    snprintf(q8, sizeof q8, "%s/formats/gguf/llama-q8_0.gguf", ml_test_fixtures());
+    save_gguf(f32, ml_test_path("q8.gguf"), "q8_0");
+    same_bytes(ml_test_path("q8.gguf"), q8);
+    save_gguf(f32, ml_test_path("f32.gguf"), "auto");
+    same_bytes(ml_test_path("f32.gguf"), f32);
+}
+
+/* A directory of a Hugging Face checkpoint, written as GGUF, has its ids and logits. */
+static void gguf_of_directory(void) {
+    static const char *const models[] = { "gemma3-q4_0", "qwen3-q8_0", "llama_k-q4_K_M" };
+
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char model[256], golden[300], json[300], line[1024], out[64];
+        ml_st_file *want;
+        snprintf(model, sizeof model, ROOT "gguf/%s.gguf", models[i]);
+        snprintf(golden, sizeof golden, "%s.golden.safetensors", model);
+        snprintf(json, sizeof json, "%s.golden.json", model);
+        snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s --dtype f32",
+                 model, ml_test_path(models[i]));
+        run(line);
+        snprintf(out, sizeof out, "%s.gguf", models[i]);
+        save_gguf(ml_test_path(models[i]), ml_test_path(out), "f32");
+        want = open_file(golden);
+        check_logits(ml_test_path(out), golden, want);
+        check_tokenizer(ml_test_path(out), json);
+        ml_st_close(want);
+    }
+}
+
+/* --- torch.save ------------------------------------------------------------------- */
+
+/* Floats with more than one dtype, as f32; others must be stored as they are. */
+static void compare_tensor(const ml_st_tensor *want, const ml_st_tensor *got) {
+    size_t size = want->dtype == ML_ST_F32 ? 4 : 2;
+
+    CHECK(got->dtype == want->dtype && got->n_dim == want->n_dim);
+    CHECK(!memcmp(got->shape, want->shape, sizeof *got->shape * (size_t)got->n_dim));
+    if (!got->quant) {
+        CHECK(got->bytes == want->bytes && !memcmp(got->data, want->data, want->bytes));
+        return;
+    }
+    for (int64_t i = 0; i < (int64_t)(want->bytes / size); i++) {
+        float v, w;
+        uint16_t h;
+        ml_quant_read(got->quant, i, 1, 1, &v);
+        memcpy(&h, (const char *)want->data + (size_t)i * size, 2);
+        if (want->dtype == ML_ST_F32)
+            memcpy(&w, (const char *)want->data + i * 4, 4);
+        else
+            w = want->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
+        CHECK(memcmp(&v, &w, sizeof v) == 0);
+    }
+}
+
+static void link_file(const char *from, const char *to) {
+    char path[1024], here[512];
+    CHECK(getcwd(here, sizeof here) != NULL);
+    snprintf(path, sizeof path, "%s/" ROOT "bin/%s", here, from);
+    unlink(ml_test_path(to));
+    CHECK(symlink(path, ml_test_path(to)) == 0);
+}
+
+static void check_bin(int32_t n_file) {
+    ml_st_file *want = open_file(ROOT "bin/golden.safetensors");
+    ml_checkpoint *c = NULL;
+    ml_err err = { 0 };
+
+    if (ml_checkpoint_open(&c, ml_test_dir(), &err) != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        return;
+    }
+    CHECK(c->n_file == n_file && c->n_tensor > 5);
+    for (int64_t i = 0; i < c->n_tensor; i++) {
+        const ml_st_tensor *t = ml_st_find(want, c->tensor[i].t.name);
+        CHECK(t != NULL);
+        if (t)
+            compare_tensor(t, &c->tensor[i].t);
+    }
+    ml_checkpoint_close(c);
+    ml_st_close(want);
+}
+
+static void single_bin(void) {
+    link_file("pytorch_model.bin", "pytorch_model.bin");
+    check_bin(1);
+    link_file("legacy.bin", "pytorch_model.bin");
+    check_bin(1);
+}
+
+static void sharded_bin(void) {
+    link_file("sharded-00001-of-00002.bin", "sharded-00001-of-00002.bin");
+    link_file("sharded-00002-of-00002.bin", "sharded-00002-of-00002.bin");
+    link_file("sharded.bin.index.json", "pytorch_model.bin.index.json");
+    check_bin(2);
+}
+
+/* --- quantized exports ------------------------------------------------------------ */
+
+static void convert(const char *from, const char *to, const char *dtype) {
+    char line[2048];
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s --dtype %s", from,
+             to, dtype);
+    run(line);
+}
+
+static void same_files(const char *a, const char *b) {
+    static const char *const names[] = { "model.safetensors", "config.json" };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[1024];
+        ml_file x = { 0 }, y = { 0 };
+        snprintf(path, sizeof path, "%s/%s", a, names[i]);
+        CHECK(ml_file_map(&x, path, NULL) == ML_OK);
+        snprintf(path, sizeof path, "%s/%s", b, names[i]);
+        CHECK(ml_file_map(&y, path, NULL) == ML_OK);
+        if (!ml_str_eq(x.bytes, y.bytes))
+            ml_test_fail(__FILE__, __LINE__, "%s and %s: %s differs", a, b, names[i]);
+        ml_file_unmap(&x);
+        ml_file_unmap(&y);
+    }
+}
+
+/* A dequantized model that is rounded to its own format again is the same model. */
+static void rounded_again(void) {
+    static const struct {
+        const char *model, *dtype;
+    } rows[] = { { "fp8_qwen3", "fp8" },         { "fp8_ue8m0_deepseek_v3", "fp8-ue8m0" },
+                 { "mxfp8_qwen3_moe", "mxfp8" }, { "int4_kimi_deepseek_v3", "int4" },
+                 { "mxfp4_gpt_oss", "mxfp4" },   { "nvfp4_glm4_moe", "nvfp4" } };
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char dir[256], golden[300];
+        const char *out = ml_test_path(rows[i].dtype);
+        ml_st_file *want;
+        snprintf(dir, sizeof dir, "tests/golden/quant/%s", rows[i].model);
+        snprintf(golden, sizeof golden, "%s/golden.safetensors", dir);
+        want = open_file(golden);
+        convert(dir, out, rows[i].dtype);
+        if (want)
+            check_logits(out, golden, want);
+        ml_st_close(want);
+    }
+}
+
+/* Rounding what is already on the grid changes nothing. */
+static void rounded_twice(void) {
+    static const char *const dtypes[] = { "fp8", "fp8-ue8m0", "fp8-row", "fp8-tensor",
+                                          "int4-g128" };
+
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        char again[64];
+        snprintf(again, sizeof again, "%s-again", dtypes[i]);
+        convert("tests/golden/quant/int4_ct_qwen3", ml_test_path(dtypes[i]), dtypes[i]);
+        convert(ml_test_path(dtypes[i]), ml_test_path(again), dtypes[i]);
+        same_files(ml_test_path(dtypes[i]), ml_test_path(again));
+    }
+}
+
+static void formats_that_apply_to_nothing(void) {
+    char said[4096], line[1024];
+
+    snprintf(
+        line, sizeof line,
+        "convert --hf-checkpoint tests/golden/quant/fp8_qwen3 --save-hf %s --dtype mxfp4",
+        ml_test_path("none"));
+    CHECK(ml_test_miles(said, sizeof said, line) == 2);
+    CHECK_HAS(said, "applies to no weight of this qwen3 model");
+}
+
+static const ml_test tests[] = {
+    { "a GGUF file of Gemma 3 in Q4_0 gives ggml's tensors, ids and logits", gguf_gemma3 },
+    { "a GGUF file of Qwen3 in Q8_0 gives ggml's tensors, ids and logits", gguf_qwen3 },
+    { "a GGUF file of Llama in Q4_K gives ggml's tensors, ids and logits", gguf_llama_k },
+    { "a GGUF file of Llama in F32 gives ggml's tensors, ids and logits", gguf_llama_f32,
+      .fixtures = "formats/gguf" },
+    { "a GGUF file of Llama in Q8_0 gives ggml's tensors, ids and logits", gguf_llama_q8,
+      .fixtures = "formats/gguf" },
+    { "a GGUF file of Llama in Q4_0 gives ggml's tensors, ids and logits", gguf_llama_q4,
+      .fixtures = "formats/gguf" },
+    { "a GGUF file of Gemma 3 in BF16 gives ggml's tensors, ids and logits",
+      gguf_gemma3_bf16, .fixtures = "formats/gguf" },
+    { "a GGUF file of Qwen3 in F16 gives ggml's tensors, ids and logits", gguf_qwen3_f16,
+      .fixtures = "formats/gguf" },
+    { "a GGUF file of Qwen3 in Q6_K gives ggml's tensors, ids and logits", gguf_qwen3_q6,
+      .fixtures = "formats/gguf" },
+    { "blocks of every type of ggml are dequantized as by gguf-py", gguf_blocks },
+    { "a GGUF file's chat template is rendered", gguf_template },
+    { "a GGUF file in Q8_0 is written again byte for byte", gguf_again },
+    { "Q8_0 of an F32 GGUF file has the bytes of ggml's quantizer", gguf_q8_of_f32,
+      .fixtures = "formats/gguf" },
+    { "a checkpoint written as GGUF keeps its token ids and logits", gguf_of_directory },
+    { "pytorch_model.bin, zip or legacy, gives torch's tensors", single_bin },
+    { "shards of pytorch_model.bin give torch's tensors", sharded_bin },
+    { "a model rounded to its own format again has the recorded logits", rounded_again,
+      120 },
+    { "rounding a quantized model to the same format writes the same bytes", rounded_twice,
+      120 },
+    { "a format that applies to no weight is refused", formats_that_apply_to_nothing },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
