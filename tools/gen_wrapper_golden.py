@@ -54,9 +54,12 @@ MODELS = {
         tie_word_embeddings=False, vision_config=QWEN_VISION, **TOKENS)),
 }
 
+# Keys of the releases of Qwen3.5 and Qwen3.6 that transformers does not have.
+QWEN_RELEASED = dict(attn_output_gate=True, mamba_ssm_dtype="float32", mtp_num_hidden_layers=1,
+                     mtp_use_dedicated_embeddings=False, mlp_only_layers=[])
 MODELS["qwen3_5_moe"] = ("qwen3_5_moe", dict(MODELS["qwen3_5"][1], text_config=dict(
     MODELS["qwen3_5"][1]["text_config"], num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
-    shared_expert_intermediate_size=24), vision_config=dict(QWEN_VISION, num_position_embeddings=16)))
+    shared_expert_intermediate_size=24, **QWEN_RELEASED), vision_config=dict(QWEN_VISION, num_position_embeddings=16)))
 MODELS["gemma4"] = ("gemma4", dict(
     text_config=dict(TEXT, num_hidden_layers=3, num_kv_shared_layers=1, hidden_size_per_layer_input=10,
                      vocab_size_per_layer_input=83, sliding_window=8, global_head_dim=20,
@@ -65,7 +68,9 @@ MODELS["gemma4"] = ("gemma4", dict(
     audio_config=None, image_token_id=80, audio_token_id=81, video_token_id=82, boi_token_id=77, eoi_token_id=78))
 MODELS["llama4"] = ("llama4", dict(
     text_config=dict(TEXT, intermediate_size=20, intermediate_size_mlp=56, num_local_experts=4, num_experts_per_tok=1,
-                     interleave_moe_layer_step=2, no_rope_layers=[1, 0], attention_chunk_size=16, floor_scale=16),
+                     interleave_moe_layer_step=2, no_rope_layers=[1, 0], attention_chunk_size=16, floor_scale=16,
+                     rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=16.0, low_freq_factor=1.0,
+                                          high_freq_factor=1.0, original_max_position_embeddings=64)),
     vision_config=dict(hidden_size=16, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=28,
                        patch_size=14, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16),
     image_token_index=80, boi_token_index=78, eoi_token_index=79))

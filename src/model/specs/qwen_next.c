@@ -88,6 +88,10 @@ static void read_common(ml_builder *b, ml_decoder *d, next *x,
                  .linear = read_linear_layers(b, d->n_layer) };
     read_net(b, d, x);
     b->spec->carried = ml_carried_mtp;
+    if (!ml_hf_config_bool(b->config, "attn_output_gate", true))
+        ml_hf_config_fail(b->config, ML_EUNSUP,
+                          "%s: \"attn_output_gate\" is false; the family needs the gate",
+                          b->config->path);
 }
 
 /* --- layers ----------------------------------------------------------------- */
@@ -227,10 +231,14 @@ static void build_qwen3_5_moe(ml_builder *b) {
     ml_decoder_model(b, &d, layer, &x, (ml_model_opts){ 0 });
 }
 
-static const char *const ignored[] = { NULL };
+/* Multi-token prediction layers are not run; the state of recurrent layers is always f32. */
+#define IGNORED                                                                            \
+    "mamba_ssm_dtype", "mlp_only_layers", "mtp_num_hidden_layers",                         \
+        "mtp_use_dedicated_embeddings"
+static const char *const ignored[] = { IGNORED, NULL };
 /* The balance loss belongs to pre-training; RL recipes leave it at zero. */
-static const char *const ignored_moe[] = { "output_router_logits", "router_aux_loss_coef",
-                                           NULL };
+static const char *const ignored_moe[] = { IGNORED, "output_router_logits",
+                                           "router_aux_loss_coef", NULL };
 
 const ml_family ml_family_qwen3_next = { "qwen3_next", "Qwen3NextForCausalLM",
                                          build_qwen3_next, ignored_moe };

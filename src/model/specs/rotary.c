@@ -50,24 +50,25 @@ static void linear(ml_builder *b, const rope_source *r, ml_rope *rope, float *fr
 }
 
 /* Llama 3 scaling: long wavelengths are stretched by `factor`, short ones kept, those
- * between blended. */
+ * between blended; in Llama 4 none are between. */
 static void llama3(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq) {
     double factor = param(b, r, "factor", (double)NAN, 1e-3, 1e6);
     double low = param(b, r, "low_freq_factor", (double)NAN, 1e-6, 1e6);
     double high = param(b, r, "high_freq_factor", (double)NAN, 1e-6, 1e6);
     double old = param(b, r, "original_max_position_embeddings", (double)NAN, 1, 1e12);
 
-    if (low >= high)
-        ml_hf_config_fail(b->config, ML_EFORMAT,
-                          "%s: %slow_freq_factor (%g) must be below high_freq_factor (%g)",
-                          b->config->path, r->where, low, high);
+    if (low > high)
+        ml_hf_config_fail(
+            b->config, ML_EFORMAT,
+            "%s: %slow_freq_factor (%g) must not be above high_freq_factor (%g)",
+            b->config->path, r->where, low, high);
     for (int32_t i = 0; i < rope->dim / 2; i++) {
         float wave = (float)(2 * M_PI) / freq[i];
         float scaled = freq[i] / (float)factor;
         float blend = ((float)old / wave - (float)low) / (float)(high - low);
         if (wave > (float)(old / low))
             freq[i] = scaled;
-        else if (wave >= (float)(old / high))
+        else if (low < high && wave >= (float)(old / high))
             freq[i] = (1.0f - blend) * freq[i] / (float)factor + blend * freq[i];
     }
 }
