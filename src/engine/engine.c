@@ -70,7 +70,8 @@ static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
     return (ml_plan_opts){ .caps = ml_engine_caps(s, o),
                            .logits = true,
                            .kv_shared = true,
-                           .record_rows = o->record_rows };
+                           .record_rows = o->record_rows,
+                           .comm = o->comm };
 }
 
 /* Approximate bytes of a request that uses the whole context. */

@@ -36,6 +36,9 @@ typedef struct ml_engine_opts {
     const int32_t *eos;        /* the model's end tokens */
     int32_t n_eos;
     const ml_tokenizer *tokenizer; /* for stop strings; may be NULL */
+    /* NULL, or the group of a spec that is cut for several ranks.  Every rank calls the
+     * same functions in the same order, with the same arguments (gen/local.h sees to it). */
+    ml_comm *comm;
 } ml_engine_opts;
 
 /* Memory that an engine will allocate, in bytes, and the pages of its KV cache. */
