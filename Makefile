@@ -29,6 +29,7 @@ endif
 include mk/flags.mk
 include mk/build.mk
 include mk/cuda.mk
+include mk/mpi.mk
 include mk/test.mk
 include mk/gates.mk
 

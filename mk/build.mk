@@ -2,6 +2,7 @@
 #
 #   src/ without main.c                 libmiles.a
 #   src/cli/main.c                      miles
+#   src/comm/mpi/                       libmiles_mpi.so (mk/mpi.mk)
 #   tests/support/                      libtest.a
 #   tests/{unit,golden,parity}/*.c      a program each
 #   tests/checkop/*.c                   one program, checkop
@@ -24,7 +25,7 @@ else
 OTHER_ARCH := src/backend/cpu/arm/% src/backend/cpu/x86/%
 endif
 
-SRC := $(filter-out src/cli/main.c $(OTHER_ARCH), \
+SRC := $(filter-out src/cli/main.c src/comm/mpi/% $(OTHER_ARCH), \
   $(sort $(shell find $(MODULES:%=src/%) -name '*.c')))
 objects = $(patsubst %.c,$(B)/%.o,$(1))
 programs = $(patsubst %.c,$(B)/%,$(sort $(wildcard $(1))))
@@ -111,7 +112,7 @@ $(B)/deps.ok: tools/check-deps.sh
 	@touch $@
 
 deps:
-	@CC='$(CC)' tools/check-deps.sh --install build test
+	@CC='$(CC)' tools/check-deps.sh --install build test ranks
 .PHONY: deps
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check-deps.sh [--install] GROUP... - are the programs and libraries of these groups here?
 #
-# Groups: build, test, lint, bench, arm.  Without --install it only looks, and names the
+# Groups: build, test, ranks, lint, bench, arm.  Without --install it only looks, and names the
 # packages that are missing; with it, apt-get brings them when this user may run it.
 # shellcheck disable=SC2317 # the checks are called through `need`
 set -u
@@ -80,6 +80,10 @@ for group; do
         need python3 have python3
         need curl have curl
         ;;
+    ranks) # several processes: mk/mpi.mk
+        need libopenmpi-dev have mpicc
+        need openmpi-bin have mpirun
+        ;;
     lint)
         need clang-tidy have clang-tidy
         need cppcheck have cppcheck
@@ -98,7 +102,7 @@ for group; do
         need qemu-user have qemu-aarch64
         ;;
     *)
-        echo "check-deps: no group called '$group' (build, test, lint, bench, arm)" >&2
+        echo "check-deps: no group called '$group' (build, test, ranks, lint, bench, arm)" >&2
         exit 2
         ;;
     esac

@@ -2,35 +2,18 @@
 #include "backend/backend.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backend/cuda_door.h"
+#include "base/library.h"
 
 #define LIBRARY "libmiles_cuda.so"
-
-/* Searches the program's directory, then the system's library path.  The library is never
- * unloaded: the CUDA runtime does not survive dlclose. */
-static void *load_library(void) {
-    char path[PATH_MAX + sizeof LIBRARY];
-    ssize_t n = readlink("/proc/self/exe", path, PATH_MAX);
-    void *so = NULL;
-
-    while (n > 0 && path[n - 1] != '/')
-        n--;
-    if (n > 0) {
-        memcpy(path + n, LIBRARY, sizeof LIBRARY);
-        so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    }
-    return so ? so : dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-}
 
 static ml_status open_cuda(ml_backend *out, const ml_backend_opts *o, ml_err *err) {
     ml_cuda_host host = { .stamp = ML_CUDA_STAMP,
                           .sealed = ml_mem_sealed,
                           .mem_name = ml_mem_name };
-    void *so = load_library();
+    void *so = ml_library_open(LIBRARY, false);
     ml_cuda_open_fn *open;
     ml_status st;
 

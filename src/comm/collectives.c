@@ -524,6 +524,8 @@ static team *team_new(ml_link *l, int32_t size) {
     t->c = (ml_comm){
         .name = l->name,
         .size = size,
+        .local_rank = l->local_rank,
+        .local_size = l->local_size,
         .group = "world",
         .layer = -1,
         .split = group_split,

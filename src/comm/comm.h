@@ -52,6 +52,7 @@ typedef struct ml_comm ml_comm;
 struct ml_comm {
     const char *name; /* "self", "threads", "mpi" */
     int32_t rank, size;
+    int32_t local_rank, local_size; /* among the ranks of the job on this host */
     bool failed; /* a call of this communicator has returned ML_EPEER: they all will */
 
     /* Set by the caller, with ml_comm_doing for what changes during a run.  A communicator of

@@ -22,8 +22,9 @@ typedef struct ml_link ml_link;
 struct ml_link {
     const char *name;
     int32_t rank, size;
-    int32_t last_tag;        /* of the communicators that this rank has been in */
-    const char *const *host; /* [size]; NULL: all ranks are on one host */
+    int32_t local_rank, local_size; /* as in comm.h */
+    int32_t last_tag;               /* of the communicators that this rank has been in */
+    const char *const *host;        /* [size]; NULL: all ranks are on one host */
 
     /* Starts all parcels and returns when they are done.  ML_EAGAIN: the time is up
      * (deadline_s, 0: none); the parcels that are not done say which ranks were silent.

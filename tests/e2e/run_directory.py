@@ -38,7 +38,7 @@ def main(run):
     assert db.execute("SELECT count(*) FROM samples").fetchone()[0] > 0
     assert db.execute("SELECT count(*) FROM timings").fetchone()[0] > 0
     events = [what for (what,) in db.execute("SELECT what FROM events")]
-    assert events[0] == "started" and "saved" in events, events
+    assert "at rollout 0" in events[0] and "saved" in events, events
     assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 
     for trace in glob.glob(run + "/trace_*.json"):

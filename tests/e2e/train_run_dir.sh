@@ -16,7 +16,7 @@ train() {
     --rollout-max-response-len 8 --profile "$@"
 }
 
-# Ctrl-C: the round is finished and saved, and the run ends well.
+# Ctrl-C: the rollout is finished and saved, and the run ends well.
 (train --num-rollout 100000) > "$dir/log" 2>&1 &
 pid=$!
 for _ in $(seq 300); do

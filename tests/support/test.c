@@ -24,6 +24,10 @@ void ml_test_fail(const char *file, int line, const char *fmt, ...) {
     n_bad++;
 }
 
+int ml_test_failures(void) {
+    return atomic_load(&n_bad);
+}
+
 void ml_test_skip(const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);

@@ -44,6 +44,8 @@ double ml_test_own_s(void);
 /* Records a failure of the running test; the test continues. */
 __attribute__((format(printf, 3, 4))) void ml_test_fail(const char *file, int line,
                                                         const char *fmt, ...);
+/* Number of failures of the running test so far. */
+int ml_test_failures(void);
 /* True when needle occurs in hay; for messages. */
 bool ml_test_has(const char *hay, const char *needle);
 

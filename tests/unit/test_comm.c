@@ -1,8 +1,12 @@
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/self/self.h"
+#include "comm/world.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 
@@ -200,7 +204,7 @@ static void reductions(ml_comm *c, void *ud) {
 /* More than is reduced at a time. */
 static void large_reductions(ml_comm *c, void *ud) {
     (void)ud;
-    reduce_one(c, ML_BF16, sum, (17 << 20) / 2 / c->size + 3);
+    reduce_one(c, ML_BF16, sum, (5 << 20) / 2 / c->size + 3);
 }
 
 static void maximum_of_special_values(ml_comm *c, void *ud) {
@@ -364,6 +368,82 @@ static void agreement(ml_comm *c, void *ud) {
     CHECK(!c->failed);
 }
 
+/* A device whose addresses the host cannot use. */
+static const uintptr_t far = (uintptr_t)1 << 60;
+
+static void far_in(ml_stream *s, void *dst, const void *host, size_t bytes) {
+    (void)s;
+    memcpy((void *)((uintptr_t)dst - far), host, bytes);
+}
+
+static void far_out(ml_stream *s, void *host, const void *src, size_t bytes) {
+    (void)s;
+    memcpy(host, (const void *)((uintptr_t)src - far), bytes);
+}
+
+static ml_device card = { .name = "card", .copy_in = far_in, .copy_out = far_out };
+
+static ml_tensor on_card(ml_tensor t) {
+    t.data = (void *)((uintptr_t)t.data + far);
+    return t;
+}
+
+static void staging(ml_comm *c, void *ud) {
+    ml_stream s = { &card };
+    int32_t v[16][2], one[2] = { c->rank, 1 };
+    int64_t n[16];
+    ml_tensor all = on_card((ml_tensor){ v, ML_I32, ML_ROWS, 2, { c->size, 2 } }),
+              own = on_card((ml_tensor){ one, ML_I32, ML_ROWS, 2, { 1, 2 } }),
+              out = on_card((ml_tensor){ v[15], ML_I32, ML_ROWS, 2, { 1, 2 } });
+
+    (void)ud;
+    CHECK(c->allgather(c, &s, &all, &own, NULL) == ML_OK);
+    for (int32_t r = 0; r < c->size; r++) {
+        CHECK(v[r][0] == r && v[r][1] == 1);
+        v[r][0] += c->rank;
+        n[r] = 1;
+    }
+    CHECK(c->reduce_scatter(c, &s, &out, &all, sum, NULL) == ML_OK);
+    CHECK(v[15][0] == c->size * c->rank + c->size * (c->size - 1) / 2);
+    CHECK(c->allreduce(c, &s, &own, sum, NULL) == ML_OK && one[1] == c->size);
+    CHECK(c->bcast(c, &s, &out, c->size - 1, NULL) == ML_OK);
+    CHECK(v[15][0] == c->size * (c->size - 1) + c->size * (c->size - 1) / 2);
+    for (int32_t r = 0; r < c->size; r++)
+        v[r][0] = 100 * c->rank + r;
+    {
+        int32_t w[16][2];
+        ml_tensor to = on_card((ml_tensor){ w, ML_I32, ML_ROWS, 2, { c->size, 2 } });
+        CHECK(c->alltoallv(c, &s, &to, n, &all, n, NULL) == ML_OK);
+        for (int32_t r = 0; r < c->size; r++)
+            CHECK(w[r][0] == 100 * r + c->rank);
+    }
+    if (c->size > 1 && c->rank < 2) {
+        CHECK((c->rank ? c->recv : c->send)(c, &s, &all, !c->rank, NULL) == ML_OK);
+        CHECK(v[1][0] == 1);
+    }
+}
+
+/* Two threads of each rank, each with a communicator of its own. */
+static void *add_up(void *ud) {
+    ml_comm *c = ud;
+
+    for (int32_t i = 0; i < 50; i++)
+        CHECK(rank_sum(c, i) == i * c->size);
+    return NULL;
+}
+
+static void two_threads(ml_comm *c, void *ud) {
+    ml_comm *other;
+    pthread_t thread;
+
+    (void)ud;
+    CHECK(c->split(c, &other, 0, 0, NULL) == ML_OK);
+    CHECK(pthread_create(&thread, NULL, add_up, other) == 0);
+    (void)add_up(c);
+    pthread_join(thread, NULL);
+    other->close(other);
+}
+
 /* Cases of failure; rank 1 is to blame, and every rank gets out of its wait. */
 
 /* After a failure: each call returns it at once. */
@@ -477,6 +557,36 @@ static void silent(ml_comm *c, void *ud) {
     part->close(part);
 }
 
+/* A process that dies without a word; the launcher ends the job. */
+static void killed(ml_comm *c, void *ud) {
+    (void)ud;
+    if (c->rank == 1)
+        raise(SIGKILL);
+    c->barrier(c, NULL, NULL);
+}
+
+static const struct {
+    const char *name;
+    ml_rank_fn *fn;
+} cases[] = {
+    { "reductions", reductions },
+    { "large reductions", large_reductions },
+    { "maximum", maximum_of_special_values },
+    { "broadcasts", broadcasts },
+    { "gathers", gathers },
+    { "exchanges", exchanges },
+    { "messages", messages },
+    { "splits", splits },
+    { "two communicators", two_communicators },
+    { "agreement", agreement },
+    { "staging", staging },
+    { "two threads", two_threads },
+}, failing[] = {
+    { "failed rank", failed_rank }, { "failed elsewhere", failed_elsewhere },
+    { "aborted", aborted },         { "left", left },
+    { "silent", silent },           { "killed", killed },
+};
+
 /* Over threads. */
 
 static void run_case(ml_rank_fn *fn) {
@@ -524,6 +634,14 @@ static void threads_agreement(void) {
     run_case(agreement);
 }
 
+static void threads_staging(void) {
+    run_case(staging);
+}
+
+static void threads_two_threads(void) {
+    run_case(two_threads);
+}
+
 static void threads_failed_rank(void) {
     run_failure(failed_rank);
 }
@@ -564,6 +682,8 @@ static const ml_test tests[] = {
     { "split orders by key and leaves out negative colors", threads_splits },
     { "messages of two communicators do not mix", threads_two_communicators },
     { "ranks without an error agree", threads_agreement },
+    { "tensors of a device are staged through host memory", threads_staging },
+    { "threads of a rank use communicators of their own at once", threads_two_threads },
     { "a rank that fails is named to the ranks in agree", threads_failed_rank },
     { "a rank that fails frees ranks that wait in another communicator",
       threads_failed_elsewhere },
@@ -575,6 +695,27 @@ static const ml_test tests[] = {
     { 0 },
 };
 
+/* Over MPI: tests/e2e/comm_mpi.sh starts this program under mpirun.  Without arguments all
+ * ranks run the cases for any number of ranks; with the name of a failure, that one. */
+static int run_as_rank(const char *failure) {
+    ml_err err = { 0 };
+    ml_comm *c;
+
+    if (ml_comm_world(&c, &err) != ML_OK) {
+        fprintf(stderr, "%s\n", err.msg);
+        return 1;
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && !failure; i++)
+        cases[i].fn(c, NULL);
+    for (size_t i = 0; i < sizeof failing / sizeof *failing && failure; i++)
+        if (strcmp(failing[i].name, failure) == 0)
+            failing[i].fn(c, NULL);
+    c->close(c);
+    return ml_test_failures() ? 1 : 0;
+}
+
 int main(int argc, char **argv) {
+    if (getenv("OMPI_COMM_WORLD_RANK") || (argc > 1 && strcmp(argv[1], "as-rank") == 0))
+        return run_as_rank(argc > 1 ? argv[1] : NULL);
     return ml_test_main(argc, argv, tests);
 }

@@ -1,10 +1,14 @@
 /* miles doctor: reports on this machine, and checks a command line against it. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/oom.h"
 #include "cli/cli.h"
 #include "cli/commands/doctor_checks.h"
+#include "cli/commands/doctor_ranks.h"
 #include "cli/machine.h"
+#include "comm/world.h"
 
 /* Sets --dry-run, if the command has it. */
 static bool make_dry(ml_config *c, ml_cmd cmd) {
@@ -51,17 +55,39 @@ static ml_status examine(const ml_command *cmd, int argc, const char *const *arg
     return st;
 }
 
-ml_status ml_cmd_doctor(const ml_config *c, ml_err *err) {
-    const ml_string_list *w = &c->doctor.command;
-    const ml_command *cmd = w->n ? ml_command_find(w->word[0]) : NULL;
-    int n_word = 1;
+static ml_status examine_ranks(ml_comm *c, ml_err *err) {
+    size_t n = (size_t)c->size;
+    ml_rank_report *all = ml_memory_grow(NULL, n * sizeof *all, "reports of ranks");
+    ml_text text = { 0 };
+    int32_t n_wrong = 0;
+    ml_status st = ml_doctor_measure(all, c, err);
+
+    if (st == ML_OK && c->rank == 0) {
+        n_wrong = ml_doctor_table(&text, all, c->size);
+        printf("%s", text.ptr);
+        fflush(stdout);
+    }
+    if (n_wrong)
+        st = ml_fail(err, ML_EUNSUP, "%d of %d ranks cannot be in one job with the others",
+                     (int)n_wrong, (int)c->size);
+    ml_text_release(&text);
+    free(all);
+    return st;
+}
+
+static ml_status print_machine(ml_err *err) {
     ml_status st = ml_machine_print(err);
 
-    if (st != ML_OK)
-        return st;
-    ml_machine_print_gpu();
-    if (!w->n)
-        return ML_OK;
+    if (st == ML_OK)
+        ml_machine_print_gpu();
+    fflush(stdout);
+    return st;
+}
+
+static ml_status examine_command(const ml_string_list *w, ml_err *err) {
+    const ml_command *cmd = ml_command_find(w->word[0]);
+    int n_word = 1;
+
     if (!cmd && w->n > 1) {
         char two[100];
         snprintf(two, sizeof two, "%s %s", w->word[0], w->word[1]);
@@ -71,6 +97,24 @@ ml_status ml_cmd_doctor(const ml_config *c, ml_err *err) {
     if (!cmd)
         return ml_fail(err, ML_EUSAGE,
                        "unknown command '%s'; miles --help lists all commands", w->word[0]);
-    fflush(stdout);
     return examine(cmd, w->n - n_word, w->word + n_word, err);
+}
+
+/* Rank 0 prints, and examines the command line that all ranks were given. */
+ml_status ml_cmd_doctor(const ml_config *c, ml_err *err) {
+    const ml_string_list *w = &c->doctor.command;
+    ml_comm *world;
+    ml_status st = ml_comm_world(&world, err);
+    bool first;
+
+    if (st != ML_OK)
+        return st;
+    first = world->rank == 0;
+    st = world->agree(world, first ? print_machine(err) : ML_OK, err);
+    if (st == ML_OK && world->size > 1)
+        st = examine_ranks(world, err);
+    if (st == ML_OK && first && w->n)
+        st = examine_command(w, err);
+    world->close(world);
+    return st == ML_EPEER && !first ? ML_OK : st; /* rank 0 says why */
 }

@@ -90,6 +90,7 @@ ml_comm *ml_comm_self(void) {
         .name = "self",
         .rank = 0,
         .size = 1,
+        .local_size = 1,
         .group = "world",
         .layer = -1,
         .split = self_split,

@@ -225,6 +225,8 @@ ml_status ml_comm_threads_open(ml_comm **out, int32_t n, ml_err *err) {
         j->end[r].link = (ml_link){ .name = "threads",
                                     .rank = r,
                                     .size = n,
+                                    .local_rank = r,
+                                    .local_size = n,
                                     .exchange = threads_exchange,
                                     .tell = threads_tell,
                                     .close = threads_close };
