@@ -37,7 +37,7 @@ ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
 # machine's, the libraries themselves are named.
 LIBEVENT := $(if $(filter-out $(shell uname -m),$(ARCH)),-l:libevent_extra-2.1.so.7 \
   -l:libevent_core-2.1.so.7,-levent_extra -levent_core)
-LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lzstd -lsqlite3 -lyaml -lm
+LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lzstd -lxxhash -lz -lsqlite3 -lyaml -lm
 
 # FILE_CFLAGS: what one file needs beyond the rest.
 AVX2 := -mavx2 -mfma

@@ -39,12 +39,12 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_su
   unit/test_record unit/test_run_dir golden/test_golden golden/test_training)
 
 # What the short tier runs under the address sanitizer.
-CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN))
+CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(RANKS))
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
   test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
-  test_mesh) $(LOAD)
+  test_mesh) $(RANKS) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
@@ -81,7 +81,7 @@ define CI_TIER
 $(gate_lines)
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
-$(call tests,300,$(PARITY))
+$(call tests,300,$(PARITY) $(RANKS))
 $(call tests,400,$(CHECKOP))
 60 checkop/coverage $(CHECKOP) --coverage
 $(call load,$(CONFIG),15)
@@ -113,18 +113,18 @@ define LONG_TIER
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
-$(call tests,900,$(call in_config,clang,$(PARITY) $(CHECKOP) $(UNIT) $(GOLDEN)))
+$(call tests,900,$(call in_config,clang,$(PARITY) $(RANKS) $(CHECKOP) $(UNIT) $(GOLDEN)))
 !1800 asan/build $(SELF) $(ASAN) programs
 900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
 $(call quick_checkop,asan)
 $(call slow_parity,asan)
 $(call load,asan,60,--no-rss)
-$(call tests,1800,$(call sanitized,asan,$(UNIT) $(GOLDEN)))
-!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(PARITY) $(CHECKOP) $(LOAD))
+$(call tests,1800,$(call sanitized,asan,$(UNIT) $(GOLDEN) $(RANKS)))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(PARITY) $(RANKS) $(CHECKOP) $(LOAD))
 $(call quick_checkop,tsan)
 $(call slow_parity,tsan)
 $(call load,tsan,60,--no-rss)
-$(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS)))
+$(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
@@ -215,7 +215,7 @@ tsan:
 	@$(SELF) $(TSAN) run-all
 
 define ALL_PROGRAMS
-$(call tests,1800,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY))
+$(call tests,1800,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY) $(RANKS))
 endef
 export ALL_PROGRAMS
 run-all: programs

@@ -68,6 +68,8 @@ for group; do
         need "libutf8proc-dev$foreign" can_link "$cc" utf8proc.h utf8proc
         need_libevent "$cc" "$foreign"
         need "libzstd-dev$foreign" can_link "$cc" zstd.h zstd
+        need "libxxhash-dev$foreign" can_link "$cc" xxhash.h xxhash
+        need "zlib1g-dev$foreign" can_link "$cc" zlib.h z
         need "libyaml-dev$foreign" can_link "$cc" yaml.h yaml
         need "libsqlite3-dev$foreign" can_link "$cc" sqlite3.h sqlite3
         ;;
@@ -97,6 +99,8 @@ for group; do
         need libutf8proc-dev:arm64 can_link aarch64-linux-gnu-gcc utf8proc.h utf8proc
         need_libevent aarch64-linux-gnu-gcc :arm64
         need libzstd-dev:arm64 can_link aarch64-linux-gnu-gcc zstd.h zstd
+        need libxxhash-dev:arm64 can_link aarch64-linux-gnu-gcc xxhash.h xxhash
+        need zlib1g-dev:arm64 can_link aarch64-linux-gnu-gcc zlib.h z
         need libyaml-dev:arm64 can_link aarch64-linux-gnu-gcc yaml.h yaml
         need libsqlite3-dev:arm64 can_link aarch64-linux-gnu-gcc sqlite3.h sqlite3
         need qemu-user have qemu-aarch64

@@ -15,6 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 CATEGORIES = ("Cn Cc Cf Co Cs Ll Lm Lo Lt Lu Mc Me Mn Nd Nl No Pc Pd Pe Pf Pi Po Ps Sc Sk "
               "Sm So Zl Zp Zs").split()
 PUNCT, INERT, STABLE = 0x20, 0x40, 0x80
+ALTERNATES = 1 << 31
 POINTS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 
 
@@ -35,6 +36,24 @@ def perl_ranges(condition):
               r' print "$c\n" if chr($c) =~ /^%s$/ }' % condition)
     out = subprocess.run(["perl", "-e", script], check=True, capture_output=True, text=True)
     return set(map(int, out.stdout.split()))
+
+
+def runs_of(info):
+    """Entries of runs[]: properties that alternate, as those of cased letters do, take two."""
+    runs, c = [], 0
+    while c < len(info):
+        end = c + 2
+        while end < len(info) and info[end] == info[end - 2] and info[c] != info[c + 1]:
+            end += 1
+        if end - c >= 4:
+            runs += [ALTERNATES | c << 8 | info[c], (c + 1) << 8 | info[c + 1]]
+        else:
+            end = c + 1
+            while end < len(info) and info[end] == info[c]:
+                end += 1
+            runs.append(c << 8 | info[c])
+        c = end
+    return runs
 
 
 def main():
@@ -60,11 +79,6 @@ def main():
     for c in map(ord, string.punctuation):
         info[c] |= PUNCT
 
-    runs = [(0, info[0])]
-    for c in range(1, 0x110000):
-        if info[c] != runs[-1][1]:
-            runs.append((c, info[c]))
-
     known = perl_ranges(r"\p{Present_In: 14.0}")
     new = []
     for c in POINTS:
@@ -78,10 +92,12 @@ def main():
     print("/* Written by tools/gen_unicode.py from tokenizers %s; see unicode.c. */"
           % tokenizers.__version__)
     print("/* clang-format off */")
-    print("/* First code point of a run << 8 | what its characters are. */")
+    print("/* First code point of a run << 8 | what its characters are.  With bit 31, its character and")
+    print(" * that of the next run alternate up to the run after that. */")
     print("static const uint32_t runs[] = {")
+    runs = runs_of(info)
     for i in range(0, len(runs), 9):
-        print(" ".join("0x%x," % (c << 8 | bits) for c, bits in runs[i:i + 9]))
+        print(" ".join("0x%x," % run for run in runs[i:i + 9]))
     print("};")
     print("/* Characters of Unicode 15 and 16: first, last; a category each. */")
     print("static const uint32_t newer[][2] = {")

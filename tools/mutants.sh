@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# mutants.sh - plants each fault of tests/mutants/ in a copy of the source and wants a parity test
-# to find it.
+# mutants.sh - plants each fault of tests/mutants/ in a copy of the source and wants a test to find
+# it: test_engine_parity, or for faults of ranks (ranks-*.patch) test_ranks.
 #
 # A fault is a patch whose first line says what goes wrong.  A patch that does not apply any
 # more is a failure: the code it stands in has changed, so should the patch.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
-test=tests/parity/test_engine_parity
-models='f32 qwen3' # dense, and mixtures of experts whose routers tie
+parity=tests/parity/test_engine_parity
+ranks=tests/ranks/test_ranks
 copy=build/mutants
 mkdir -p "$copy"
 # Only what differs is copied, so that little is compiled again.
@@ -18,21 +18,32 @@ done
 cd "$copy" || exit 2
 
 build() { make --no-print-directory CONFIG=release "build/release/$test" >build.log 2>&1; }
-if ! build || ! "build/release/$test" "$models" >run.log 2>&1; then
-    echo "without a fault the test does not pass:"
-    tail -n 20 build.log run.log
-    echo "0 passed, 1 failed, 0 skipped"
-    exit 1
-fi
+run() {
+    local only=()
+    [ "$test" = "$parity" ] && only=('f32 qwen3') # dense, and experts whose routers tie
+    timeout 900 "build/release/$test" "${only[@]}" >run.log 2>&1
+}
+for test in $parity $ranks; do
+    if ! build || ! run; then
+        echo "without a fault $test does not pass:"
+        tail -n 20 build.log run.log
+        echo "0 passed, 1 failed, 0 skipped"
+        exit 1
+    fi
+done
 
 passed=0 failed=0
 for fault in tests/mutants/*.patch; do
     name=$(basename "$fault" .patch)
+    case $name in
+    ranks-*) test=$ranks ;;
+    *) test=$parity ;;
+    esac
     if ! patch -p1 -s --no-backup-if-mismatch <"$fault" >patch.log 2>&1; then
         why="does not apply: $(tail -n 1 patch.log)"
     elif ! build; then
         why="does not compile: $(grep -m 1 error build.log)"
-    elif timeout 900 "build/release/$test" "$models" >run.log 2>&1; then
+    elif run; then
         why="was not found: $(head -n 1 "$fault")"
     else
         why=

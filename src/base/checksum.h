@@ -1,4 +1,4 @@
-/* checksum.h - checksums by name, as text: those used by weight deltas.
+/* checksum.h - checksums: CRCs, and those of weight deltas by name, as text.
  *
  * thread: any. */
 #ifndef ML_BASE_CHECKSUM_H
@@ -6,8 +6,16 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/str.h"
+
+/* CRC-32C (Castagnoli), the checksum of records.  Bit by bit, without a table: records are
+ * short. */
+uint32_t ml_crc32c(const void *bytes, size_t n);
+
+/* CRC-64/XZ, the checksum of files.  Continues from crc, which is 0 for the first piece. */
+uint64_t ml_crc64(uint64_t crc, const void *bytes, size_t n);
 
 typedef enum ml_checksum {
     ML_CHECKSUM_XXH3, /* XXH3, 128 bits: fast */

@@ -16,7 +16,7 @@ static void cell(ml_text *out, const char *s) {
         ml_text_printf(out, *s == '|' ? "\\|" : "%c", *s);
 }
 
-static void flag_row(ml_text *out, const ml_flag *f) {
+static void flag_row(ml_text *out, const ml_flag *f, ml_flag_origin from) {
     ml_text value = { 0 };
 
     ml_text_printf(out, "| `--%s", f->name);
@@ -30,7 +30,7 @@ static void flag_row(ml_text *out, const ml_flag *f) {
         ml_text_printf(out, "required");
     else
         cell(out, f->def ? f->def : f->def_note ? f->def_note : "");
-    ml_text_printf(out, " | %s | ", origins[f->from]);
+    ml_text_printf(out, " | %s | ", origins[from]);
     if (f->state == ML_FLAG_LIVE)
         cell(out, f->help);
     else
@@ -72,7 +72,7 @@ static void command_section(ml_text *out, const ml_command *cmd) {
                            "|\n|---|---|---|---|\n",
                            cmd->name, l.row[i]->group);
         group = l.row[i]->group;
-        flag_row(out, l.row[i]);
+        flag_row(out, l.row[i], ml_flag_from(&l, i));
     }
     rules_of(out, cmd);
 }
@@ -92,7 +92,7 @@ static void first_section(ml_text *out, const ml_command *cmd) {
         ml_str name = { at, strcspn(at, " ") };
         int row = ml_flag_list_find(&l, name);
         ML_BUG_IF(row < 0);
-        flag_row(out, l.row[row]);
+        flag_row(out, l.row[row], ml_flag_from(&l, row));
         at += name.len;
     }
 }

@@ -100,7 +100,7 @@ static bool add_ours(const parser *p, const ml_flag_list *all, ml_str name, ml_t
         at = ml_flag_list_find(all, ml_str_of(f->ours[0]));
         if (at >= 0)
             ml_text_printf(out, ": miles %s calls this --%s; miles %s has no such flag",
-                           command_name(all->row[at]->cmds), f->ours[0],
+                           command_name(ml_flag_cmds(all, at)), f->ours[0],
                            command_name(p->cmd));
     }
     if (f->note)
@@ -116,7 +116,8 @@ static void unknown(parser *p, ml_str name) {
     ml_flag_list_init(&all, ML_CMD_ALL);
     i = ml_flag_list_find(&all, name);
     if (!add_ours(p, &all, name, &hint) && i >= 0)
-        ml_text_printf(&hint, "; it is a flag of miles %s", command_name(all.row[i]->cmds));
+        ml_text_printf(&hint, "; it is a flag of miles %s",
+                       command_name(ml_flag_cmds(&all, i)));
     if (!hint.len)
         add_nearest(p, name, &hint);
     if (!hint.len)

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checksum.h"
 #include "base/clock.h"
-#include "base/crc32c.h"
 #include "base/file.h"
 
 enum { HEAD = 12, TAIL = 4 }; /* bytes before and after a record's data */

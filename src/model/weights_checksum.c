@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/crc64.h"
+#include "base/checksum.h"
 #include "base/file.h"
 
 #define PIECE_VALUES ((int64_t)1 << 18)

@@ -7,11 +7,11 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/dir.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/xxh3.h"
 #include "io/jsonl.h"
 
 /* --- a directory for runs without --save ------------------------------------ */
@@ -94,9 +94,9 @@ static uint64_t hash_of(uint64_t seed, ml_str bytes, bool all) {
     size_t step = bytes.len / BLOCKS;
 
     if (all || bytes.len <= (size_t)BLOCKS * BLOCK_BYTES)
-        return seed * 31 + ml_xxh3_128(bytes.ptr, bytes.len).low;
+        return seed * 31 + XXH3_128bits(bytes.ptr, bytes.len).low64;
     for (size_t i = 0; i < BLOCKS; i++)
-        seed = seed * 31 + ml_xxh3_128(bytes.ptr + i * step, BLOCK_BYTES).low;
+        seed = seed * 31 + XXH3_128bits(bytes.ptr + i * step, BLOCK_BYTES).low64;
     return seed;
 }
 

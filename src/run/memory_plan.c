@@ -44,16 +44,17 @@ static int64_t tokens_of(const ml_memory_request *req, bool score) {
 }
 
 /* The memory rows of a trained model; the tables below have the same order. */
-enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, N_ROW };
+enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, RANKS, N_ROW };
 
 static const char *const actor_rows[N_ROW] = {
-    "gradients", "optimizer state",          "save buffer",          "activations",
-    "scratch",   "forward-only activations", "forward-only scratch", "routing replay",
+    "gradients",     "optimizer state",          "save buffer",          "activations",
+    "scratch",       "forward-only activations", "forward-only scratch", "routing replay",
+    "rank exchange",
 };
 static const char *const critic_rows[N_ROW] = {
     "critic gradients",   "critic optimizer state", "critic save buffer",
     "critic activations", "critic scratch",         "value activations",
-    "value scratch",      "critic routing replay",
+    "value scratch",      "critic routing replay",  "critic rank exchange",
 };
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
@@ -82,21 +83,24 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
 static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
                              const ml_spec *spec, size_t saved_bytes,
                              const char *const *row, ml_err *err) {
-    const ml_optimizer_opts *opt = &req->opts.optimizer;
-    size_t state = ml_optimizer_bytes(spec, opt, req->bf16);
+    ml_optimizer_opts opt = req->opts.optimizer;
+    size_t whole = ml_optimizer_bytes(spec, &opt, req->bf16), state;
     ml_status st;
 
+    opt.comm = req->opts.comm;
+    state = ml_optimizer_bytes(spec, &opt, req->bf16);
     add(m, row[GRADS], ml_trainer_grad_bytes(spec));
-    if (opt->offload_dir)
+    if (opt.offload_dir)
         m->on_disk += state;
-    else if (ml_optimizer_is_staged(opt, req->be->dev))
+    else if (ml_optimizer_is_staged(&opt, req->be->dev))
         m->on_host += state;
-    if (ml_optimizer_is_staged(opt, req->be->dev))
-        add(m, row[STATE], ml_optimizer_stage_bytes(opt));
-    else if (!opt->offload_dir)
+    if (ml_optimizer_is_staged(&opt, req->be->dev))
+        add(m, row[STATE], ml_optimizer_stage_bytes(&opt));
+    else if (!opt.offload_dir)
         add(m, row[STATE], state);
-    if (req->async_save)
-        add_on_host(m, req->be, row[COPY], saved_bytes + state);
+    add(m, row[RANKS], ml_ranks_stage_bytes(opt.comm));
+    if (req->async_save && (!opt.comm || opt.comm->rank == 0))
+        add_on_host(m, req->be, row[COPY], saved_bytes + whole);
     st = add_plan(m, req, spec, true, row, err);
     if (st == ML_OK && req->scores)
         st = add_plan(m, req, spec, false, row, err);

@@ -9,17 +9,23 @@
 /* Flags above the category in a byte of info.  The reference normalizes with the tables of
  * Unicode 9 and does not change newer characters (INERT). */
 enum { IS_PUNCT = 0x20, IS_INERT = 0x40, IS_NFC_STABLE = 0x80 };
+#define ALTERNATES (1u << 31) /* of runs */
 
 /* One table per process: filling it takes longer than opening a tokenizer. */
 static uint8_t info[ML_CODE_POINTS];
 
-static void fill_info(void) {
-    size_t n = sizeof runs / sizeof *runs;
+static uint32_t first_of(size_t run) {
+    return run < sizeof runs / sizeof *runs ? (runs[run] & ~ALTERNATES) >> 8
+                                            : ML_CODE_POINTS;
+}
 
-    for (size_t i = 0; i < n; i++) {
-        uint32_t first = runs[i] >> 8;
-        uint32_t end = i + 1 < n ? runs[i + 1] >> 8 : ML_CODE_POINTS;
+static void fill_info(void) {
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        uint32_t first = first_of(i), end = first_of(i + 1);
         memset(info + first, (int)(runs[i] & 255), end - first);
+        if (i && runs[i - 1] & ALTERNATES)
+            for (uint32_t c = first + 1; c < end; c += 2)
+                info[c] = (uint8_t)(runs[i - 1] & 255);
     }
 }
 

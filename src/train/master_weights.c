@@ -5,21 +5,27 @@ static bool agrees(float weight, float master) {
     return weight == master || weight == ml_bf16_to_f32(ml_f32_to_bf16(master));
 }
 
+/* The elements that this rank has the masters of. */
 static ml_status check_param(const ml_optimizer *o, int32_t i, float *weight, float *master,
                              ml_err *err) {
     const ml_param *p = &o->spec->param[i];
-    int64_t n_row = p->n_dim == 2 ? p->shape[0] : 1, n = p->shape[p->n_dim - 1];
+    ml_shard_range r = ml_shard_range_of(&o->map, i, o->ranks.comm->rank);
+    ml_tensor rows = ml_shard_view(&o->weights->t[i], r);
+    ml_weights weights = { .t = &rows, .be = o->be, .n = 1 };
+    bool column = p->n_dim == 1 && !p->name_after; /* as which a vector is viewed */
+    ml_strip s = { 0 };
 
-    for (int32_t e = 0; e < p->n_stack; e++)
-        for (int64_t row = 0; row < n_row; row++) {
-            ml_weights_unpack(o->weights, i, e, row, 1, ML_F32, weight);
-            ml_weights_unpack(&o->master, i, e, row, 1, ML_F32, master);
-            for (int64_t k = 0; k < n; k++)
+    while (ml_strip_next(&s, p, o->be->linear, r))
+        for (int64_t row = 0; row < s.n; row++) {
+            ml_weights_unpack(&weights, 0, 0, s.at + row, 1, ML_F32, weight);
+            ml_weights_unpack(&o->master, i, 0, s.at + row, 1, ML_F32, master);
+            for (int64_t k = 0; k < rows.shape[1]; k++)
                 if (!agrees(weight[k], master[k]))
                     return ml_fail(err, ML_EFORMAT,
                                    "--check-rematerialize-param-from-master-weight: "
                                    "%s[%lld, %lld] is %.9g, but its master weight is %.9g",
-                                   p->name, (long long)row, (long long)k, (double)weight[k],
+                                   p->name, (long long)(column ? 0 : s.row + row),
+                                   (long long)(column ? s.row + row : k), (double)weight[k],
                                    (double)master[k]);
         }
     return ML_OK;

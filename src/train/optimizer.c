@@ -1,89 +1,56 @@
 #include "train/optimizer.h"
 
-#include <fnmatch.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bug.h"
 #include "base/mmap_offload.h"
-
-#define NAME_CAP 512
+#include "train/freeze.h"
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-/* --- freezing --------------------------------------------------------------- */
-
-/* Copies the first pattern of a list; returns the rest, or NULL at the end. */
-static const char *next_pattern(const char *list, char *out, size_t cap) {
-    size_t n = strcspn(list, ",");
-
-    if (n >= cap)
-        n = cap - 1;
-    memcpy(out, list, n);
-    out[n] = 0;
-    list += strcspn(list, ",");
-    return *list ? list + 1 : NULL;
-}
-
-static bool pattern_fits(const char *pattern, const ml_param *p) {
-    char name[NAME_CAP];
-    return fnmatch(pattern, ml_param_name(p, 0, name, sizeof name), 0) == 0;
-}
-
-bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p) {
-    char pattern[NAME_CAP];
-
-    if (p->frozen)
-        return true;
-    for (const char *at = opts->freeze; at;) {
-        at = next_pattern(at, pattern, sizeof pattern);
-        if (pattern_fits(pattern, p))
-            return true;
-    }
-    return false;
-}
-
-static ml_status check_freeze(const ml_spec *s, const ml_optimizer_opts *opts,
-                              ml_err *err) {
-    char pattern[NAME_CAP];
-    int32_t n_frozen = 0;
-
-    for (const char *at = opts->freeze; at;) {
-        bool fits = false;
-        at = next_pattern(at, pattern, sizeof pattern);
-        for (int32_t i = 0; i < s->n_param && !fits; i++)
-            fits = pattern_fits(pattern, &s->param[i]);
-        if (!fits)
-            return ml_fail(err, ML_EUSAGE,
-                           "--freeze \"%s\" matches no parameter: names look like %s",
-                           pattern, s->param[0].name);
-    }
-    for (int32_t i = 0; i < s->n_param; i++)
-        n_frozen += ml_optimizer_frozen(opts, &s->param[i]);
-    if (n_frozen == s->n_param)
-        return ml_fail(err, ML_EUSAGE, "--freeze \"%s\" leaves no parameter to train",
-                       opts->freeze);
-    return ML_OK;
-}
-
 /* --- memory ----------------------------------------------------------------- */
 
-static size_t moments_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
-                            int32_t n_set) {
+static int32_t n_rank_of(const ml_optimizer_opts *opts) {
+    return opts->comm ? opts->comm->size : 1;
+}
+
+static bool *find_frozen(ml_arena *a, const ml_spec *s, const ml_optimizer_opts *opts) {
+    bool *frozen = ML_NEW(a, bool, s->n_param + 1);
+    for (int32_t i = 0; i < s->n_param; i++)
+        frozen[i] = ml_freeze_fits(opts->freeze, &s->param[i]);
+    return frozen;
+}
+
+static size_t state_bytes(const ml_shard_map *m, int32_t rank, int32_t n_set) {
     size_t bytes = 0;
-    for (int32_t i = 0; i < s->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32, ML_PANELS);
-        if (!ml_optimizer_frozen(opts, &s->param[i]))
-            bytes += (size_t)n_set * align64(ml_tensor_bytes(&t));
-    }
+    for (int32_t i = 0; i < m->n_param; i++)
+        bytes += (size_t)n_set *
+                 align64((size_t)ml_shard_range_of(m, i, rank).n * sizeof(float));
     return bytes;
 }
 
+/* The larger of the two layouts, each of which is divided in its own way. */
 size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16) {
-    return moments_bytes(s, opts, (opts->kind == ML_OPTIMIZER_ADAM ? 2 : 1) + bf16);
+    int32_t n_set = (opts->kind == ML_OPTIMIZER_ADAM ? 2 : 1) + bf16;
+    int32_t rank = opts->comm ? opts->comm->rank : 0;
+    size_t most = 0;
+    ml_arena a;
+
+    ml_arena_init(&a, "a shard map");
+    for (int layout = ML_ROWS; layout <= ML_PANELS; layout++) {
+        ml_shard_map map;
+        size_t bytes;
+        ml_shard_map_init(&map, &a, s, (ml_layout)layout, n_rank_of(opts),
+                          find_frozen(&a, s, opts));
+        bytes = state_bytes(&map, rank, n_set);
+        most = bytes > most ? bytes : most;
+    }
+    ml_arena_release(&a);
+    return most;
 }
 
 static bool any_bf16(const ml_weights *w) {
@@ -91,6 +58,14 @@ static bool any_bf16(const ml_weights *w) {
         if (w->t[i].dtype == ML_BF16)
             return true;
     return false;
+}
+
+static ml_shard_range own_range(const ml_optimizer *o, int32_t i) {
+    return ml_shard_range_of(&o->map, i, o->ranks.comm->rank);
+}
+
+static ml_tensor own_view(const ml_optimizer *o, const ml_weights *w, int32_t i) {
+    return ml_shard_view(&w->t[i], own_range(o, i));
 }
 
 static ml_weights empty_set(ml_optimizer *o) {
@@ -119,14 +94,14 @@ static float *stage_at(const ml_optimizer *o, int kind) {
 }
 
 static void fill_staged(ml_optimizer *o, int32_t param) {
-    const ml_tensor *w = &o->weights->t[param];
-    size_t size = ml_dtype_bytes(w->dtype);
-    int64_t n = (int64_t)(ml_tensor_bytes(w) / size), piece = piece_of(&o->opts);
+    const ml_tensor w = own_view(o, o->weights, param);
+    size_t size = ml_dtype_bytes(w.dtype);
+    int64_t n = (int64_t)(ml_tensor_bytes(&w) / size), piece = piece_of(&o->opts);
     float *master = o->master.t[param].data;
 
     for (int64_t at = 0; at < n; at += piece) {
-        ml_tensor part = { .data = (char *)w->data + (size_t)at * size,
-                           .dtype = w->dtype,
+        ml_tensor part = { .data = (char *)w.data + (size_t)at * size,
+                           .dtype = w.dtype,
                            .n_dim = 1,
                            .shape = { n - at < piece ? n - at : piece } };
         o->be->optim->widen(o->be->stream, stage_at(o, 0), &part);
@@ -142,8 +117,9 @@ static void carve(ml_optimizer *o, unsigned char *at) {
         ml_tensor t = ml_weights_tensor(&o->spec->param[i], ML_F32, o->be->linear);
         ml_weights *sets[] = { o->own_master ? &o->master : NULL, &o->moment1,
                                o->opts.kind == ML_OPTIMIZER_ADAM ? &o->moment2 : NULL };
-        if (ml_optimizer_frozen(&o->opts, &o->spec->param[i]))
+        if (!own_range(o, i).n)
             continue;
+        t = ml_shard_view(&t, own_range(o, i));
         for (int k = 0; k < 3; k++)
             if (sets[k]) {
                 sets[k]->t[i] = t;
@@ -151,17 +127,18 @@ static void carve(ml_optimizer *o, unsigned char *at) {
                 at += align64(ml_tensor_bytes(&t));
             }
         if (!o->own_master)
-            o->master.t[i] = o->weights->t[i];
+            o->master.t[i] = own_view(o, o->weights, i);
     }
 }
 
 /* Initializes the masters from the weights. */
 static void fill_masters(ml_optimizer *o) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
+        ml_tensor w = own_view(o, o->weights, i);
         if (o->master.t[i].data && o->stage.dev)
             fill_staged(o, i);
         else if (o->master.t[i].data)
-            o->be->optim->widen(o->be->stream, o->master.t[i].data, &o->weights->t[i]);
+            o->be->optim->widen(o->be->stream, o->master.t[i].data, &w);
     }
 }
 
@@ -222,7 +199,10 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
 
     *o = (ml_optimizer){ .opts = *opts, .spec = s, .weights = w, .be = be };
     ml_arena_init(&o->arena, "optimizer");
-    st = check_freeze(s, opts, err);
+    ml_ranks_open(&o->ranks, opts->comm, be);
+    o->frozen = find_frozen(&o->arena, s, opts);
+    ml_shard_map_init(&o->map, &o->arena, s, be->linear, o->ranks.comm->size, o->frozen);
+    st = ml_freeze_check(opts->freeze, s, err);
     if (st == ML_OK) {
         o->own_master = any_bf16(w);
         o->bytes = ml_optimizer_bytes(s, opts, o->own_master);
@@ -255,6 +235,7 @@ void ml_optimizer_close(ml_optimizer *o) {
         o->be->dev->host_free(o->host);
     if (o->away)
         o->be->dev->host_free(o->away);
+    ml_ranks_close(&o->ranks);
     if (o->arena.tag)
         ml_arena_release(&o->arena);
     *o = (ml_optimizer){ 0 };
@@ -332,57 +313,129 @@ static int64_t count_bad(const ml_optimizer *o, const float *x, int64_t n) {
     return bad;
 }
 
-/* Sums of squares of all blocks, tensor after tensor. */
-static void square_blocks(ml_optimizer *o, const ml_weights *grads) {
+/* The ranks' ranges of a set, or of the blocks of its squares. */
+static ml_rank_spans spans_of(const ml_optimizer *o, ml_arena *a, const ml_weights *w,
+                              double *block) {
+    ml_rank_spans s = ml_ranks_spans(&o->ranks, a, o->map.n_param, false);
+    ml_rank_span *out = s.span;
+
+    for (int32_t i = 0; i < o->map.n_param; i++) {
+        for (int32_t r = 0; r < o->map.n_rank; r++, out++) {
+            ml_shard_range x = ml_shard_range_of(&o->map, i, r);
+            size_t size = ml_dtype_bytes(w->t[i].dtype);
+            if (block)
+                *out = (ml_rank_span){ block + x.begin / ML_NORM_BLOCK,
+                                       (size_t)blocks_of(x.n) * sizeof *block };
+            else
+                *out = (ml_rank_span){ (char *)w->t[i].data + (size_t)x.begin * size,
+                                       (size_t)x.n * size };
+        }
+        if (block && !o->frozen[i])
+            block += blocks_of(elements(&w->t[i]));
+    }
+    return s;
+}
+
+typedef ml_status exchange_fn(ml_ranks *r, const ml_rank_spans *s, ml_err *err);
+
+static ml_status exchange(ml_optimizer *o, exchange_fn *fn, const ml_weights *w,
+                          double *block, ml_err *err) {
+    ml_status st;
+    ml_rank_spans s;
+    ml_arena a;
+
+    if (o->map.n_rank == 1)
+        return ML_OK;
+    ml_arena_init(&a, "ranges of all ranks");
+    s = spans_of(o, &a, w, block);
+    st = fn(&o->ranks, &s, err);
+    ml_arena_release(&a);
+    return st;
+}
+
+ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool whole,
+                              ml_err *err) {
+    ml_status st = exchange(o, ml_ranks_reduce, grads, NULL, err);
+    return st == ML_OK && whole ? exchange(o, ml_ranks_gather, grads, NULL, err) : st;
+}
+
+/* Sums of squares of all blocks, tensor after tensor: each rank computes those of its
+ * ranges. */
+static ml_status square_blocks(ml_optimizer *o, const ml_weights *grads, ml_err *err) {
     double *block = o->block_buf.ptr;
     int64_t at = 0;
+    ml_status st;
 
     for (int32_t i = 0; i < grads->n; i++) {
-        int64_t n = elements(&grads->t[i]);
-        if (!o->moment1.t[i].data)
+        ml_shard_range r = own_range(o, i);
+        if (o->frozen[i])
             continue;
-        o->be->optim->square_sums(o->be->stream, block + at, grads->t[i].data, n);
-        at += blocks_of(n);
+        if (r.n)
+            o->be->optim->square_sums(o->be->stream, block + at + r.begin / ML_NORM_BLOCK,
+                                      (const float *)grads->t[i].data + r.begin, r.n);
+        at += blocks_of(elements(&grads->t[i]));
     }
-    o->be->dev->copy_out(o->be->stream, o->block, block, (size_t)at * sizeof *block);
+    st = exchange(o, ml_ranks_gather, grads, block, err);
+    if (st == ML_OK)
+        o->be->dev->copy_out(o->be->stream, o->block, block, (size_t)at * sizeof *block);
+    return st;
+}
+
+static ml_status count_all_bad(ml_optimizer *o, const ml_weights *grads, ml_update *out,
+                               ml_err *err) {
+    ml_shard_range r = own_range(o, out->bad_param);
+    const float *x = grads->t[out->bad_param].data;
+    int64_t mine = count_bad(o, x + r.begin, r.n), *all;
+    ml_status st;
+    ml_arena a;
+
+    ml_arena_init(&a, "bad gradients");
+    all = ML_NEW(&a, int64_t, o->map.n_rank);
+    st = ml_ranks_collect(&o->ranks, all, &mine, sizeof mine, err);
+    for (int32_t k = 0; k < o->map.n_rank; k++)
+        out->n_bad += all[k];
+    ml_arena_release(&a);
+    return st;
 }
 
 /* Sums blocks in order within a tensor, and tensors in the order of the spec.  The
  * squares of finite f32 cannot overflow in f64: an infinite or NaN sum means a bad
  * gradient.  Backward runs from the last parameter to the first and propagates a fault:
  * the last bad one is its origin. */
-static void measure(ml_optimizer *o, const ml_weights *grads, double scale,
-                    ml_update *out) {
+static ml_status measure(ml_optimizer *o, const ml_weights *grads, double scale,
+                         ml_update *out, ml_err *err) {
     const double *block = o->block;
     double sum = 0;
+    ml_status st = square_blocks(o, grads, err);
 
-    square_blocks(o, grads);
+    if (st != ML_OK)
+        return st;
     for (int32_t i = 0; i < grads->n; i++) {
-        int64_t n = elements(&grads->t[i]);
         double own = 0;
-        if (!o->moment1.t[i].data)
+        if (o->frozen[i])
             continue;
-        for (int64_t b = 0; b < blocks_of(n); b++)
+        for (int64_t b = 0; b < blocks_of(elements(&grads->t[i])); b++)
             own += *block++;
-        if (!isfinite(own)) {
+        if (!isfinite(own))
             out->bad_param = i;
-            out->n_bad = count_bad(o, grads->t[i].data, n);
-        }
         sum += own;
     }
     out->grad_norm = sqrt(sum) * fabs(scale);
+    return out->bad_param == ML_NONE ? ML_OK : count_all_bad(o, grads, out, err);
 }
 
 static ml_optim_param param_at(const ml_optimizer *o, const ml_weights *grads, int32_t i) {
+    ml_tensor weight = own_view(o, o->weights, i), grad = own_view(o, grads, i);
+
     return (ml_optim_param){
-        .n = elements(&grads->t[i]),
+        .n = own_range(o, i).n,
         .master = o->master.t[i].data,
         .moment1 = o->moment1.t[i].data,
         .moment2 = o->moment2.t[i].data,
-        .grad = grads->t[i].data,
-        .dtype = o->weights->t[i].dtype,
-        .pairs = ml_tensor_has_pairs(&o->weights->t[i]),
-        .weight = o->own_master ? o->weights->t[i].data : NULL,
+        .grad = grad.data,
+        .dtype = weight.dtype,
+        .pairs = ml_tensor_has_pairs(&weight),
+        .weight = o->own_master ? weight.data : NULL,
     };
 }
 
@@ -438,14 +491,16 @@ static void update_staged(ml_optimizer *o, const ml_optim_param *p, float lr, fl
     }
 }
 
-void ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
-                       double weight_decay, double grad_scale, ml_update *out) {
+ml_status ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
+                            double weight_decay, double grad_scale, ml_update *out,
+                            ml_err *err) {
     double limit = o->opts.clip_grad;
+    ml_status st;
 
     *out = (ml_update){ .clip = 1.0, .bad_param = ML_NONE };
-    measure(o, grads, grad_scale, out);
-    if (out->bad_param != ML_NONE)
-        return;
+    st = measure(o, grads, grad_scale, out, err);
+    if (st != ML_OK || out->bad_param != ML_NONE)
+        return st;
     if (limit > 0 && limit / (out->grad_norm + 1e-6) < 1.0)
         out->clip = limit / (out->grad_norm + 1e-6);
     o->n_step++;
@@ -456,6 +511,8 @@ void ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
             (o->stage.dev ? update_staged : update_param)(o, &p, (float)lr, (float)decay,
                                                           (float)(grad_scale * out->clip));
     }
+    st = exchange(o, ml_ranks_gather, o->weights, NULL, err);
     o->weights->version++;
-    out->applied = true;
+    out->applied = st == ML_OK;
+    return st;
 }

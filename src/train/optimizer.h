@@ -8,11 +8,17 @@
  * A gradient that is not finite never changes a weight: the update names the tensor and
  * the step is skipped.
  *
+ * Ranks that train together divide the state (ZeRO-1): each holds masters and moments of
+ * the ranges that model/shard_map.h gives it, updates these, and gets the other weights
+ * from their owners.  The norm of the gradients has the same bits for any number of ranks.
+ *
  * thread: the trainer's; the weights must have no reader during a step. */
 #ifndef ML_TRAIN_OPTIMIZER_H
 #define ML_TRAIN_OPTIMIZER_H
 
+#include "model/shard_map.h"
 #include "model/weights.h"
+#include "train/ranks.h"
 
 typedef enum ml_optimizer_kind { ML_OPTIMIZER_ADAM, ML_OPTIMIZER_SGD } ml_optimizer_kind;
 
@@ -27,14 +33,19 @@ typedef struct ml_optimizer_opts {
                                  in memory */
     bool offload_host;        /* keep the state in host memory, if the device has its own */
     int64_t offload_piece;    /* elements copied to the device at a time; 0: 4 M */
+    ml_comm *comm;            /* ranks that divide the state; NULL: one.  The trainer's */
 } ml_optimizer_opts;
 
-/* Weight sets have the layout of the gradients; tensors of frozen parameters are absent. */
+/* Weight sets have the layout of the gradients: each tensor is this rank's range of a
+ * parameter (ml_shard_view); those without elements, as of frozen parameters, are absent. */
 typedef struct ml_optimizer {
     ml_optimizer_opts opts;
     const ml_spec *spec;
     ml_weights *weights;
     ml_backend *be;
+    ml_ranks ranks;
+    ml_shard_map map;
+    bool *frozen;                /* [n_param] */
     ml_weights master;           /* for f32 weights: views of the weights themselves */
     ml_weights moment1, moment2; /* SGD: moment2 is empty */
     bool own_master;
@@ -53,14 +64,12 @@ typedef struct ml_optimizer {
     ml_arena arena;
 } ml_optimizer;
 
-/* Bytes of state; `bf16`: the weights are bf16 and need masters. */
+/* Bytes of this rank's state; `bf16`: the weights are bf16 and need masters. */
 size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16);
 /* Whether the state is kept outside the device's memory, and the device memory needed for
  * the piece being updated. */
 bool ml_optimizer_is_staged(const ml_optimizer_opts *opts, const ml_device *dev);
 size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *opts);
-/* Whether opts.freeze matches the parameter. */
-bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p);
 
 /* spec, weights and backend must outlive it.  A freeze pattern that matches nothing, or
  * everything, is ML_EUSAGE. */
@@ -83,9 +92,15 @@ typedef struct ml_update {
     int64_t n_bad;     /* its non-finite elements */
 } ml_update;
 
+/* Adds up the gradients of all ranks: this rank's ranges of them become the sums, and with
+ * `whole` all others, too.  Collective. */
+ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool whole,
+                              ml_err *err);
+
 /* One step; gradients are first multiplied by grad_scale.  An applied step increments the
- * weights' version. */
-void ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
-                       double weight_decay, double grad_scale, ml_update *out);
+ * weights' version.  Collective: every rank applies it, or none. */
+ml_status ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
+                            double weight_decay, double grad_scale, ml_update *out,
+                            ml_err *err);
 
 #endif

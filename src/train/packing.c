@@ -137,6 +137,23 @@ void ml_pack_expand(ml_bins *bins, ml_arena *a, const int64_t *len, int32_t targ
     }
 }
 
+ml_bins *ml_pack_deal(ml_arena *a, const ml_bins *bins, const int64_t *len,
+                      int32_t n_rank) {
+    ml_bins *out = ML_NEW(a, ml_bins, n_rank);
+    int64_t *sum = ML_NEW(a, int64_t, n_rank);
+
+    for (int32_t r = 0; r < n_rank; r++)
+        out[r] = no_bins(a, bins->n);
+    for (int32_t k = 0; k < bins->n; k++) {
+        int32_t least = 0;
+        for (int32_t r = 1; r < n_rank; r++)
+            least = sum[r] < sum[least] ? r : least;
+        out[least].bin[out[least].n++] = bins->bin[k];
+        sum[least] += tokens_of(&bins->bin[k], len);
+    }
+    return out;
+}
+
 /* --- the schedule ----------------------------------------------------------- */
 
 /* rank[i]: the order in which the sample's rollout first appears; returns the number of
@@ -291,13 +308,14 @@ static ml_bins set_apart(ml_arena *a, const ml_bins *bins, const int64_t *len,
     return out;
 }
 
-/* Whether the step has samples with and without a gradient. */
-static bool is_mixed(const step_samples *s, const uint8_t *idle) {
-    int32_t n = 0;
+/* Whether bins have samples with and without a gradient. */
+static bool is_mixed(const ml_bins *bins, const uint8_t *idle) {
+    int32_t n = 0, n_idle = 0;
 
-    for (int32_t i = 0; i < s->n; i++)
-        n += idle[s->sample[i]];
-    return n > 0 && n < s->n;
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t i = 0; i < bins->bin[k].n; i++, n++)
+            n_idle += idle[bins->bin[k].item[i]];
+    return n_idle > 0 && n_idle < n;
 }
 
 static ml_status build_step(ml_schedule_step *out, ml_arena *a, const step_samples *s,
@@ -322,8 +340,9 @@ static ml_status build_step(ml_schedule_step *out, ml_arena *a, const step_sampl
         for (int32_t k = 0; k < ranks.bin[r].n; k++)
             out->rank[r].bin[out->rank[r].n++] = bins.bin[ranks.bin[r].item[k]];
     }
-    if (o->idle && n_rank == 1 && is_mixed(s, o->idle))
-        out->rank[0] = set_apart(a, &out->rank[0], len, o);
+    for (int32_t r = 0; r < n_rank && o->idle; r++)
+        if (is_mixed(&out->rank[r], o->idle))
+            out->rank[r] = set_apart(a, &out->rank[r], len, o);
     return ML_OK;
 }
 

@@ -34,6 +34,10 @@ ml_bins ml_pack_first_fit_decreasing(ml_arena *a, const int64_t *len, int32_t n,
 /* Splits the heaviest bins in half until there are `target`, or no bin can be split. */
 void ml_pack_expand(ml_bins *bins, ml_arena *a, const int64_t *len, int32_t target);
 
+/* [n_rank] bins for each rank: in order, each bin goes to the rank with the fewest tokens
+ * so far. */
+ml_bins *ml_pack_deal(ml_arena *a, const ml_bins *bins, const int64_t *len, int32_t n_rank);
+
 /* Karmarkar-Karp: k sets of about equal weight; equal_size: also of equal count.  False
  * if n is too small for k sets, or not a multiple of k when sizes must be equal. */
 bool ml_pack_balance(ml_bins *out, ml_arena *a, const double *weight, int32_t n, int32_t k,
@@ -58,8 +62,7 @@ typedef struct ml_schedule_opts {
                                   it; 0: 1 */
     const double *cost;        /* [n] balance by cost; NULL: by tokens */
     const uint8_t *idle;       /* [n] 1: has no gradient, and shares no micro-batch with
-                                  samples that have one; NULL: none is idle. Only for one
-                                  rank */
+                                  samples that have one; NULL: none is idle */
 } ml_schedule_opts;
 
 typedef struct ml_schedule_step {

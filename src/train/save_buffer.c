@@ -7,11 +7,24 @@
 
 /* --- view and copy ---------------------------------------------------------- */
 
+/* The tensors of parameters that are trained, as matrices of rows. */
+static ml_weights rows_of(const ml_weights *w, const bool *skip, ml_arena *a) {
+    ml_weights out = *w;
+
+    out.t = ML_NEW(a, ml_tensor, w->n + 1);
+    for (int32_t i = 0; i < w->n; i++)
+        if (!skip || !skip[i])
+            out.t[i] = ml_shard_view(&w->t[i], ml_shard_range_whole(&w->t[i]));
+    return out;
+}
+
 void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
-                         const ml_weights *ref, bool optim) {
-    const ml_optimizer *o = ml_trainer_optimizer(t);
+                         const ml_weights *ref, bool optim, ml_arena *a) {
+    ml_optimizer *o = ml_trainer_optimizer(t);
+    bool several = o->map.n_rank > 1;
     ml_save_buffer now = { .spec = o->spec,
                            .from = from,
+                           .optim = o,
                            .weights = *o->weights,
                            .own_master = o->own_master,
                            .n_step = o->n_step,
@@ -20,48 +33,124 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
                            .stage_bytes = m->stage_bytes };
 
     if (optim) {
-        now.set[ML_STATE_MASTER] = o->master;
+        now.set[ML_STATE_MASTER] =
+            o->own_master ? o->master : rows_of(o->weights, o->frozen, a);
         now.set[ML_STATE_MOMENT1] = o->moment1;
         now.set[ML_STATE_MOMENT2] = o->moment2;
+        now.divided[ML_STATE_MASTER] = several && o->own_master;
+        now.divided[ML_STATE_MOMENT1] = several;
+        now.divided[ML_STATE_MOMENT2] = several && o->opts.kind == ML_OPTIMIZER_ADAM;
     }
     if (ref)
-        now.set[ML_STATE_REFERENCE] = *ref;
+        now.set[ML_STATE_REFERENCE] = rows_of(ref, NULL, a);
     *m = now;
+}
+
+static bool writes(const ml_save_buffer *m) {
+    return m->optim->ranks.comm->rank == 0;
 }
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-static size_t set_bytes(const ml_weights *w) {
+/* Whether a parameter has state in a set. */
+static bool has_state(const ml_save_buffer *m, int k, int32_t i) {
+    return m->divided[k] ? !m->optim->frozen[i] : m->set[k].t[i].data != NULL;
+}
+
+/* All rows of a parameter's state; of a divided set, without data. */
+static ml_tensor whole_rows(const ml_save_buffer *m, int k, int32_t i) {
+    const ml_optimizer *o = m->optim;
+    ml_tensor t;
+
+    if (!m->divided[k])
+        return m->set[k].t[i];
+    t = ml_weights_tensor(&m->spec->param[i], ML_F32, o->be->linear);
+    return ml_shard_view(&t, ml_shard_range_whole(&t));
+}
+
+/* The ranges of a parameter from the ranks that have them: `to` of rank 0, in host memory,
+ * becomes the whole.  Collective. */
+static ml_status fetch(const ml_save_buffer *m, int k, int32_t i, float *to, ml_err *err) {
+    const ml_optimizer *o = m->optim;
+    ml_comm *c = o->ranks.comm;
+    void *mine = m->set[k].t[i].data;
+    ml_stream *stream = o->buf.dev ? o->be->stream : NULL;
+    ml_status st = ML_OK;
+
+    for (int32_t r = 0; r < c->size && st == ML_OK; r++) {
+        ml_shard_range x = ml_shard_range_of(&o->map, i, r);
+        size_t bytes = (size_t)x.n * sizeof(float);
+        ml_tensor part;
+        if (!bytes || (c->rank > 0 && r != c->rank))
+            continue;
+        part = ml_comm_bytes(c->rank > 0 ? mine : to + x.begin, bytes);
+        if (c->rank > 0)
+            st = c->send(c, stream, &part, 0, err);
+        else if (r > 0)
+            st = c->recv(c, NULL, &part, r, err);
+        else
+            o->be->dev->copy_out(o->be->stream, part.data, mine, bytes);
+    }
+    return st;
+}
+
+/* Bytes of all rows of a set. */
+static size_t set_bytes(const ml_save_buffer *m, int k) {
     size_t bytes = 0;
-    for (int32_t i = 0; i < w->n; i++)
-        bytes += w->t[i].data ? align64(ml_tensor_bytes(&w->t[i])) : 0;
+    for (int32_t i = 0; i < m->set[k].n; i++) {
+        ml_tensor t = whole_rows(m, k, i);
+        bytes += has_state(m, k, i) ? align64(ml_tensor_bytes(&t)) : 0;
+    }
     return bytes;
 }
 
-static void copy_set(ml_weights *w, ml_backend *be, ml_arena *a, unsigned char **at) {
-    ml_tensor *t = ML_NEW(a, ml_tensor, w->n + 1);
+static ml_status copy_set(ml_save_buffer *m, int k, ml_arena *a, unsigned char **at,
+                          ml_err *err) {
+    ml_backend *be = m->optim->be;
+    ml_tensor *t = ML_NEW(a, ml_tensor, m->set[k].n + 1);
+    ml_status st = ML_OK;
 
-    for (int32_t i = 0; i < w->n; i++) {
-        size_t bytes = ml_tensor_bytes(&w->t[i]);
-        t[i] = w->t[i];
-        if (!t[i].data)
+    for (int32_t i = 0; i < m->set[k].n && st == ML_OK; i++) {
+        if (!has_state(m, k, i))
             continue;
-        be->dev->copy_out(be->stream, *at, t[i].data, bytes);
+        t[i] = whole_rows(m, k, i);
+        if (m->divided[k])
+            st = fetch(m, k, i, (float *)(void *)*at, err);
+        else if (writes(m))
+            be->dev->copy_out(be->stream, *at, t[i].data, ml_tensor_bytes(&t[i]));
+        t[i].data = *at;
+        *at += writes(m) ? align64(ml_tensor_bytes(&t[i])) : 0;
+    }
+    m->set[k].t = t;
+    m->set[k].be = NULL; /* in host memory */
+    m->divided[k] = false;
+    return st;
+}
+
+static void copy_weights(ml_save_buffer *m, ml_arena *a, unsigned char **at) {
+    ml_backend *be = m->optim->be;
+    ml_tensor *t = ML_NEW(a, ml_tensor, m->weights.n + 1);
+
+    for (int32_t i = 0; i < m->weights.n; i++) {
+        size_t bytes = ml_tensor_bytes(&m->weights.t[i]);
+        be->dev->copy_out(be->stream, *at, m->weights.t[i].data, bytes);
+        t[i] = m->weights.t[i];
         t[i].data = *at;
         *at += align64(bytes);
     }
-    w->t = t;
-    w->be = NULL; /* in host memory */
+    m->weights.t = t;
+    m->weights.be = NULL;
 }
 
-ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_backend *be, ml_arena *a, ml_err *err) {
-    size_t bytes = set_bytes(&m->weights);
-    unsigned char *at;
+static ml_status grow_stage(ml_save_buffer *m, ml_err *err) {
+    size_t bytes = 0;
 
+    for (int32_t i = 0; i < m->weights.n; i++)
+        bytes += align64(ml_tensor_bytes(&m->weights.t[i]));
     for (int k = 0; k < ML_STATE_SETS; k++)
-        bytes += set_bytes(&m->set[k]);
+        bytes += set_bytes(m, k);
     if (bytes > m->stage_bytes) {
         free(m->stage);
         m->stage = malloc(bytes);
@@ -71,11 +160,21 @@ ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_backend *be, ml_arena *a, ml
         return ml_fail(err, ML_ENOMEM,
                        "out of memory for a save buffer of %.1f GiB: remove --async-save",
                        (double)bytes / 0x1p30);
-    at = m->stage;
-    copy_set(&m->weights, be, a, &at);
-    for (int k = 0; k < ML_STATE_SETS; k++)
-        copy_set(&m->set[k], be, a, &at);
-    return be->dev->sync(be->stream, err);
+    return ML_OK;
+}
+
+ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err) {
+    ml_status st = writes(m) ? grow_stage(m, err) : ML_OK;
+    unsigned char *at = m->stage;
+
+    st = ml_ranks_agree(&m->optim->ranks, st, err);
+    if (st != ML_OK)
+        return st;
+    if (writes(m))
+        copy_weights(m, a, &at);
+    for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
+        st = copy_set(m, k, a, &at, err);
+    return st == ML_OK ? m->optim->be->dev->sync(m->optim->be->stream, err) : st;
 }
 
 void ml_save_buffer_release(ml_save_buffer *m) {
@@ -87,13 +186,15 @@ void ml_save_buffer_release(ml_save_buffer *m) {
 
 /* A file being written. */
 typedef struct tensor_file {
-    const ml_save_buffer *image;
+    ml_save_buffer *image;
     ml_arena *arena;
     ml_st_tensor *t; /* [n] */
     int32_t n, at;
     ml_st_writer *out;
     float *piece;
     size_t piece_bytes;
+    float *whole; /* a parameter's state from all ranks */
+    size_t whole_bytes;
 } tensor_file;
 
 /* A master is stored if the checkpoint's copy of the weight loses bits. */
@@ -101,13 +202,9 @@ static bool stored(const ml_save_buffer *m, int k, int32_t i, int32_t e) {
     const ml_st_tensor *t;
     char name[512];
 
-    if (!m->set[k].n || !m->set[k].t[i].data)
+    if (!has_state(m, k, i))
         return false;
-    if (k != ML_STATE_MASTER)
-        return true;
-    if (!m->set[ML_STATE_MOMENT1].t[i].data) /* frozen */
-        return false;
-    if (m->own_master)
+    if (k != ML_STATE_MASTER || m->own_master)
         return true;
     if (ml_param_is_value_head(&m->spec->param[i])) /* always f32 on disk */
         return false;
@@ -116,33 +213,41 @@ static bool stored(const ml_save_buffer *m, int k, int32_t i, int32_t e) {
     return !t || t->dtype != ML_ST_F32;
 }
 
-/* Calls fn for every tensor of the file, in its order. */
-typedef ml_status each_fn(tensor_file *f, int k, int32_t i, int32_t e, ml_err *err);
+/* Calls fn for every tensor of the file, in its order: a member of a parameter of set k,
+ * and its rows. */
+typedef ml_status each_fn(tensor_file *f, int k, int32_t i, const ml_strip *s, ml_err *err);
 
 static ml_status each_tensor(tensor_file *f, each_fn *fn, ml_err *err) {
-    const ml_spec *s = f->image->spec;
+    const ml_save_buffer *m = f->image;
     ml_status st = ML_OK;
 
     for (int k = 0; k < ML_STATE_SETS; k++)
-        for (int32_t i = 0; i < s->n_param; i++)
-            for (int32_t e = 0; e < s->param[i].n_stack && st == ML_OK; e++)
-                if (stored(f->image, k, i, e))
-                    st = fn(f, k, i, e, err);
+        for (int32_t i = 0; i < m->set[k].n && st == ML_OK; i++) {
+            ml_tensor rows = whole_rows(m, k, i);
+            ml_strip s = { 0 };
+            while (st == ML_OK &&
+                   ml_strip_next(&s, &m->spec->param[i], m->optim->be->linear,
+                                 ml_shard_range_whole(&rows)))
+                if (stored(m, k, i, s.member))
+                    st = fn(f, k, i, &s, err);
+        }
     return st;
 }
 
-static ml_status count_tensor(tensor_file *f, int k, int32_t i, int32_t e, ml_err *err) {
-    (void)k, (void)i, (void)e, (void)err;
+static ml_status count_tensor(tensor_file *f, int k, int32_t i, const ml_strip *s,
+                              ml_err *err) {
+    (void)k, (void)i, (void)s, (void)err;
     f->n++;
     return ML_OK;
 }
 
-static ml_status declare_tensor(tensor_file *f, int k, int32_t i, int32_t e, ml_err *err) {
+static ml_status declare_tensor(tensor_file *f, int k, int32_t i, const ml_strip *s,
+                                ml_err *err) {
     const ml_param *p = &f->image->spec->param[i];
     char name[600];
 
     (void)err;
-    ml_snapshot_tensor(name, sizeof name, k, p, e);
+    ml_snapshot_tensor(name, sizeof name, k, p, s->member);
     f->t[f->at++] =
         (ml_st_tensor){ .name = ml_str_of(ml_arena_printf(f->arena, "%s", name)),
                         .dtype = ML_ST_F32,
@@ -151,21 +256,54 @@ static ml_status declare_tensor(tensor_file *f, int k, int32_t i, int32_t e, ml_
     return ML_OK;
 }
 
-static ml_status write_tensor(tensor_file *f, int k, int32_t i, int32_t e, ml_err *err) {
-    const ml_param *p = &f->image->spec->param[i];
-    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
-    size_t row_bytes = (size_t)(p->n_dim == 2 ? p->shape[1] : p->shape[0]) * sizeof(float);
+/* Gets a parameter of a divided set from all ranks. */
+static ml_status fetch_whole(tensor_file *f, int k, int32_t i, ml_err *err) {
+    ml_tensor rows = whole_rows(f->image, k, i);
+    size_t bytes = ml_tensor_bytes(&rows);
+
+    if (writes(f->image) && bytes > f->whole_bytes) {
+        free(f->whole);
+        f->whole = malloc(bytes);
+        f->whole_bytes = f->whole ? bytes : 0;
+        if (!f->whole)
+            return ml_fail(err, ML_ENOMEM,
+                           "out of memory for %.1f GiB of optimizer state of other ranks",
+                           (double)bytes / 0x1p30);
+    }
+    return fetch(f->image, k, i, f->whole, err);
+}
+
+static void read_rows(const tensor_file *f, int k, int32_t i, int64_t row, int64_t n) {
+    const ml_save_buffer *m = f->image;
+    ml_tensor rows = whole_rows(m, k, i);
+    ml_weights one = { .t = &rows, .n = 1 };
+
+    if (m->divided[k]) {
+        rows.data = f->whole;
+        ml_weights_unpack(&one, 0, 0, row, n, ML_F32, f->piece);
+    } else {
+        ml_weights_unpack(&m->set[k], i, 0, row, n, ML_F32, f->piece);
+    }
+}
+
+static ml_status write_tensor(tensor_file *f, int k, int32_t i, const ml_strip *s,
+                              ml_err *err) {
+    size_t row_bytes = (size_t)whole_rows(f->image, k, i).shape[1] * sizeof(float);
     int64_t step = (int64_t)(PIECE_BYTES / row_bytes);
     ml_status st = ML_OK;
 
+    if (f->image->divided[k] && s->member == 0)
+        st = fetch_whole(f, k, i, err);
+    if (!writes(f->image))
+        return st;
     step = step < 1 ? 1 : step;
     if ((size_t)step * row_bytes > f->piece_bytes) {
         f->piece_bytes = (size_t)step * row_bytes;
         f->piece = ml_arena_take(f->arena, 1, f->piece_bytes);
     }
-    for (int64_t r = 0; r < rows && st == ML_OK; r += step) {
-        int64_t n = rows - r < step ? rows - r : step;
-        ml_weights_unpack(&f->image->set[k], i, e, r, n, ML_F32, f->piece);
+    for (int64_t r = 0; r < s->n && st == ML_OK; r += step) {
+        int64_t n = s->n - r < step ? s->n - r : step;
+        read_rows(f, k, i, s->at + r, n);
         st = ml_st_write(f->out, f->at, (size_t)r * row_bytes, f->piece,
                          (size_t)n * row_bytes, err);
     }
@@ -173,21 +311,29 @@ static ml_status write_tensor(tensor_file *f, int k, int32_t i, int32_t e, ml_er
     return st;
 }
 
-ml_status ml_save_buffer_write(const ml_save_buffer *m, const char *dir, ml_arena *a,
+static ml_status create_file(tensor_file *f, const char *dir, ml_err *err) {
+    const char *path = ml_arena_printf(f->arena, "%s/%s", dir, ML_SNAPSHOT_TENSORS);
+
+    f->t = ML_NEW(f->arena, ml_st_tensor, f->n);
+    each_tensor(f, declare_tensor, err);
+    f->at = 0;
+    return ml_st_create(&f->out, path, &(ml_st_layout){ .n = f->n, .tensor = f->t }, err);
+}
+
+ml_status ml_save_buffer_write(ml_save_buffer *m, const char *dir, ml_arena *a,
                                ml_err *err) {
-    const char *path = ml_arena_printf(a, "%s/%s", dir, ML_SNAPSHOT_TENSORS);
     tensor_file f = { .image = m, .arena = a };
     ml_status st = each_tensor(&f, count_tensor, err);
 
     if (f.n == 0)
         return st;
-    f.t = ML_NEW(a, ml_st_tensor, f.n);
-    each_tensor(&f, declare_tensor, err);
-    st = ml_st_create(&f.out, path, &(ml_st_layout){ .n = f.n, .tensor = f.t }, err);
-    if (st != ML_OK)
+    if (writes(m))
+        st = create_file(&f, dir, err);
+    if (st == ML_OK)
+        st = each_tensor(&f, write_tensor, err);
+    free(f.whole);
+    if (!f.out)
         return st;
-    f.at = 0;
-    st = each_tensor(&f, write_tensor, err);
     if (st == ML_OK)
         return ml_st_commit(f.out, err);
     ml_st_abort(f.out);

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/crc64.h"
+#include "base/checksum.h"
 #include "base/dir.h"
 #include "train/snapshot_priv.h"
 

@@ -13,6 +13,10 @@
  * none before.  A critic has its own directory and is written first: an iteration in the
  * actor's tracker exists for both.
  *
+ * Ranks that train together save together: rank 0 writes, and gets from the others the
+ * parts of the optimizer's state that it does not have.  The files are the same, byte for
+ * byte, for any number of ranks, and any number can load them.
+ *
  * thread: a saver has one owner; with `async` it writes from a copy on its own thread. */
 #ifndef ML_TRAIN_SNAPSHOT_H
 #define ML_TRAIN_SNAPSHOT_H
@@ -35,6 +39,7 @@ typedef struct ml_saver_opts {
     bool async;              /* a save blocks the loop for a copy only; the rest runs in
                                 the background */
     bool no_optim;           /* save without optimizer state */
+    ml_comm *comm;           /* the trainers' ranks; NULL: one */
 } ml_saver_opts;
 
 /* The models to save. */
@@ -50,13 +55,13 @@ typedef struct ml_save_state {
     ml_str config; /* settings that must be equal on resume */
 } ml_save_state;
 
-/* Removes unfinished files of processes that died. */
+/* Removes unfinished files of processes that died.  Collective, like save. */
 ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err);
 /* Waits for the previous save, if it is still being written. */
 ml_status ml_saver_save(ml_saver *s, const ml_save_models *models,
                         const ml_save_state *state, ml_err *err);
-ml_status ml_saver_wait(ml_saver *s, ml_err *err);
-void ml_saver_close(ml_saver *s); /* waits; NULL is allowed */
+ml_status ml_saver_wait(ml_saver *s, ml_err *err); /* for what this rank writes */
+void ml_saver_close(ml_saver *s);                  /* waits; NULL is allowed */
 
 /* The iteration in the tracker of dir; ML_NONE if dir does not exist, or has neither a
  * tracker nor snapshots.  Snapshots without a readable tracker are an error. */
@@ -84,7 +89,8 @@ typedef struct ml_snapshot_into {
     bool no_optim;       /* do not load the optimizer state */
 } ml_snapshot_into;
 
-/* state receives the part outside the trainer, in the arena. */
+/* state receives the part outside the trainer, in the arena.  Each rank loads its ranges of
+ * the optimizer's state; they need not be as many as those that saved. */
 ml_status ml_snapshot_load(const char *path, const ml_snapshot_into *into,
                            ml_save_state *state, ml_arena *a, ml_err *err);
 

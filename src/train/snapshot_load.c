@@ -102,28 +102,28 @@ ml_status ml_snapshot_check(const char *path, ml_err *err) {
 
 /* --- tensors ---------------------------------------------------------------- */
 
-/* One tensor of the file into member e of parameter i of a set. */
-static ml_status load_tensor(const ml_weights *w, const ml_param *p, int32_t i, int32_t e,
-                             const ml_st_file *f, const ml_st_tensor *t, float *piece,
-                             ml_err *err) {
-    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
-    int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
-    int64_t step = PIECE_VALUES / cols;
+/* The rows of a tensor of the file that are in the strip, into the set. */
+static void load_strip(const ml_weights *w, int32_t i, const ml_strip *s,
+                       const ml_st_tensor *t, float *piece) {
+    int64_t cols = w->t[i].shape[1], step = PIECE_VALUES / cols;
 
-    if (t->dtype != ML_ST_F32 || t->n_dim != p->n_dim || t->shape[0] != p->shape[0] ||
-        (p->n_dim == 2 && t->shape[1] != p->shape[1]))
-        return ml_fail(err, ML_EFORMAT,
-                       "%s: the shape or dtype of tensor %s differs from the model's",
-                       f->path, t->name.ptr);
     step = step < 1 ? 1 : step;
-    for (int64_t r = 0; r < rows; r += step) {
-        int64_t n = rows - r < step ? rows - r : step;
-        memcpy(piece, (const char *)t->data + (size_t)(r * cols) * sizeof *piece,
+    for (int64_t r = 0; r < s->n; r += step) {
+        int64_t n = s->n - r < step ? s->n - r : step;
+        memcpy(piece, (const char *)t->data + (size_t)((s->row + r) * cols) * sizeof *piece,
                (size_t)(n * cols) * sizeof *piece);
-        ml_weights_pack(w, i, e, r, n, piece);
+        ml_weights_pack(w, i, 0, s->at + r, n, piece);
     }
-    ml_st_forget(f, t); /* drop the file's pages: keeping them would hold the state twice */
-    return ML_OK;
+}
+
+static ml_status check_tensor(const ml_param *p, const ml_st_file *f, const ml_st_tensor *t,
+                              ml_err *err) {
+    if (t->dtype == ML_ST_F32 && t->n_dim == p->n_dim && t->shape[0] == p->shape[0] &&
+        (p->n_dim == 1 || t->shape[1] == p->shape[1]))
+        return ML_OK;
+    return ml_fail(err, ML_EFORMAT,
+                   "%s: the shape or dtype of tensor %s differs from the model's", f->path,
+                   t->name.ptr);
 }
 
 static int64_t widest(const ml_spec *s) {
@@ -144,27 +144,71 @@ static const char *why_missing(int k) {
                  "--no-save-optim: restart the optimizer with --no-load-optim";
 }
 
-/* Masters may be missing: then the checkpoint's weights are exact. */
-static ml_status load_set(int k, const ml_weights *w, const ml_spec *s, const ml_st_file *f,
-                          float *piece, ml_err *err) {
+/* A set to load: matrices of rows (ml_shard_view), a range of each parameter. */
+typedef struct destination {
+    ml_weights w;
+    const ml_shard_range *range; /* [n_param] */
+} destination;
+
+/* A strip of the set.  Masters may be missing: then the checkpoint's weights are exact. */
+static ml_status load_tensor(int k, const destination *d, const ml_optimizer *o, int32_t i,
+                             const ml_strip *s, const ml_st_file *f, float *piece,
+                             ml_err *err) {
+    const ml_param *p = &o->spec->param[i];
+    const ml_st_tensor *t;
     char name[600];
+    ml_status st;
+
+    ml_snapshot_tensor(name, sizeof name, k, p, s->member);
+    t = ml_st_find(f, ml_str_of(name));
+    if (!t && k == ML_STATE_MASTER)
+        return ML_OK;
+    if (!t)
+        return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing: %s", f->path, name,
+                       why_missing(k));
+    st = check_tensor(p, f, t, err);
+    if (st == ML_OK) {
+        load_strip(&d->w, i, s, t, piece);
+        ml_st_forget(f, t); /* drop the file's pages: keeping them would hold the state
+                               twice */
+    }
+    return st;
+}
+
+static ml_status load_set(int k, const destination *d, const ml_optimizer *o,
+                          const ml_st_file *f, float *piece, ml_err *err) {
     ml_status st = ML_OK;
 
-    for (int32_t i = 0; i < w->n && st == ML_OK; i++)
-        for (int32_t e = 0; e < s->param[i].n_stack && st == ML_OK; e++) {
-            const ml_param *p = &s->param[i];
-            const ml_st_tensor *t;
-            if (!w->t[i].data)
-                continue;
-            ml_snapshot_tensor(name, sizeof name, k, p, e);
-            t = ml_st_find(f, ml_str_of(name));
-            if (t)
-                st = load_tensor(w, p, i, e, f, t, piece, err);
-            else if (k != ML_STATE_MASTER)
-                st = ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing: %s", f->path, name,
-                             why_missing(k));
-        }
+    for (int32_t i = 0; i < d->w.n && st == ML_OK; i++) {
+        ml_strip s = { 0 };
+        while (st == ML_OK && d->w.t[i].data &&
+               ml_strip_next(&s, &o->spec->param[i], o->be->linear, d->range[i]))
+            st = load_tensor(k, d, o, i, &s, f, piece, err);
+    }
     return st;
+}
+
+/* This rank's ranges of the state, or all of a set that every rank has. */
+static destination own_ranges(const ml_optimizer *o, const ml_weights *w, ml_arena *a) {
+    ml_shard_range *range = ML_NEW(a, ml_shard_range, w->n + 1);
+
+    for (int32_t i = 0; i < w->n; i++)
+        range[i] = ml_shard_range_of(&o->map, i, o->ranks.comm->rank);
+    return (destination){ *w, range };
+}
+
+static destination everything(const ml_weights *w, const bool *skip, ml_arena *a) {
+    ml_shard_range *range = ML_NEW(a, ml_shard_range, w->n + 1);
+    destination d = { *w, range };
+
+    d.w.t = ML_NEW(a, ml_tensor, w->n + 1);
+    for (int32_t i = 0; i < w->n; i++) {
+        if (skip && skip[i])
+            continue;
+        range[i] = ml_shard_range_whole(&w->t[i]);
+        d.w.t[i] = ml_shard_view(&w->t[i], range[i]);
+    }
+    return d;
 }
 
 static ml_status open_tensors(ml_st_file **out, const char *path, ml_arena *a,
@@ -182,15 +226,18 @@ static ml_status open_tensors(ml_st_file **out, const char *path, ml_arena *a,
 static ml_status load_tensors(const char *path, const ml_snapshot_into *into, ml_arena *a,
                               ml_err *err) {
     const ml_optimizer *o = ml_trainer_optimizer(into->trainer);
-    const ml_weights *set[ML_STATE_SETS] = { [ML_STATE_REFERENCE] = into->ref };
+    destination set[ML_STATE_SETS] = { 0 };
     float *piece;
     ml_st_file *f = NULL;
     ml_status st;
 
+    if (into->ref)
+        set[ML_STATE_REFERENCE] = everything(into->ref, NULL, a);
     if (!into->no_optim) {
-        set[ML_STATE_MASTER] = &o->master;
-        set[ML_STATE_MOMENT1] = &o->moment1;
-        set[ML_STATE_MOMENT2] = &o->moment2;
+        set[ML_STATE_MASTER] = o->own_master ? own_ranges(o, &o->master, a)
+                                             : everything(o->weights, o->frozen, a);
+        set[ML_STATE_MOMENT1] = own_ranges(o, &o->moment1, a);
+        set[ML_STATE_MOMENT2] = own_ranges(o, &o->moment2, a);
     } else if (!into->ref) {
         return ML_OK;
     }
@@ -199,8 +246,7 @@ static ml_status load_tensors(const char *path, const ml_snapshot_into *into, ml
         return ml_fail(err, ML_ENOMEM, "out of memory for reading %s", path);
     st = open_tensors(&f, path, a, err);
     for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
-        if (set[k])
-            st = load_set(k, set[k], o->spec, f, piece, err);
+        st = load_set(k, &set[k], o, f, piece, err);
     ml_st_close(f);
     free(piece);
     return st;

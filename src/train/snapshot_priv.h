@@ -26,11 +26,16 @@ const char *ml_snapshot_tensor(char *buf, size_t cap, int k, const ml_param *p, 
 /* Appends "CHECKSUM BYTES NAME" of a file. */
 ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_err *err);
 
-/* A view of a trainer's state, or a copy of it. */
+/* A view of a trainer's state, or a copy of it.  With several ranks each one has its ranges
+ * of the optimizer's state; rank 0 writes, and gets the others' on the way. */
 typedef struct ml_save_buffer {
     const ml_spec *spec;
     const ml_checkpoint *from;
-    ml_weights weights, set[ML_STATE_SETS]; /* a set without tensors is not saved */
+    ml_optimizer *optim;
+    ml_weights weights;
+    ml_weights set[ML_STATE_SETS]; /* matrices of rows (ml_shard_view); a set without
+                                      tensors is not saved */
+    bool divided[ML_STATE_SETS];   /* over the ranks */
     bool own_master;
     int64_t n_step, n_sample;
     void *stage; /* memory of the copy */
@@ -40,12 +45,12 @@ typedef struct ml_save_buffer {
 /* Takes a view of the trainer; `optim`: with the optimizer's state.  ref: a reference, or
  * NULL. */
 void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
-                         const ml_weights *ref, bool optim);
-/* Copies the state; the trainer may continue afterwards. */
-ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_backend *be, ml_arena *a, ml_err *err);
-/* Writes everything but the weights as trainer.safetensors in dir; no file if there is
- * nothing. */
-ml_status ml_save_buffer_write(const ml_save_buffer *m, const char *dir, ml_arena *a,
+                         const ml_weights *ref, bool optim, ml_arena *a);
+/* Copies the state to rank 0; the trainer may continue afterwards.  Collective. */
+ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err);
+/* Rank 0 writes everything but the weights as trainer.safetensors in dir; no file if there
+ * is nothing.  Without a copy the other ranks send their ranges: then it is collective. */
+ml_status ml_save_buffer_write(ml_save_buffer *m, const char *dir, ml_arena *a,
                                ml_err *err);
 void ml_save_buffer_release(ml_save_buffer *m); /* zero-initialized is allowed */
 

@@ -9,6 +9,7 @@
 #include "base/background.h"
 #include "base/bug.h"
 #include "base/dir.h"
+#include "comm/self/self.h"
 #include "model/export.h"
 #include "train/snapshot_priv.h"
 
@@ -27,6 +28,7 @@ enum { CRITIC, ACTOR, N_PLACE };
 
 struct ml_saver {
     ml_saver_opts opts;
+    ml_comm *comm;
     place place[N_PLACE]; /* dir NULL: nothing is saved there */
     int64_t iteration;
     ml_background job;
@@ -68,7 +70,7 @@ static ml_status write_hf(ml_saver *s, const ml_save_buffer *m, const char *dir,
     return st;
 }
 
-static ml_status write_files(ml_saver *s, const place *p, const char *dir, ml_err *err) {
+static ml_status write_files(ml_saver *s, place *p, const char *dir, ml_err *err) {
     ml_status st = write_hf(s, &p->image, dir, err);
 
     if (st == ML_OK)
@@ -127,7 +129,7 @@ static ml_status begin_tracker(ml_saver *s, const char *dir, ml_err *err) {
     return access(path, F_OK) == 0 ? ML_OK : ml_file_replace(path, ml_str_of("-1"), err);
 }
 
-static ml_status write_place(ml_saver *s, const place *p, ml_err *err) {
+static ml_status write_place(ml_saver *s, place *p, ml_err *err) {
     const char *path = ml_snapshot_path(&s->arena, p->dir, s->iteration);
     const char *temp = temp_of(s, path);
     ml_text number = { 0 };
@@ -182,6 +184,16 @@ static ml_status write_all(void *ud, ml_err *err) {
     return st;
 }
 
+/* What ranks other than the first do while it writes. */
+static ml_status send_all(ml_saver *s, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int i = 0; i < N_PLACE && st == ML_OK && !s->opts.async; i++)
+        if (s->place[i].dir)
+            st = ml_save_buffer_write(&s->place[i].image, NULL, &s->arena, err);
+    return st;
+}
+
 /* --- open, save, close ------------------------------------------------------ */
 
 /* Whether a name is `form` with a number in place of {rollout_id}, followed by the suffix
@@ -226,16 +238,9 @@ static ml_status tidy_copies(ml_saver *s, ml_err *err) {
     return st;
 }
 
-ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err) {
-    ml_saver *s = calloc(1, sizeof *s);
+static ml_status prepare_dirs(ml_saver *s, ml_err *err) {
     ml_status st = ML_OK;
 
-    if (!s)
-        return ml_fail(err, ML_ENOMEM, "out of memory for a snapshot");
-    s->opts = *opts;
-    s->place[ACTOR].dir = opts->dir;
-    s->place[CRITIC].dir = opts->critic_dir;
-    ml_arena_init(&s->arena, "a save");
     for (int i = 0; i < N_PLACE && st == ML_OK; i++) {
         if (!s->place[i].dir)
             continue;
@@ -243,8 +248,23 @@ ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err) 
         if (st == ML_OK)
             st = ml_snapshot_tidy(s->place[i].dir, err);
     }
-    if (st == ML_OK)
-        st = tidy_copies(s, err);
+    return st == ML_OK ? tidy_copies(s, err) : st;
+}
+
+ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err) {
+    ml_saver *s = calloc(1, sizeof *s);
+    ml_status st = ML_OK;
+
+    if (!s)
+        return ml_fail(err, ML_ENOMEM, "out of memory for a snapshot");
+    s->opts = *opts;
+    s->comm = opts->comm ? opts->comm : ml_comm_self();
+    s->place[ACTOR].dir = opts->dir;
+    s->place[CRITIC].dir = opts->critic_dir;
+    ml_arena_init(&s->arena, "a save");
+    if (s->comm->rank == 0)
+        st = prepare_dirs(s, err);
+    st = s->comm->agree(s->comm, st, err);
     if (st == ML_OK)
         *out = s;
     else
@@ -274,11 +294,9 @@ static ml_status take_place(ml_saver *s, int i, const ml_save_models *m,
     if (!p->dir)
         return ML_OK;
     ml_save_buffer_take(&p->image, t, i == ACTOR ? s->opts.from : s->opts.critic_from,
-                        i == ACTOR ? m->ref : NULL, !s->opts.no_optim);
+                        i == ACTOR ? m->ref : NULL, !s->opts.no_optim, &s->arena);
     describe(p, state);
-    return s->opts.async
-               ? ml_save_buffer_copy(&p->image, ml_trainer_optimizer(t)->be, &s->arena, err)
-               : ML_OK;
+    return s->opts.async ? ml_save_buffer_copy(&p->image, &s->arena, err) : ML_OK;
 }
 
 ml_status ml_saver_save(ml_saver *s, const ml_save_models *models,
@@ -286,6 +304,7 @@ ml_status ml_saver_save(ml_saver *s, const ml_save_models *models,
     ml_status st = ml_saver_wait(s, err);
 
     ML_BUG_IF(s->opts.critic_dir && !models->critic);
+    st = s->comm->agree(s->comm, st, err);
     if (st != ML_OK)
         return st;
     ml_arena_release(&s->arena);
@@ -293,10 +312,12 @@ ml_status ml_saver_save(ml_saver *s, const ml_save_models *models,
     s->iteration = state->iteration;
     for (int i = 0; i < N_PLACE && st == ML_OK; i++)
         st = take_place(s, i, models, state, err);
-    if (st != ML_OK)
-        return st;
-    return s->opts.async ? ml_background_start(&s->job, write_all, s, err)
-                         : write_all(s, err);
+    if (st == ML_OK && s->comm->rank > 0)
+        st = send_all(s, err);
+    else if (st == ML_OK)
+        st = s->opts.async ? ml_background_start(&s->job, write_all, s, err)
+                           : write_all(s, err);
+    return s->comm->agree(s->comm, st, err);
 }
 
 ml_status ml_saver_wait(ml_saver *s, ml_err *err) {

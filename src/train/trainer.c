@@ -1,4 +1,4 @@
-#include "train/trainer.h"
+#include "train/trainer_priv.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -8,29 +8,6 @@
 #include "base/bug.h"
 #include "base/clock.h"
 #include "train/flops.h"
-
-/* A plan and the micro-batch it runs, both grown to the largest one seen. */
-typedef struct runner {
-    ml_plan *plan;
-    ml_micro micro;
-} runner;
-
-struct ml_trainer {
-    const ml_spec *spec;
-    ml_weights *weights;
-    ml_backend *be;
-    ml_trainer_opts opts;
-    ml_lr lr;
-    ml_optimizer optimizer;
-    ml_weights grads;
-    ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
-    ml_tensor embed_grad;
-    runner train, score;
-    int64_t n_sample;
-    ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
-    bool released;
-    ml_arena arena; /* for the tensor table of grads */
-};
 
 static float temperature_of(const ml_trainer *t) {
     return t->opts.temperature > 0 ? (float)t->opts.temperature : 1.0f;
@@ -95,12 +72,14 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     if (!t)
         return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
+    t->opts.optimizer.comm = opts->comm;
+    t->opts.batch.n_rank = opts->comm ? opts->comm->size : 1;
     ml_arena_init(&t->arena, "trainer");
     st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
-        st = ml_optimizer_open(&t->optimizer, s, w, be, &opts->optimizer, err);
+        st = ml_optimizer_open(&t->optimizer, s, w, be, &t->opts.optimizer, err);
     if (st == ML_OK)
         *out = t;
     else
@@ -108,7 +87,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     return st;
 }
 
-static void close_runner(runner *r) {
+static void close_runner(ml_runner *r) {
     ml_plan_free(r->plan);
     ml_micro_release(&r->micro);
     r->plan = NULL;
@@ -171,6 +150,10 @@ ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
     return &t->optimizer;
 }
 
+ml_ranks *ml_trainer_ranks(ml_trainer *t) {
+    return &t->optimizer.ranks;
+}
+
 int64_t ml_trainer_samples(const ml_trainer *t) {
     return t->n_sample;
 }
@@ -188,8 +171,8 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
 
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
  * it. */
-static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_caps need,
-                             ml_err *err) {
+ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
+                          ml_err *err) {
     ml_plan_opts opts = { .backward = backward,
                           .recompute = t->opts.recompute,
                           .logits = backward && t->opts.keep_logits && !t->spec->critic,
@@ -217,14 +200,14 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
-static ml_batch_caps need_of(const ml_train_sample *s, const ml_bins *bins) {
+ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
     ml_batch_caps need = { 0 };
     for (int32_t k = 0; k < bins->n; k++)
         need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
     return need;
 }
 
-static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
+ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,
                              ml_err *err) {
     ml_micro *m = &r->micro;
@@ -248,7 +231,7 @@ static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
 
 /* --- packing ---------------------------------------------------------------- */
 
-static int64_t *lengths(ml_arena *a, const ml_train_sample *s, int32_t n) {
+int64_t *ml_trainer_lengths(ml_arena *a, const ml_train_sample *s, int32_t n) {
     int64_t *len = ML_NEW(a, int64_t, n);
     for (int32_t i = 0; i < n; i++)
         len[i] = s[i].n_token;
@@ -277,51 +260,7 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     opts.idle = idle;
     if (opts.by_flops)
         opts.cost = costs(t, a, s, n);
-    return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &opts, err);
-}
-
-/* Scoring has no steps: samples are packed as tightly as the token limit allows. */
-static ml_bins pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
-                                int32_t n) {
-    const ml_schedule_opts *b = &t->opts.batch;
-    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
-
-    return ml_pack_first_fit_decreasing(a, lengths(a, s, n), n, cap);
-}
-
-/* --- scoring ---------------------------------------------------------------- */
-
-static void copy_scores(const ml_micro *m, float *const *logprob, float *const *entropy) {
-    for (int32_t i = 0; i < m->n_sample; i++) {
-        const ml_loss_io *io = &m->io[i];
-        size_t bytes = (size_t)io->n_response * sizeof(float);
-        if (!bytes)
-            continue;
-        memcpy(logprob[io->sample], io->value ? io->value : io->logprob, bytes);
-        if (entropy)
-            memcpy(entropy[io->sample], io->entropy, bytes);
-    }
-}
-
-ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
-                           int32_t n, float *const *logprob, float *const *entropy,
-                           ml_err *err) {
-    ml_arena a;
-    ml_bins bins;
-    ml_status st;
-
-    ml_arena_init(&a, "scoring");
-    bins = pack_for_scoring(t, &a, s, n);
-    ml_work_count_expect(t->work_count, bins.n);
-    st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
-    for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
-        st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true, err);
-        if (st == ML_OK)
-            copy_scores(&t->score.micro, logprob, entropy);
-        ml_work_count_add(t->work_count);
-    }
-    ml_arena_release(&a);
-    return st;
+    return ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
 }
 
 /* --- a step ----------------------------------------------------------------- */
@@ -381,7 +320,8 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
                    .rows = &m->batch.rows };
-    ml_status st = run_forward(t, &t->train, t->weights, step->sample, bin, false, err);
+    ml_status st =
+        ml_trainer_forward(t, &t->train, t->weights, step->sample, bin, false, err);
 
     if (st == ML_OK)
         st = step->loss(step->ud, m->io, m->n_sample, err);
@@ -405,9 +345,62 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     return t->be->dev->sync(t->be->stream, err);
 }
 
+/* What a rank contributes to the result of a step. */
+typedef struct rank_result {
+    int64_t n_term, n_token, n_loss, n_idle;
+    char bad[sizeof((ml_step_result *)0)->bad];
+} rank_result;
+
+/* Adds the results of the other ranks; of bad values, the first rank's is reported. */
+static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
+                              ml_step_result *out, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    int32_t n_rank = ranks->comm->size, mine = ranks->comm->rank;
+    rank_result own = { .n_term = terms->n,
+                        .n_token = out->n_token,
+                        .n_loss = out->n_loss,
+                        .n_idle = out->n_idle };
+    rank_result *all = ML_NEW(a, rank_result, n_rank);
+    double *term;
+    ml_status st;
+
+    memcpy(own.bad, out->bad, sizeof own.bad);
+    st = ml_ranks_collect(ranks, all, &own, sizeof own, err);
+    out->bad[0] = 0;
+    for (int32_t k = 0; k < n_rank; k++) {
+        terms->n = all[k].n_term > terms->n ? (int32_t)all[k].n_term : terms->n;
+        out->n_token += k == mine ? 0 : all[k].n_token;
+        out->n_loss += k == mine ? 0 : all[k].n_loss;
+        out->n_idle += k == mine ? 0 : all[k].n_idle;
+        if (!out->bad[0])
+            memcpy(out->bad, all[k].bad, sizeof out->bad);
+    }
+    term = ML_NEW(a, double, terms->n);
+    memcpy(term, terms->term, (size_t)own.n_term * sizeof *term);
+    terms->term = term;
+    return st == ML_OK ? ml_ranks_merge(ranks, term, (size_t)terms->n * sizeof *term, err)
+                       : st;
+}
+
+/* Adds up what the ranks computed: all of them get the result, and each one its ranges of
+ * the gradients. */
+static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
+                            ml_step_result *out, ml_status st, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+
+    st = ml_ranks_agree(ranks, st, err);
+    if (st != ML_OK || ranks->comm->size == 1)
+        return st;
+    st = share_result(t, a, terms, out, err);
+    if (st == ML_OK && !out->bad[0])
+        st = ml_optimizer_reduce(&t->optimizer, &t->grads, t->opts.whole_grads, err);
+    return st;
+}
+
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_status st = grow_runner(t, &t->train, true, need_of(step->sample, step->micro), err);
+    ml_status st = ml_trainer_grow(t, &t->train, true,
+                                   ml_trainer_need(step->sample, step->micro), err);
     ml_arena a;
     loss_terms terms;
 
@@ -422,6 +415,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
         ml_work_count_add(t->work_count);
     }
     join_grads(t);
+    st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];
     out->loss /= step->denominator;
@@ -466,9 +460,10 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (st != ML_OK)
         return st;
     if (!out->bad[0]) {
-        ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
-                          1.0 / step->denominator, &u);
-        st = t->be->dev->sync(t->be->stream, err);
+        st = ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
+                               1.0 / step->denominator, &u, err);
+        if (st == ML_OK)
+            st = t->be->dev->sync(t->be->stream, err);
         if (st != ML_OK)
             return st;
         tell_optimizer(t, began);

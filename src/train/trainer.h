@@ -7,6 +7,13 @@
  * gradient is a sum over tokens in a fixed order: splitting the same order of samples
  * into other micro-batches does not change it.
  *
+ * Several ranks train together (data parallel) if they pass a communicator: every rank has
+ * the same weights and all samples, computes its share of them, and updates its share of
+ * the weights.  Open, score, accumulate and step are collective: all ranks call them with
+ * the same samples and in the same order.  Log-probs, entropies, loss and gradient norm of
+ * the same gradients have the same bits for any number of ranks; gradients of all ranks
+ * are added in the order of ML_REDUCE_TREE.  A rank that fails makes the others fail, too.
+ *
  * The caller owns the weights (an engine may read the same set between steps); the
  * trainer owns gradients, optimizer state and plans.
  *
@@ -39,6 +46,10 @@ typedef struct ml_trainer_opts {
     bool replay[ML_N_ROUTING]; /* samples may carry routing records to replay, and have
                                   them recorded */
     bool stop_on_bad;          /* a non-finite loss or gradient is an error */
+    ml_comm *comm;    /* the ranks that train together; NULL: one.  Sets batch.n_rank and
+                         optimizer.comm.  Outlives the trainer */
+    bool whole_grads; /* all ranks get all gradients, for inspection; false: each has the
+                         sums of its own ranges only */
 } ml_trainer_opts;
 
 /* spec, weights and backend must outlive it. */
@@ -70,14 +81,15 @@ typedef ml_status ml_loss_fn(void *ud, ml_loss_io *io, int32_t n_sample, ml_err 
 
 typedef struct ml_step {
     const ml_train_sample *sample; /* the array that bins index */
-    const ml_bins *micro;
-    int64_t n_rollout;  /* the schedule advances by this many */
-    double denominator; /* divides the sum of the samples' terms */
+    const ml_bins *micro;          /* this rank's */
+    int64_t n_rollout;             /* the schedule advances by this many */
+    double denominator;            /* divides the sum of the samples' terms */
     ml_loss_fn *loss;
     void *ud;
     bool entropy; /* the loss has derivatives with respect to the entropy */
 } ml_step;
 
+/* Of all ranks' samples. */
 typedef struct ml_step_result {
     double loss;      /* terms summed in the order of sample numbers, divided once */
     double grad_norm; /* before clipping */
@@ -92,7 +104,7 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
                           ml_err *err);
 
 /* A step without the update: the gradients of the sum of the terms remain in the trainer
- * for inspection. */
+ * for inspection (see whole_grads). */
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err);
 /* Counts micro-batches as they finish.  Scoring adds its own to the expected number; for
@@ -107,6 +119,8 @@ const ml_weights *ml_trainer_grads(const ml_trainer *t);
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t);
 
 const ml_spec *ml_trainer_spec(const ml_trainer *t);
+/* The ranks that train together; ranks->comm has their number and this one's. */
+ml_ranks *ml_trainer_ranks(ml_trainer *t);
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);

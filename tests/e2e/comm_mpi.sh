@@ -47,6 +47,15 @@ status=$?
 says 'signal 9' 137
 verdict $? 'a rank that is killed ends the job'
 
+ends_with() { # ends_with STATUS CASE
+    ranks -n 3 "$program" "$2"
+    [ $? -eq "$1" ]
+    verdict $? "$2: the launcher returns $1"
+}
+ends_with 1 'failed exit'
+ends_with 3 'silent exit'
+ends_with 3 'aborted long'
+
 cp "$program" "$work/other"
 echo >>"$work/other"
 ranks -n 1 "$program" : -n 1 "$work/other"

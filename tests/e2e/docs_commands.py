@@ -24,7 +24,7 @@ import sys
 import tempfile
 
 PAGES = ["README.md", "docs/GETTING_STARTED.md"]
-OTHER_FLAGS = {"--help", "--local-dir", "--logdir"}  # the latter of hf and tensorboard
+OTHER_FLAGS = {"--help", "--local-dir", "--logdir", "--mpi", "--install"}  # of hf, tensorboard, srun, check-deps.sh
 SMALL = ("--num-rollout 1 --rollout-batch-size 2 --n-samples-per-prompt 2 --global-batch-size 4 "
          "--rollout-max-response-len 8 --eval-max-response-len 8")
 GSM8K = [{"question": "Anna has 3 eggs and finds 4 more. How many eggs does Anna have?", "answer": "3+4=7\n#### 7"},

@@ -59,8 +59,8 @@ static inline const char *log_of(ml_cmd cmd, const char *words) {
 
 /* A flag may be live in one command and ignored in another. */
 static inline bool live_somewhere(const char *name) {
-    for (const ml_flag *const *t = ml_flag_tables; *t; t++)
-        for (const ml_flag *f = *t; f->name; f++)
+    for (const ml_flag_table *t = ml_flag_tables; t->row; t++)
+        for (const ml_flag *f = t->row; f->name; f++)
             if (f->state == ML_FLAG_LIVE && strcmp(f->name, name) == 0)
                 return true;
     return false;

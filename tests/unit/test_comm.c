@@ -1,6 +1,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -557,6 +558,40 @@ static void silent(ml_comm *c, void *ud) {
     part->close(part);
 }
 
+/* What a process would exit with, over MPI: the launcher returns the code of the rank to
+ * blame. */
+static atomic_int exit_code;
+
+static void failed_exit(ml_comm *c, void *ud) {
+    failed_rank(c, ud);
+    exit_code = c->rank == 1 ? 1 : 3;
+}
+
+static void silent_exit(ml_comm *c, void *ud) {
+    silent(c, ud);
+    exit_code = 3;
+}
+
+/* Messages that are too long to be sent without their receiver, which aborts. */
+static void aborted_long(ml_comm *c, void *ud) {
+    size_t n = (size_t)32 << 20;
+    char *p = calloc((size_t)c->size, n);
+    ml_tensor out = ml_comm_bytes(p, n * (size_t)c->size),
+              in = ml_comm_bytes(p + n * (size_t)c->rank, n);
+    ml_err err = { 0 };
+
+    (void)ud;
+    if (c->rank == 1) {
+        c->abort(c);
+    } else {
+        CHECK(c->allgather(c, NULL, &out, &in, &err) == ML_EPEER);
+        CHECK_HAS(err.msg, "rank 1 stopped the job");
+    }
+    memset(p, 0xff, n * (size_t)c->size);
+    free(p);
+    exit_code = 3;
+}
+
 /* A process that dies without a word; the launcher ends the job. */
 static void killed(ml_comm *c, void *ud) {
     (void)ud;
@@ -585,6 +620,8 @@ static const struct {
     { "failed rank", failed_rank }, { "failed elsewhere", failed_elsewhere },
     { "aborted", aborted },         { "left", left },
     { "silent", silent },           { "killed", killed },
+    { "failed exit", failed_exit }, { "silent exit", silent_exit },
+    { "aborted long", aborted_long },
 };
 
 /* Over threads. */
@@ -654,6 +691,10 @@ static void threads_aborted(void) {
     run_failure(aborted);
 }
 
+static void threads_aborted_long(void) {
+    run_failure(aborted_long);
+}
+
 static void threads_left(void) {
     run_failure(left);
 }
@@ -688,6 +729,8 @@ static const ml_test tests[] = {
     { "a rank that fails frees ranks that wait in another communicator",
       threads_failed_elsewhere },
     { "a rank that aborts frees the ranks that wait for it", threads_aborted },
+    { "a rank that aborts frees the ranks that send it long messages",
+      threads_aborted_long },
     { "a rank that leaves frees the ranks that wait for it", threads_left },
     { "a deadline names the call, the layer and the silent ranks", threads_silent },
     { "a reduction of more than is reduced at a time has the bits of its tree",
@@ -711,7 +754,7 @@ static int run_as_rank(const char *failure) {
         if (strcmp(failing[i].name, failure) == 0)
             failing[i].fn(c, NULL);
     c->close(c);
-    return ml_test_failures() ? 1 : 0;
+    return ml_test_failures() ? 4 : exit_code;
 }
 
 int main(int argc, char **argv) {

@@ -76,7 +76,7 @@ static void steps(fixture *w, int n, double lr, double decay) {
     ml_update u;
     for (int k = 0; k < n; k++) {
         set_grads(w, k);
-        ml_optimizer_step(&w->opt, &w->grads, lr, decay, 1.0, &u);
+        CHECK(!ml_optimizer_step(&w->opt, &w->grads, lr, decay, 1.0, &u, NULL));
         CHECK(u.applied && u.bad_param == ML_NONE);
     }
 }
@@ -247,7 +247,7 @@ static void state_leaves_the_device(void) {
         CHECK(ml_optimizer_release(&away.opt, &err) == ML_OK && !away.opt.buf.dev);
         CHECK(ml_optimizer_take(&away.opt, &err) == ML_OK && away.opt.buf.dev);
         set_grads(&away, k);
-        ml_optimizer_step(&away.opt, &away.grads, 1e-2, 0.1, 1.0, &u);
+        CHECK(!ml_optimizer_step(&away.opt, &away.grads, 1e-2, 0.1, 1.0, &u, NULL));
     }
     same(&stays.weights, &file.weights, "in a file");
     same(&stays.opt.master, &file.opt.master, "in a file");
@@ -339,7 +339,7 @@ static void bad_gradients_are_named_and_not_applied(void) {
     ((float *)w.grads.t[i].data)[5] = NAN;
     ((float *)w.grads.t[0].data)[0] = INFINITY;
     row_of(&w, matrix, before);
-    ml_optimizer_step(&w.opt, &w.grads, 1e-2, 0.1, 1.0, &u);
+    CHECK(!ml_optimizer_step(&w.opt, &w.grads, 1e-2, 0.1, 1.0, &u, NULL));
     row_of(&w, matrix, after);
     CHECK(!u.applied && u.bad_param == i && u.n_bad == 1);
     CHECK(w.opt.n_step == 0 && w.weights.version == 0);
@@ -361,7 +361,7 @@ static void clips_the_norm_of_all_gradients(void) {
         for (size_t k = 0; k < ml_tensor_bytes(&w.grads.t[i]) / sizeof(float); k++)
             sum += pow((double)((float *)w.grads.t[i].data)[k], 2);
     row_of(&w, matrix, before);
-    ml_optimizer_step(&w.opt, &w.grads, 1.0, 0.0, 2.0, &u);
+    CHECK(!ml_optimizer_step(&w.opt, &w.grads, 1.0, 0.0, 2.0, &u, NULL));
     row_of(&w, matrix, after);
     CHECK(fabs(u.grad_norm / (2 * sqrt(sum)) - 1) < 1e-12);
     CHECK(fabs(u.clip * u.grad_norm - 0.5) < 1e-6);

@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "base/crc32c.h"
+#include "base/checksum.h"
 #include "base/file.h"
 #include "rl/record/run_log.h"
 #include "tests/support/scratch.h"

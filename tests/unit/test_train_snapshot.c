@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/crc64.h"
+#include "base/checksum.h"
 #include "base/dir.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"

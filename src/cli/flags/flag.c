@@ -7,27 +7,63 @@
 
 #include "base/bug.h"
 
-const ml_flag *const ml_flag_tables[] = {
-    ml_flags_model,        ml_flags_serve,         ml_flags_router,     ml_flags_access,
-    ml_flags_score,        ml_flags_convert,       ml_flags_text,       ml_flags_bench,
-    ml_flags_inspect,      ml_flags_run,           ml_flags_algo,       ml_flags_train,
-    ml_flags_optimizer,    ml_flags_models,        ml_flags_checkpoint, ml_flags_rollout,
-    ml_flags_async,        ml_flags_extensions,    ml_flags_reward,     ml_flags_debug,
-    ml_flags_record,       ml_flags_async_eval,    ml_flags_arch,       ml_flags_parallel,
-    ml_flags_numerics,     ml_flags_logging,       ml_flags_sglang,     ml_flags_steps,
-    ml_flags_serve_compat, ml_flags_router_compat, ml_flags_compat,     NULL,
+#define TRAINS (ML_CMD_SFT | ML_CMD_TRAIN)
+
+/* The rows of a table without commands name their own. */
+const ml_flag_table ml_flag_tables[] = {
+    { ml_flags_model, 0, ML_FROM_OURS },
+    { ml_flags_serve, ML_CMD_SERVE, ML_FROM_SGLANG },
+    { ml_flags_router, ML_CMD_ROUTER, ML_FROM_SGLANG },
+    { ml_flags_access, ML_CMD_SERVE | ML_CMD_ROUTER, ML_FROM_OURS },
+    { ml_flags_score, ML_CMD_SCORE, ML_FROM_OURS },
+    { ml_flags_convert, ML_CMD_CONVERT, ML_FROM_MILES },
+    { ml_flags_text, 0, ML_FROM_OURS },
+    { ml_flags_bench, ML_CMD_BENCH_ENGINE | ML_CMD_BENCH_SERVE, ML_FROM_SGLANG },
+    { ml_flags_inspect, ML_CMD_INSPECT, ML_FROM_OURS },
+    { ml_flags_run, 0, ML_FROM_OURS },
+    { ml_flags_algo, ML_CMD_LOSS | ML_CMD_TRAIN, ML_FROM_MILES },
+    { ml_flags_train, TRAINS, ML_FROM_MILES },
+    { ml_flags_optimizer, TRAINS, ML_FROM_MEGATRON },
+    { ml_flags_models, ML_CMD_TRAIN, ML_FROM_MILES },
+    { ml_flags_checkpoint, TRAINS, ML_FROM_MEGATRON },
+    { ml_flags_rollout, ML_CMD_TRAIN | ML_CMD_EVAL, ML_FROM_MILES },
+    { ml_flags_async, ML_CMD_TRAIN, ML_FROM_MILES },
+    { ml_flags_extensions, ML_CMD_TRAIN, ML_FROM_MILES },
+    { ml_flags_reward, ML_CMD_REWARD | ML_CMD_TRAIN | ML_CMD_EVAL, ML_FROM_MILES },
+    { ml_flags_debug, TRAINS, ML_FROM_MILES },
+    { ml_flags_record, TRAINS, ML_FROM_MILES },
+    { ml_flags_async_eval, ML_CMD_TRAIN, ML_FROM_MILES },
+    { ml_flags_arch, 0, ML_FROM_OURS },
+    { ml_flags_parallel, 0, ML_FROM_OURS },
+    { ml_flags_numerics, 0, ML_FROM_OURS },
+    { ml_flags_logging, 0, ML_FROM_OURS },
+    { ml_flags_sglang, 0, ML_FROM_OURS },
+    { ml_flags_steps, 0, ML_FROM_OURS },
+    { ml_flags_serve_compat, ML_CMD_SERVE, ML_FROM_SGLANG },
+    { ml_flags_router_compat, ML_CMD_ROUTER, ML_FROM_SGLANG },
+    { ml_flags_compat, 0, ML_FROM_OURS },
+    { 0 },
 };
 
 const ml_rule *const ml_rule_tables[] = { ml_rules, ml_rules_train, NULL };
 
 void ml_flag_list_init(ml_flag_list *l, unsigned cmds) {
     l->n = 0;
-    for (const ml_flag *const *t = ml_flag_tables; *t; t++)
-        for (const ml_flag *f = *t; f->name; f++)
-            if (f->cmds & cmds) {
+    for (const ml_flag_table *t = ml_flag_tables; t->row; t++)
+        for (const ml_flag *f = t->row; f->name; f++)
+            if ((f->cmds ? f->cmds : t->cmds) & cmds) {
                 ML_BUG_IF(l->n == ML_FLAG_MAX);
+                l->table[l->n] = t;
                 l->row[l->n++] = f;
             }
+}
+
+unsigned ml_flag_cmds(const ml_flag_list *l, int i) {
+    return l->row[i]->cmds ? l->row[i]->cmds : l->table[i]->cmds;
+}
+
+ml_flag_origin ml_flag_from(const ml_flag_list *l, int i) {
+    return l->row[i]->from ? l->row[i]->from : l->table[i]->from;
 }
 
 int ml_flag_list_find(const ml_flag_list *l, ml_str name) {

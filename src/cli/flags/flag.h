@@ -50,6 +50,7 @@ typedef enum ml_flag_type {
 
 typedef enum ml_flag_state { ML_FLAG_LIVE, ML_FLAG_NOOP, ML_FLAG_REFUSED } ml_flag_state;
 typedef enum ml_flag_origin {
+    ML_FROM_TABLE, /* the origin of the table */
     ML_FROM_OURS,
     ML_FROM_MILES,
     ML_FROM_MEGATRON,
@@ -70,12 +71,12 @@ typedef struct ml_flag {
     bool model;           /* PATH: a Hugging Face checkpoint */
     bool operand; /* set by the first non-flag word; for a list, by all words from there */
     const char *const *words; /* NULL-terminated */
-    const char *value;        /* name of the value in help: DIR, FILE, N */
+    const char *value;        /* name of the value in help: DIR, FILE; NULL: by type */
     const char *env;          /* environment variable that sets it, with lower priority
                                  than the flag */
     bool secret;              /* a key: never logged or saved */
     const char *group;        /* heading in help */
-    unsigned cmds;            /* bits of ml_cmd */
+    unsigned cmds;            /* bits of ml_cmd; 0: the commands of the table */
     ml_flag_origin from;
     ml_flag_state state;
     const char *why; /* NOOP and REFUSED: the reason, a sentence without its period */
@@ -85,7 +86,7 @@ typedef struct ml_flag {
 #define ML_AT(field)                                                                       \
     .at = offsetof(ml_config, field), .size = sizeof(((ml_config *)0)->field)
 
-/* Tables end with an entry without a name; the list of tables ends with NULL. */
+/* Tables end with an entry without a name. */
 extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
     ml_flags_router[], ml_flags_router_compat[], ml_flags_access[], ml_flags_score[],
     ml_flags_convert[], ml_flags_text[], ml_flags_bench[], ml_flags_run[],
@@ -94,7 +95,15 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[], ml_flags_steps[],
     ml_flags_debug[], ml_flags_inspect[], ml_flags_rollout[], ml_flags_async[],
     ml_flags_extensions[], ml_flags_reward[], ml_flags_record[], ml_flags_async_eval[];
-extern const ml_flag *const ml_flag_tables[];
+
+/* A table, with what its rows have unless they say otherwise. */
+typedef struct ml_flag_table {
+    const ml_flag *row;
+    unsigned cmds;
+    ml_flag_origin from;
+} ml_flag_table;
+
+extern const ml_flag_table ml_flag_tables[]; /* ends with an entry without rows */
 
 /* A constraint between flags; all are checked after parsing. */
 typedef struct ml_rule {
@@ -113,9 +122,13 @@ extern const ml_rule *const ml_rule_tables[];
 typedef struct ml_flag_list {
     int n;
     const ml_flag *row[ML_FLAG_MAX];
+    const ml_flag_table *table[ML_FLAG_MAX]; /* of each row */
 } ml_flag_list;
 
 void ml_flag_list_init(ml_flag_list *l, unsigned cmds);
+/* The commands and the origin of row i: its own or those of its table. */
+unsigned ml_flag_cmds(const ml_flag_list *l, int i);
+ml_flag_origin ml_flag_from(const ml_flag_list *l, int i);
 /* The index of the flag with this name, or -1. */
 int ml_flag_list_find(const ml_flag_list *l, ml_str name);
 

@@ -33,7 +33,6 @@ const ml_flag ml_flags_access[] = {
       .def_note = "the value of --api-key, if set",
       .secret = true,
       .group = "access",
-      .cmds = SERVERS,
       .from = ML_FROM_SGLANG,
       .help = "Key for requests that change the server: weights, pauses, caches, memory, "
               "workers.  It is also accepted for every other request." },
@@ -42,14 +41,12 @@ const ml_flag ml_flags_access[] = {
       ML_AT(access.admin_key_file),
       .value = "FILE",
       .group = "access",
-      .cmds = SERVERS,
       .help = "File that contains the admin key; overrides --admin-api-key." },
     { .name = "allowed-hosts",
       .type = ML_FLAG_LIST,
       ML_AT(access.hosts),
       .value = "NAME...",
       .group = "access",
-      .cmds = SERVERS,
       .help = "Values accepted in the Host header.  A server on a loopback address accepts "
               "localhost, 127.0.0.0/8, [::1] and these names; a server on another address "
               "accepts every name unless this flag is set." },
@@ -58,14 +55,12 @@ const ml_flag ml_flags_access[] = {
       ML_AT(access.origins),
       .value = "ORIGIN...",
       .group = "access",
-      .cmds = SERVERS,
       .help = "Origins whose pages may call the server from a browser, such as "
               "https://example.org; requests from other origins are rejected." },
     { .name = "insecure",
       .type = ML_FLAG_BOOL,
       ML_AT(access.insecure),
       .group = "access",
-      .cmds = SERVERS,
       .help = "Allow listening on a non-loopback address without a key." },
     { .name = "worker-api-key",
       .type = ML_FLAG_TEXT,

@@ -7,8 +7,6 @@ const ml_flag ml_flags_convert[] = {
       .value = "DIR",
       .required = true,
       .group = "output",
-      .cmds = ML_CMD_CONVERT,
-      .from = ML_FROM_MILES,
       .help = "Directory to write the checkpoint to; created if it does not exist." },
     { .name = "max-shard-size",
       .type = ML_FLAG_BYTES,
@@ -17,7 +15,7 @@ const ml_flag ml_flags_convert[] = {
       .min = 1,
       .max = 0x1p53,
       .group = "output",
-      .cmds = ML_CMD_CONVERT,
+      .from = ML_FROM_OURS,
       .help = "Start a new safetensors file before the current one exceeds this size." },
     { 0 },
 };

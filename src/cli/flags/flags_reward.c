@@ -1,8 +1,6 @@
 /* Rewards: Miles' flags, and those of worker processes. */
 #include "cli/flags/flag.h"
 
-#define REWARD (ML_CMD_REWARD | ML_CMD_TRAIN | ML_CMD_EVAL)
-
 const ml_flag ml_flags_reward[] = {
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
@@ -10,7 +8,6 @@ const ml_flag ml_flags_reward[] = {
       .value = "DIR",
       .group = "rewards",
       .cmds = ML_CMD_REWARD,
-      .from = ML_FROM_MILES,
       .help = "The model that generated the responses: its EOS token is removed from the "
               "end of each response, as in training." },
     { .name = "rm-type",
@@ -18,8 +15,6 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.reward.rm_type),
       .value = "NAME",
       .group = "rewards",
-      .cmds = REWARD,
-      .from = ML_FROM_MILES,
       .help = "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, random, "
               "deterministic_random, zero, one of these with the prefix boxed_, remote_rm "
               "or ifbench.  metadata.rm_type of a sample takes precedence.  "
@@ -29,8 +24,6 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.custom_rm_path),
       .value = "PATH",
       .group = "rewards",
-      .cmds = REWARD,
-      .from = ML_FROM_MILES,
       .help = "Custom reward, instead of --rm-type: ./reward.py with a function "
               "reward(sample), cmd:COMMAND for a program that answers JSON lines, or "
               "./my.so:name for a shared object.  math=0.8,./reward.py=0.2 is a weighted "
@@ -40,8 +33,6 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.reward.rm_url),
       .value = "URL",
       .group = "rewards",
-      .cmds = REWARD,
-      .from = ML_FROM_MILES,
       .help = "Server of remote_rm: receives prompt, response and label as JSON and "
               "returns the reward." },
     { .name = "reward-key",
@@ -49,8 +40,6 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.reward.reward_key),
       .value = "NAME",
       .group = "rewards",
-      .cmds = REWARD,
-      .from = ML_FROM_MILES,
       .help = "Field to use when a reward is an object; default: reward, then score." },
     { .name = "eval-reward-key",
       .type = ML_FLAG_TEXT,
@@ -59,14 +48,12 @@ const ml_flag ml_flags_reward[] = {
       .def_note = "the value of --reward-key",
       .group = "rewards",
       .cmds = ML_CMD_TRAIN | ML_CMD_EVAL,
-      .from = ML_FROM_MILES,
       .help = "--reward-key of evaluations." },
     { .name = "group-rm",
       .type = ML_FLAG_BOOL,
       ML_AT(run.reward.group),
       .group = "rewards",
       .cmds = ML_CMD_TRAIN,
-      .from = ML_FROM_MILES,
       .help = "Score the responses to a prompt together, with --custom-rm-path, when all "
               "are complete." },
     { .name = "reward-workers",
@@ -75,9 +62,8 @@ const ml_flag ml_flags_reward[] = {
       .def = "4",
       .min = 1,
       .max = 256,
-      .value = "N",
       .group = "rewards",
-      .cmds = REWARD,
+      .from = ML_FROM_OURS,
       .help = "Samples scored concurrently, and environment calls made concurrently; each "
               "worker "
               "has its own process or connection." },
@@ -89,7 +75,7 @@ const ml_flag ml_flags_reward[] = {
       .max = 86400,
       .value = "SECONDS",
       .group = "rewards",
-      .cmds = REWARD,
+      .from = ML_FROM_OURS,
       .help = "Timeout per sample.  A worker process that exceeds it is killed and "
               "restarted; the sample is counted as timeout." },
     { .name = "reward-memory",
@@ -97,7 +83,7 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.reward.memory_bytes),
       .def = "4GiB",
       .group = "rewards",
-      .cmds = REWARD,
+      .from = ML_FROM_OURS,
       .help = "Resident memory limit of a worker process with its children; 0: no limit." },
     { .name = "reward-retries",
       .type = ML_FLAG_I64,
@@ -105,18 +91,15 @@ const ml_flag ml_flags_reward[] = {
       .def = "5",
       .min = 0,
       .max = 1000,
-      .value = "N",
       .group = "rewards",
-      .cmds = REWARD,
+      .from = ML_FROM_OURS,
       .help = "Retries when the server of remote_rm fails, within the timeout." },
     { .name = "rollout-seed",
       .type = ML_FLAG_I64,
       ML_AT(reward_seed),
       .def = "42",
-      .value = "N",
       .group = "rewards",
       .cmds = ML_CMD_REWARD,
-      .from = ML_FROM_MILES,
       .help = "Seed of the random reward." },
     { 0 },
 };

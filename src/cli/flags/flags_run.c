@@ -11,7 +11,6 @@ const ml_flag ml_flags_run[] = {
     { .name = "threads",
       .type = ML_FLAG_I64,
       ML_AT(run.backend.n_thread),
-      .value = "N",
       .min = 1,
       .max = ML_POOL_MAX,
       .def_note = "the CPUs available to this process",

@@ -29,9 +29,10 @@ enum {
 
 #define TELL_S 2.0  /* how long the news of a failure may take to be sent */
 #define LEAVE_S 5.0 /* how long a failed job waits for its ranks to close */
-#define FIRST_S                                                                            \
-    1.0 /* head start of the rank that failed: the launcher returns the exit code
-                       of the first process that ends */
+/* The launcher returns the exit code of the process that ends first, and kills the others:
+ * the rank that failed gives these a second for their messages, and exits before them. */
+#define STUCK_S 1
+#define FIRST_S 3
 
 typedef struct endpoint {
     ml_link link;
@@ -289,8 +290,6 @@ static void endpoint_free(endpoint *e) {
 static void mpi_close(ml_link *l) {
     endpoint *e = end_of(l);
     patience wait = { .since = ml_clock_s() };
-    struct timespec first = { (time_t)FIRST_S, 0 };
-    bool failed;
 
     if (!atomic_load(&e->stuck))
         send_news(e, LEFT_TAG, NULL, 0);
@@ -299,11 +298,12 @@ static void mpi_close(ml_link *l) {
         read_news(e);
         rest(wait);
     }
-    failed = atomic_load(&e->failed);
     if (!atomic_load(&e->stuck) && all_left(e))
         MPI_Finalize();
-    if (failed && !e->mine)
-        nanosleep(&first, NULL);
+    else if (e->mine)
+        sleep(STUCK_S);
+    if (atomic_load(&e->failed) && !e->mine)
+        sleep(FIRST_S);
     endpoint_free(e);
 }
 

@@ -10,6 +10,10 @@
  * skipped if the current weights generated all tokens or if the options replace its result
  * (score_old), unless it is also needed for entropies or a routing record.
  *
+ * With several ranks (trainer.h) each one calls ml_learn with the same rollout batch, and
+ * all get the same result: a rank scores and trains its share of the samples, everything
+ * else is computed by all.  ML_ON_SAMPLE_LOSS is sent where the sample is trained.
+ *
  * thread: the trainer's. */
 #ifndef ML_RL_LEARN_LEARNER_H
 #define ML_RL_LEARN_LEARNER_H
@@ -29,7 +33,7 @@ typedef struct ml_learner {
     const ml_observers *observers; /* NULL: none */
     ml_weights *ref;               /* reference model, of the same spec; NULL: none */
     const ml_weights *teacher;     /* the same for the teacher */
-    ml_gen *teachers;              /* a teacher behind HTTP; NULL: none */
+    ml_gen *teachers;              /* a teacher behind HTTP, of rank 0; NULL: none */
     ml_trainer *critic;            /* NULL: none */
     int64_t n_critic_only;         /* first rollouts, which train only the critic */
     int64_t ref_interval;          /* copy actor to reference every n rollouts; 0: never */

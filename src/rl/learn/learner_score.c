@@ -55,18 +55,35 @@ static ml_status score_logprobs(ml_learn_run *s, const char *whose, const ml_wei
     return st == ML_OK ? score(s, s->l->trainer, w, field, err) : st;
 }
 
+/* Asks a teacher behind HTTP, which rank 0 alone is connected to. */
+static ml_status ask_remote(ml_learn_run *s, float *const *column, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(s->l->trainer);
+    ml_rank_spans spans = ml_ranks_spans(ranks, s->a, s->n, true);
+    ml_scorer teacher = { s->l->teachers, "the teacher", 1 };
+    ml_status st = ML_OK;
+
+    if (s->l->teachers)
+        st = ml_gen_score(&teacher, s->train, s->n, column, err);
+    st = ml_ranks_agree(ranks, st, err);
+    for (int32_t i = 0; i < s->n; i++)
+        spans.span[(int64_t)i * ranks->comm->size] =
+            (ml_rank_span){ column[i], (size_t)s->train[i].n_response * sizeof *column[i] };
+    return st == ML_OK ? ml_ranks_gather(ranks, &spans, err) : st;
+}
+
 static ml_status ask_teacher(ml_learn_run *s, ml_err *err) {
     size_t field = offsetof(miles_sample, teacher_log_prob);
-    ml_scorer teacher = { s->l->teachers, "the teacher", 1 };
+    bool remote = s->l->teachers != NULL;
     float **column;
     ml_status st;
 
     if (s->l->teacher)
         return score_logprobs(s, "teacher", s->l->teacher, field, err);
-    if (!s->l->teachers)
-        return ML_OK;
+    st = ml_ranks_merge(ml_trainer_ranks(s->l->trainer), &remote, sizeof remote, err);
+    if (st != ML_OK || !remote)
+        return st;
     column = new_columns(s);
-    st = ml_gen_score(&teacher, s->train, s->n, column, err);
+    st = ask_remote(s, column, err);
     if (st == ML_OK)
         put_columns(s, field, column);
     return st;

@@ -47,18 +47,21 @@ static int by_number(const void *x, const void *y) {
     return i < k ? -1 : i > k;
 }
 
-/* The indices of the samples in the step's micro-batches, ascending. */
-static int32_t *numbers_of(ml_arena *a, const ml_bins *micro, int32_t *n) {
+/* The indices of the samples in the step's micro-batches, of all ranks, ascending. */
+static int32_t *numbers_of(ml_arena *a, const ml_schedule_step *plan, int32_t n_rank,
+                           int32_t *n) {
     int32_t *number;
 
     *n = 0;
-    for (int32_t k = 0; k < micro->n; k++)
-        *n += micro->bin[k].n;
+    for (int32_t r = 0; r < n_rank; r++)
+        for (int32_t k = 0; k < plan->rank[r].n; k++)
+            *n += plan->rank[r].bin[k].n;
     number = ML_NEW(a, int32_t, *n + 1);
     *n = 0;
-    for (int32_t k = 0; k < micro->n; k++)
-        for (int32_t i = 0; i < micro->bin[k].n; i++)
-            number[(*n)++] = micro->bin[k].item[i];
+    for (int32_t r = 0; r < n_rank; r++)
+        for (int32_t k = 0; k < plan->rank[r].n; k++)
+            for (int32_t i = 0; i < plan->rank[r].bin[k].n; i++)
+                number[(*n)++] = plan->rank[r].bin[k].item[i];
     qsort(number, (size_t)*n, sizeof *number, by_number);
     return number;
 }
@@ -91,8 +94,9 @@ static ml_status tell_step(const ml_learn_run *s, ml_loop_event_kind kind, ml_er
 static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule_step *plan,
                             ml_step_result *out, ml_metrics *metrics, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
+    const ml_comm *comm = ml_trainer_ranks(p->trainer)->comm;
     double metric[ML_STEP_METRIC_MAX];
-    int32_t n, *number = numbers_of(s->a, &plan->rank[0], &n);
+    int32_t n, *number = numbers_of(s->a, plan, comm->size, &n);
     const miles_sample **view = ML_NEW(s->a, const miles_sample *, n + 1);
     miles_batch b = { sizeof b, n, view };
     ml_step_loss loss;
@@ -108,6 +112,7 @@ static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule
                             .sample = number,
                             .list = s->train,
                             .step = plan,
+                            .rank = comm->rank,
                             .old_is_now = p->is_actor && r->skip_actor_forward_only,
                             .observer = { s, p->is_actor ? on_sample_loss : NULL } },
             out, metric, err);
@@ -134,9 +139,11 @@ static void mark_idle(ml_learn_run *s) {
         s->train[i].idle = s->row[i].advantage && !has_advantage(&s->row[i]);
 }
 
-static void expect_steps(ml_work_count *t, const ml_schedule *plan, bool wanted) {
+static void expect_steps(const ml_learner *l, const ml_schedule *plan, bool wanted) {
+    int32_t rank = ml_trainer_ranks(l->trainer)->comm->rank;
+
     for (int32_t k = 0; k < plan->n_step && wanted; k++)
-        ml_work_count_expect(t, plan->step[k].rank[0].n);
+        ml_work_count_expect(l->work_count, plan->step[k].rank[rank].n);
 }
 
 /* Runs all train steps of the critic, then those of the actor; step k of both has the same
@@ -155,8 +162,8 @@ ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
     st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
     if (st != ML_OK)
         return st;
-    expect_steps(s->l->work_count, &critic_plan, critic.trainer != NULL);
-    expect_steps(s->l->work_count, &plan, !s->critic_only);
+    expect_steps(s->l, &critic_plan, critic.trainer != NULL);
+    expect_steps(s->l, &plan, !s->critic_only);
     s->out->n_step = plan.n_step;
     s->out->step = ML_NEW(s->a, ml_step_metrics, plan.n_step + 1);
     for (int32_t k = 0; k < plan.n_step; k++)

@@ -88,6 +88,18 @@ static ml_status loss_of_micro(void *ud, ml_loss_io *io, int32_t n, ml_err *err)
     return st;
 }
 
+/* Gets the sums of the samples of other ranks; this one's are 0 for them. */
+static ml_status merge_sums(ml_ranks *r, ml_step_loss *l, ml_err *err) {
+    size_t bytes = (size_t)l->n * sizeof(double);
+    ml_status st = ml_ranks_merge(r, l->policy, bytes, err);
+
+    if (st == ML_OK)
+        st = ml_ranks_merge(r, l->other, bytes, err);
+    if (st == ML_OK)
+        st = ml_ranks_merge(r, l->loss_number, bytes * (size_t)l->n_loss_metric, err);
+    return st;
+}
+
 ml_status ml_step_run_on(ml_trainer *t, const ml_step_run *r, ml_step_result *out,
                          double *metric, ml_err *err) {
     bridge b = { 0 };
@@ -105,6 +117,8 @@ ml_status ml_step_run_on(ml_trainer *t, const ml_step_run *r, ml_step_result *ou
                                      .ud = &b,
                                      .entropy = r->loss->num.entropy_coef != 0 },
                          out, err);
+    if (st == ML_OK)
+        st = merge_sums(ml_trainer_ranks(t), r->loss, err);
     ml_step_loss_totals(r->loss, &out->loss, metric);
     ml_arena_release(&a);
     return st;

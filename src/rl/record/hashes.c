@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/crc64.h"
+#include "base/checksum.h"
 
 enum { PIECE = 16 << 20 }; /* bytes per copy from the device */
 

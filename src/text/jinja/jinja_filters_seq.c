@@ -65,38 +65,12 @@ static ml_jval f_sum(ml_jrun *r, ml_jval v, const ml_jargs *a) {
 
 /* --- order ---------------------------------------------------------------------------- */
 
-typedef struct keyed {
-    ml_jval key, item;
-} keyed;
-
-/* A stable merge sort.  As in Python, it tests whether the later item is smaller, and
- * compares the first two items first. */
-static void sort(ml_jrun *r, keyed *p, keyed *scratch, int64_t n, bool reverse) {
-    int64_t half = (n + 1) / 2, i = 0, k = half, at = 0;
-
-    if (n < 2)
-        return;
-    sort(r, p, scratch, half, reverse);
-    sort(r, p + half, scratch, n - half, reverse);
-    while (i < half && k < n) {
-        bool later_first = reverse ? ml_jval_cmp(r, p[i].key, p[k].key, "<") == -1
-                                   : ml_jval_cmp(r, p[k].key, p[i].key, "<") == -1;
-        scratch[at++] = later_first ? p[k++] : p[i++];
-    }
-    while (i < half)
-        scratch[at++] = p[i++];
-    while (k < n)
-        scratch[at++] = p[k++];
-    for (i = 0; i < n; i++)
-        p[i] = scratch[i];
-}
-
-static ml_jval sorted(ml_jrun *r, keyed *p, int64_t n, bool reverse) {
+static ml_jval sorted(ml_jrun *r, ml_jpair *p, int64_t n, bool reverse) {
     ml_jitems l = { 0 };
 
-    sort(r, p, ML_JNEW(r, keyed, n), n, reverse);
+    ml_jpairs_sort(r, p, n, reverse);
     for (int64_t i = 0; i < n; i++)
-        ml_jitems_add(r, &l, p[i].item);
+        ml_jitems_add(r, &l, p[i].value);
     return ml_jitems_list(r, &l);
 }
 
@@ -124,11 +98,11 @@ static ml_jval sort_key(ml_jrun *r, ml_jval item, ml_jval attribute, bool case_s
 
 static ml_jval f_sort(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jitems l = ml_jval_items(r, v);
-    keyed *p = ML_JNEW(r, keyed, l.n);
+    ml_jpair *p = ML_JNEW(r, ml_jpair, l.n);
 
     for (int64_t i = 0; i < l.n; i++)
-        p[i] = (keyed){ sort_key(r, l.item[i], a->arg[2], ml_jarg_bool(r, a, 1, false)),
-                        l.item[i] };
+        p[i] = (ml_jpair){ sort_key(r, l.item[i], a->arg[2], ml_jarg_bool(r, a, 1, false)),
+                           l.item[i] };
     return sorted(r, p, l.n, ml_jarg_bool(r, a, 0, false));
 }
 
@@ -136,7 +110,7 @@ static ml_jval f_dictsort(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_str by = ml_jarg_str(r, a, 1, ml_str_of("key"));
     bool by_value = ml_str_is(by, "value");
     ml_jitems l;
-    keyed *p;
+    ml_jpair *p;
 
     if (!by_value && !ml_str_is(by, "key"))
         ml_jraise(r, "FilterArgumentError",
@@ -147,11 +121,11 @@ static ml_jval f_dictsort(ml_jrun *r, ml_jval v, const ml_jargs *a) {
         ml_jraise(r, "AttributeError", "'%s' object has no attribute 'items'",
                   ml_jval_type(v));
     l = ml_jval_items(r, ml_jview_new(r, v.dict, ML_J_ITEMS));
-    p = ML_JNEW(r, keyed, l.n);
+    p = ML_JNEW(r, ml_jpair, l.n);
     for (int64_t i = 0; i < l.n; i++)
-        p[i] = (keyed){ ml_jval_fold(r, l.item[i].seq->item[by_value],
-                                     ml_jarg_bool(r, a, 0, false)),
-                        l.item[i] };
+        p[i] = (ml_jpair){ ml_jval_fold(r, l.item[i].seq->item[by_value],
+                                        ml_jarg_bool(r, a, 0, false)),
+                           l.item[i] };
     return sorted(r, p, l.n, ml_jarg_bool(r, a, 2, false));
 }
 
@@ -170,15 +144,15 @@ static ml_jval f_groupby(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jval dflt = a->arg[1].kind == ML_J_NONE ? ml_jmissing() : a->arg[1];
     bool case_sensitive = ml_jarg_bool(r, a, 2, false);
     ml_jitems l = ml_jval_items(r, v), groups = { 0 }, members = { 0 };
-    keyed *p = ML_JNEW(r, keyed, l.n);
+    ml_jpair *p = ML_JNEW(r, ml_jpair, l.n);
 
     for (int64_t i = 0; i < l.n; i++)
-        p[i] = (keyed){ ml_jval_fold(r, ml_jval_path(r, l.item[i], a->arg[0], dflt),
-                                     case_sensitive),
-                        l.item[i] };
-    sort(r, p, ML_JNEW(r, keyed, l.n), l.n, false);
+        p[i] = (ml_jpair){ ml_jval_fold(r, ml_jval_path(r, l.item[i], a->arg[0], dflt),
+                                        case_sensitive),
+                           l.item[i] };
+    ml_jpairs_sort(r, p, l.n, false);
     for (int64_t i = 0; i < l.n; i++) {
-        ml_jitems_add(r, &members, p[i].item);
+        ml_jitems_add(r, &members, p[i].value);
         if (i + 1 < l.n && ml_jval_eq(r, p[i].key, p[i + 1].key))
             continue;
         ml_jitems_add(

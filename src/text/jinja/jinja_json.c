@@ -154,23 +154,6 @@ static void dump_key(dump *d, ml_jval key) {
     ml_jbuf_char(d->r, d->b, '"');
 }
 
-static void sort_pairs(ml_jrun *r, ml_jpair *p, ml_jpair *scratch, int64_t n) {
-    int64_t half = (n + 1) / 2, i = 0, k = half, at = 0;
-
-    if (n < 2)
-        return;
-    sort_pairs(r, p, scratch, half);
-    sort_pairs(r, p + half, scratch, n - half);
-    while (i < half && k < n)
-        scratch[at++] = ml_jval_cmp(r, p[k].key, p[i].key, "<") < 0 ? p[k++] : p[i++];
-    while (i < half)
-        scratch[at++] = p[i++];
-    while (k < n)
-        scratch[at++] = p[k++];
-    for (i = 0; i < n; i++)
-        p[i] = scratch[i];
-}
-
 static const ml_jpair *ordered_pairs(dump *d, const ml_jdict *dict) {
     ml_jpair *p;
 
@@ -179,7 +162,7 @@ static const ml_jpair *ordered_pairs(dump *d, const ml_jdict *dict) {
     p = ML_JNEW(d->r, ml_jpair, dict->n);
     for (int64_t i = 0; i < dict->n; i++)
         p[i] = dict->pair[i];
-    sort_pairs(d->r, p, ML_JNEW(d->r, ml_jpair, dict->n), dict->n);
+    ml_jpairs_sort(d->r, p, dict->n, false);
     return p;
 }
 

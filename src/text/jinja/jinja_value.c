@@ -449,3 +449,29 @@ int ml_jval_cmp(ml_jrun *r, ml_jval a, ml_jval b, const char *op) {
     ml_jraise(r, "TypeError", "'%s' not supported between instances of '%s' and '%s'", op,
               ml_jval_type(a), ml_jval_type(b));
 }
+
+/* A stable merge sort.  As in Python, it tests whether the later item is smaller, and
+ * compares the first two items first. */
+static void sort(ml_jrun *r, ml_jpair *p, ml_jpair *scratch, int64_t n, bool reverse) {
+    int64_t half = (n + 1) / 2, i = 0, k = half, at = 0;
+
+    if (n < 2)
+        return;
+    sort(r, p, scratch, half, reverse);
+    sort(r, p + half, scratch, n - half, reverse);
+    while (i < half && k < n) {
+        bool later_first = reverse ? ml_jval_cmp(r, p[i].key, p[k].key, "<") == -1
+                                   : ml_jval_cmp(r, p[k].key, p[i].key, "<") == -1;
+        scratch[at++] = later_first ? p[k++] : p[i++];
+    }
+    while (i < half)
+        scratch[at++] = p[i++];
+    while (k < n)
+        scratch[at++] = p[k++];
+    for (i = 0; i < n; i++)
+        p[i] = scratch[i];
+}
+
+void ml_jpairs_sort(ml_jrun *r, ml_jpair *p, int64_t n, bool reverse) {
+    sort(r, p, ML_JNEW(r, ml_jpair, n), n, reverse);
+}

@@ -198,6 +198,8 @@ bool ml_jval_truth(ml_jrun *r, ml_jval v);
 bool ml_jval_eq(ml_jrun *r, ml_jval a, ml_jval b);
 /* -1, 0, 1; TypeError with the operator if they are not comparable.  NaN compares as 2. */
 int ml_jval_cmp(ml_jrun *r, ml_jval a, ml_jval b, const char *op);
+/* Sorts by key; equal keys keep their order, also when reversed. */
+void ml_jpairs_sort(ml_jrun *r, ml_jpair *p, int64_t n, bool reverse);
 /* False: unhashable in Python. */
 bool ml_jval_hash(ml_jrun *r, ml_jval v, uint64_t *out);
 /* -1: no len(). */

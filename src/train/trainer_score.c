@@ -1,0 +1,103 @@
+#include <string.h>
+
+#include "train/trainer_priv.h"
+
+/* Scoring has no steps: samples are packed as tightly as the token limit allows, if that
+ * occupies all ranks. */
+static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
+                                 int32_t n) {
+    const ml_schedule_opts *b = &t->opts.batch;
+    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t *len = ml_trainer_lengths(a, s, n);
+    ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
+
+    ml_pack_expand(&bins, a, len, b->n_rank);
+    return ml_pack_deal(a, &bins, len, b->n_rank);
+}
+
+static void copy_scores(const ml_micro *m, float *const *logprob, float *const *entropy) {
+    for (int32_t i = 0; i < m->n_sample; i++) {
+        const ml_loss_io *io = &m->io[i];
+        size_t bytes = (size_t)io->n_response * sizeof(float);
+        if (!bytes)
+            continue;
+        memcpy(logprob[io->sample], io->value ? io->value : io->logprob, bytes);
+        if (entropy)
+            memcpy(entropy[io->sample], io->entropy, bytes);
+    }
+}
+
+/* Appends memory of a sample to a rank's column of the table. */
+static void add_span(const ml_trainer *t, ml_rank_spans *s, int32_t rank, int32_t *row,
+                     void *data, size_t bytes) {
+    if (data && s->span)
+        s->span[(int64_t)*row * t->opts.batch.n_rank + rank] =
+            (ml_rank_span){ data, bytes };
+    *row += data != NULL;
+}
+
+/* A rank's column: scores and recorded routing of its samples.  Returns its length. */
+static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *bins,
+                          int32_t rank, const ml_train_sample *s, float *const *logprob,
+                          float *const *entropy) {
+    int32_t row = 0;
+
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t j = 0; j < bins->bin[k].n; j++) {
+            int32_t i = bins->bin[k].item[j];
+            size_t bytes = (size_t)s[i].n_response * sizeof(float);
+            add_span(t, out, rank, &row, logprob[i], bytes);
+            add_span(t, out, rank, &row, entropy ? entropy[i] : NULL, bytes);
+            for (int r = 0; r < ML_N_ROUTING; r++)
+                add_span(t, out, rank, &row, s[i].routed[r].record,
+                         (size_t)(s[i].n_token *
+                                  ml_spec_routing_width(t->spec, (ml_routing_kind)r)) *
+                             sizeof(int32_t));
+        }
+    return row;
+}
+
+static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
+                               const ml_train_sample *s, float *const *logprob,
+                               float *const *entropy, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    ml_rank_spans spans = { 0 };
+    int32_t most = 0;
+
+    for (int32_t r = 0; r < ranks->comm->size; r++) {
+        int32_t n = add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        most = n > most ? n : most;
+    }
+    spans = ml_ranks_spans(ranks, a, most, true);
+    for (int32_t r = 0; r < ranks->comm->size; r++)
+        add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+    return ml_ranks_gather(ranks, &spans, err);
+}
+
+ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
+                           int32_t n, float *const *logprob, float *const *entropy,
+                           ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    const ml_bins *deal, *bins;
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "scoring");
+    deal = pack_for_scoring(t, &a, s, n);
+    bins = &deal[ranks->comm->rank];
+    ml_work_count_expect(t->work_count, bins->n);
+    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
+                 : ML_OK;
+    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
+        st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true,
+                                err);
+        if (st == ML_OK)
+            copy_scores(&t->score.micro, logprob, entropy);
+        ml_work_count_add(t->work_count);
+    }
+    st = ml_ranks_agree(ranks, st, err);
+    if (st == ML_OK && ranks->comm->size > 1)
+        st = gather_scores(t, &a, deal, s, logprob, entropy, err);
+    ml_arena_release(&a);
+    return st;
+}

@@ -1,0 +1,807 @@
+/* Ranks that train together, as threads of this process: log-probs, entropies, losses and
+ * metrics have the bits of one rank; gradients repeat and differ by rounding; with the same
+ * gradients, norm, weights and snapshots have the bits of one rank, too. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/dir.h"
+#include "rl/learn/learner.h"
+#include "run/extensions.h"
+#include "tests/support/ranks.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/train_fixture.h"
+#include "train/snapshot.h"
+
+static const char *const models[] = { "llama_tied", "qwen3_moe", "deepseek_v3",
+                                      "qwen3_next", "gpt_oss",   "gemma2",
+                                      NULL };
+static const int32_t sizes[] = { 2, 3, 4, 8 };
+enum { N_SIZE = sizeof sizes / sizeof *sizes };
+enum { SAMPLES = 12, MAX_RESPONSE = 32, MAX_RANK = 8 };
+
+/* A training job, and what its ranks compute. */
+typedef struct job {
+    const char *model;
+    ml_weight_dtype dtype;
+    ml_optimizer_kind optimizer;
+    bool critic;
+    float logprob[SAMPLES][MAX_RESPONSE], entropy[SAMPLES][MAX_RESPONSE];
+    double loss, grad_norm;
+    int64_t n_token, n_loss;
+    unsigned char *bytes; /* gradients or weights of rank 0 */
+    size_t n_byte;
+    float *size; /* per gradient, the sum of the samples' absolute values */
+    struct {
+        int32_t item[SAMPLES], n;
+    } share[MAX_RANK];     /* the samples of each rank, in the order of its gradient */
+    const struct job *one; /* the same with one rank; NULL: this is it */
+} job;
+
+static void must(ml_status st, const ml_err *err) {
+    if (st == ML_OK)
+        return;
+    ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
+    exit(1);
+}
+
+static void differs(const job *j, const ml_comm *c, const char *what) {
+    ml_test_fail(__FILE__, __LINE__, "%s, %s: rank %d of %d has other %s", j->model,
+                 j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", c->rank, c->size, what);
+}
+
+/* The same on every rank: prefixes of the fixture's sequences. */
+static void make_samples(ml_train_fixture *t, ml_train_sample *out) {
+    for (int32_t i = 0; i < SAMPLES; i++) {
+        const ml_train_sample *x = &t->sample[i % t->n_sample];
+        int32_t n = x->n_token < 12 + 2 * i ? x->n_token : 12 + 2 * i;
+        uint8_t *mask = ML_NEW(&t->arena, uint8_t, n);
+        for (int32_t k = 0; k < n; k++)
+            mask[k] = (5 * k + i) % 4 != 0;
+        out[i] = (ml_train_sample){
+            .token = x->token, .n_token = n, .n_response = n / 2, .mask = mask, .rollout = i
+        };
+    }
+}
+
+typedef struct trainee {
+    ml_train_fixture t;
+    ml_train_sample sample[SAMPLES];
+    char dir[256];
+} trainee;
+
+static void open_trainee(trainee *p, const job *j, ml_comm *c) {
+    ml_train_fixture_opts o = { .dir = p->dir,
+                                .dtype = j->dtype,
+                                .critic = j->critic,
+                                .trainer = ml_train_fixture_defaults() };
+
+    snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
+    o.trainer.comm = c;
+    o.trainer.whole_grads = true;
+    o.trainer.replay[ML_ROUTING_EXPERTS] = strcmp(j->model, "qwen3_moe") == 0;
+    o.trainer.optimizer.kind = j->optimizer;
+    o.trainer.optimizer.momentum = 0.9;
+    o.trainer.batch.global_batch_size = SAMPLES;
+    o.trainer.batch.max_tokens = 50;
+    ml_train_fixture_open(&p->t, &o);
+    make_samples(&p->t, p->sample);
+}
+
+static void keep_bytes(job *j, const ml_weights *w) {
+    free(j->bytes);
+    j->n_byte = w->buf.bytes;
+    j->bytes = malloc(j->n_byte);
+    memcpy(j->bytes, w->buf.ptr, j->n_byte);
+}
+
+/* Runs a job with one rank, then with several, which compare themselves with it. */
+static void compare(job *j, ml_rank_fn *fn) {
+    static job one;
+
+    one = *j;
+    ml_ranks_run(1, fn, &one);
+    for (int s = 0; s < N_SIZE; s++) {
+        *j = (job){ .model = one.model,
+                    .dtype = one.dtype,
+                    .optimizer = one.optimizer,
+                    .critic = one.critic,
+                    .one = &one };
+        ml_ranks_run(sizes[s], fn, j);
+        free(j->bytes);
+    }
+    free(one.bytes);
+    free(one.size);
+}
+
+static void compare_models(ml_rank_fn *fn) {
+    static job j;
+
+    for (int m = 0; models[m]; m++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            j = (job){ .model = models[m], .dtype = bf16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32 };
+            compare(&j, fn);
+        }
+}
+
+/* --- scores ------------------------------------------------------------------ */
+
+static void score(ml_comm *c, void *ud) {
+    job *j = ud;
+    float *logprob[SAMPLES], *entropy[SAMPLES];
+    static const float none[MAX_RESPONSE];
+    ml_err err = { 0 };
+    trainee p;
+
+    open_trainee(&p, j, c);
+    for (int i = 0; i < SAMPLES; i++) {
+        logprob[i] = ML_NEW(&p.t.arena, float, MAX_RESPONSE);
+        entropy[i] = ML_NEW(&p.t.arena, float, MAX_RESPONSE);
+    }
+    must(ml_trainer_score(p.t.trainer, NULL, p.sample, SAMPLES, logprob, entropy, &err),
+         &err);
+    for (int i = 0; i < SAMPLES; i++) {
+        if (!j->one) {
+            memcpy(j->logprob[i], logprob[i], sizeof none);
+            memcpy(j->entropy[i], entropy[i], sizeof none);
+            CHECK(memcmp(logprob[i], none, sizeof none) != 0);
+        } else if (memcmp(j->one->logprob[i], logprob[i], sizeof none) ||
+                   memcmp(j->one->entropy[i], entropy[i], sizeof none)) {
+            differs(j, c, "scores");
+        }
+    }
+    ml_train_fixture_close(&p.t);
+}
+
+static void scores_are_those_of_one_rank(void) {
+    compare_models(score);
+}
+
+/* --- gradients ---------------------------------------------------------------- */
+
+/* A loss with derivatives for both inputs; each sample has one rank. */
+static ml_status remember(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    job *j = ud;
+
+    for (int32_t i = 0; i < n; i++) {
+        size_t bytes = (size_t)io[i].n_response * sizeof(float);
+        memcpy(j->logprob[io[i].sample], io[i].logprob, bytes);
+        memcpy(j->entropy[io[i].sample], io[i].entropy, bytes);
+        for (int32_t t = 0; t < io[i].n_response; t++)
+            io[i].dentropy[t] = 0.01f * (float)(t % 5 - 2);
+    }
+    return ml_train_fixture_nll(NULL, io, n, err);
+}
+
+static void accumulate(trainee *p, job *j, const ml_bins *micro, ml_step_result *out) {
+    ml_err err = { 0 };
+
+    must(ml_trainer_accumulate(p->t.trainer,
+                               &(ml_step){ .sample = p->sample,
+                                           .micro = micro,
+                                           .n_rollout = SAMPLES,
+                                           .denominator = SAMPLES,
+                                           .loss = remember,
+                                           .ud = j,
+                                           .entropy = true },
+                               out, &err),
+         &err);
+}
+
+/* One sample at a time: gradients of samples may cancel, and rounding is as large as they. */
+static void add_sizes(trainee *p, job *j) {
+    const ml_weights *g = ml_trainer_grads(p->t.trainer);
+    size_t n = g->buf.bytes / sizeof(float);
+
+    j->size = calloc(n, sizeof *j->size);
+    for (int32_t i = 0; i < SAMPLES; i++) {
+        ml_bin bin = { &i, 1 };
+        ml_step_result out;
+        accumulate(p, j, &(ml_bins){ &bin, 1 }, &out);
+        for (size_t k = 0; k < n; k++)
+            j->size[k] += fabsf(((const float *)g->buf.ptr)[k]);
+    }
+}
+
+/* Within 1e-6 of the largest size of each tensor. */
+static bool are_close(const ml_weights *g, const job *one) {
+    for (int32_t i = 0; i < g->n; i++) {
+        const float *x = g->t[i].data;
+        ptrdiff_t at = x - (const float *)g->buf.ptr;
+        const float *y = (const float *)(const void *)one->bytes + at;
+        double most = 0, apart = 0;
+        for (size_t k = 0; k < ml_tensor_bytes(&g->t[i]) / sizeof *x; k++) {
+            most = fmax(most, (double)one->size[at + (ptrdiff_t)k]);
+            apart = fmax(apart, fabs((double)x[k] - (double)y[k]));
+        }
+        if (!(apart <= 1e-6 * most))
+            return false;
+    }
+    return true;
+}
+
+static ml_bins scheduled(trainee *p, const ml_comm *c) {
+    ml_schedule plan;
+    ml_err err = { 0 };
+
+    must(ml_trainer_schedule(&plan, p->t.trainer, &p->t.arena, p->sample, SAMPLES, &err),
+         &err);
+    CHECK(plan.n_step == 1 && plan.n_rank == c->size);
+    return plan.step[0].rank[c->rank];
+}
+
+static void note_share(job *j, const ml_comm *c, const ml_bins *bins) {
+    int32_t *n = &j->share[c->rank].n;
+
+    *n = 0;
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t i = 0; i < bins->bin[k].n; i++)
+            j->share[c->rank].item[(*n)++] = bins->bin[k].item[i];
+}
+
+static void find_gradients(ml_comm *c, void *ud) {
+    job *j = ud;
+    ml_step_result first, again;
+    const ml_weights *g;
+    unsigned char *before;
+    ml_err err = { 0 };
+    ml_bins bins;
+    trainee p;
+
+    open_trainee(&p, j, c);
+    g = ml_trainer_grads(p.t.trainer);
+    bins = scheduled(&p, c);
+    note_share(j, c, &bins);
+    accumulate(&p, j, &bins, &first);
+    before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes);
+    memcpy(before, g->buf.ptr, g->buf.bytes);
+    accumulate(&p, j, &bins, &again);
+    if (memcmp(before, g->buf.ptr, g->buf.bytes) || first.loss != again.loss)
+        differs(j, c, "gradients in a repetition");
+    must(c->barrier(c, NULL, &err), &err); /* all have written their samples */
+    if (!j->one) {
+        keep_bytes(j, g);
+        add_sizes(&p, j);
+        j->loss = first.loss;
+        j->n_token = first.n_token;
+        j->n_loss = first.n_loss;
+    } else {
+        if (c->rank == 0)
+            keep_bytes(j, g);
+        if (!are_close(g, j->one))
+            differs(j, c, "gradients");
+        if (first.loss != j->one->loss || first.n_token != j->one->n_token ||
+            first.n_loss != j->one->n_loss)
+            differs(j, c, "losses");
+        if (memcmp(j->logprob, j->one->logprob, sizeof j->logprob) ||
+            memcmp(j->entropy, j->one->entropy, sizeof j->entropy))
+            differs(j, c, "log-probs");
+    }
+    ml_train_fixture_close(&p.t);
+}
+
+static void gradients_repeat_and_differ_by_rounding(void) {
+    compare_models(find_gradients);
+}
+
+/* The definition of ML_REDUCE_TREE, over gradients that one rank computed. */
+static void add_tree(float *out, float *const *in, int32_t n, size_t count, ml_arena *a) {
+    int32_t half = 1;
+    float *right;
+
+    if (n == 1) {
+        memcpy(out, in[0], count * sizeof *out);
+        return;
+    }
+    while (2 * half < n)
+        half *= 2;
+    right = ML_NEW(a, float, count);
+    add_tree(out, in, half, count, a);
+    add_tree(right, in + half, n - half, count, a);
+    for (size_t k = 0; k < count; k++)
+        out[k] += right[k];
+}
+
+static void sum_as_defined(ml_comm *c, void *ud) {
+    job *j = ud, seen = { 0 };
+    float *grads[MAX_RANK], *sum;
+    const ml_weights *g;
+    int32_t n = 0;
+    trainee p;
+
+    (void)c;
+    open_trainee(&p, j, NULL);
+    g = ml_trainer_grads(p.t.trainer);
+    for (; n < MAX_RANK && j->share[n].n; n++) {
+        ml_bin bin = { j->share[n].item, j->share[n].n };
+        ml_step_result out;
+        accumulate(&p, &seen, &(ml_bins){ &bin, 1 }, &out);
+        grads[n] = ML_NEW(&p.t.arena, float, g->buf.bytes / sizeof(float));
+        memcpy(grads[n], g->buf.ptr, g->buf.bytes);
+    }
+    sum = ML_NEW(&p.t.arena, float, g->buf.bytes / sizeof(float));
+    add_tree(sum, grads, n, g->buf.bytes / sizeof(float), &p.t.arena);
+    if (memcmp(sum, j->bytes, g->buf.bytes))
+        ml_test_fail(__FILE__, __LINE__, "%s: %d ranks add in another order", j->model, n);
+    ml_train_fixture_close(&p.t);
+}
+
+static void gradients_are_the_tree_of_the_ranks(void) {
+    static job one, j;
+
+    for (int m = 0; models[m]; m++) {
+        one = (job){ .model = models[m], .dtype = ML_WEIGHT_BF16 };
+        ml_ranks_run(1, find_gradients, &one);
+        for (int s = 0; s < N_SIZE; s++) {
+            j = (job){ .model = models[m], .dtype = ML_WEIGHT_BF16, .one = &one };
+            ml_ranks_run(sizes[s], find_gradients, &j);
+            ml_ranks_run(1, sum_as_defined, &j);
+            free(j.bytes);
+        }
+        free(one.bytes);
+        free(one.size);
+    }
+}
+
+/* --- steps with the same gradients ---------------------------------------------- */
+
+/* The first samples are trained by rank 0; the others have no derivatives, so that the sum
+ * over ranks is exact. */
+enum { TRAINED = 4 };
+
+static ml_status mostly_idle(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    ml_status st = ml_train_fixture_nll(ud, io, n, err);
+
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; io[i].sample >= TRAINED && t < io[i].n_response; t++)
+            (io[i].value ? io[i].dvalue : io[i].dlogprob)[t] = 0;
+    return st;
+}
+
+/* Squares of values, for a critic. */
+static ml_status square(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    (void)ud, (void)err;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; io[i].sample < TRAINED && t < io[i].n_response; t++) {
+            io[i].loss += (double)io[i].value[t] * (double)io[i].value[t];
+            io[i].dvalue[t] = 2 * io[i].value[t] - 1;
+        }
+    return ML_OK;
+}
+
+/* Samples TRAINED + r and so on go to rank r + 1; one rank has them all. */
+static ml_bins bins_of(ml_arena *a, const ml_comm *c) {
+    ml_bins b = { .bin = ML_NEW(a, ml_bin, SAMPLES) };
+
+    for (int32_t i = 0; i < SAMPLES; i++) {
+        int32_t rank =
+            i < TRAINED ? 0 : 1 + (i - TRAINED) % (c->size > 1 ? c->size - 1 : 1);
+        if (c->size > 1 && rank != c->rank)
+            continue;
+        b.bin[b.n].item = ML_NEW(a, int32_t, 1);
+        b.bin[b.n].item[0] = i;
+        b.bin[b.n++].n = 1;
+    }
+    return b;
+}
+
+static ml_step_result take_step(trainee *p, const job *j, const ml_comm *c) {
+    ml_bins bins = bins_of(&p->t.arena, c);
+    ml_step_result out;
+    ml_err err = { 0 };
+
+    must(ml_trainer_step(p->t.trainer,
+                         &(ml_step){ .sample = p->sample,
+                                     .micro = &bins,
+                                     .n_rollout = SAMPLES,
+                                     .denominator = SAMPLES,
+                                     .loss = j->critic ? square : mostly_idle },
+                         &out, &err),
+         &err);
+    CHECK(out.applied);
+    return out;
+}
+
+static void train(ml_comm *c, void *ud) {
+    job *j = ud;
+    ml_step_result out = { 0 };
+    trainee p;
+
+    open_trainee(&p, j, c);
+    for (int k = 0; k < 3; k++)
+        out = take_step(&p, j, c);
+    CHECK(p.t.weights.version == 3);
+    if (!j->one) {
+        keep_bytes(j, &p.t.weights);
+        j->loss = out.loss;
+        j->grad_norm = out.grad_norm;
+    } else {
+        if (out.loss != j->one->loss || out.grad_norm != j->one->grad_norm)
+            differs(j, c, "losses or norms");
+        if (memcmp(p.t.weights.buf.ptr, j->one->bytes, j->one->n_byte))
+            differs(j, c, "weights");
+    }
+    ml_train_fixture_close(&p.t);
+}
+
+static void steps_are_those_of_one_rank(void) {
+    static job j;
+
+    compare_models(train);
+    j = (job){ .model = "qwen3_moe",
+               .dtype = ML_WEIGHT_BF16,
+               .optimizer = ML_OPTIMIZER_SGD };
+    compare(&j, train);
+    j = (job){ .model = "qwen3_moe", .dtype = ML_WEIGHT_BF16, .critic = true };
+    compare(&j, train);
+}
+
+/* --- values that are not finite --------------------------------------------------- */
+
+/* Rank 1 has a derivative whose gradients overflow. */
+static ml_status overflow(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    const ml_comm *c = ud;
+    ml_status st = ml_train_fixture_nll(NULL, io, n, err);
+
+    for (int32_t i = 0; i < n && c->rank == 1; i++)
+        for (int32_t t = 0; t < io[i].n_response; t++)
+            io[i].dlogprob[t] = 3e38f;
+    return st;
+}
+
+static void skip_step(ml_comm *c, void *ud) {
+    job *j = ud;
+    ml_step_result out;
+    ml_err err = { 0 };
+    unsigned char *before;
+    ml_bins bins;
+    trainee p;
+
+    open_trainee(&p, j, c);
+    bins = bins_of(&p.t.arena, c);
+    before = ML_NEW(&p.t.arena, unsigned char, p.t.weights.buf.bytes);
+    memcpy(before, p.t.weights.buf.ptr, p.t.weights.buf.bytes);
+    CHECK(ml_trainer_step(p.t.trainer,
+                          &(ml_step){ .sample = p.sample,
+                                      .micro = &bins,
+                                      .n_rollout = SAMPLES,
+                                      .denominator = SAMPLES,
+                                      .loss = overflow,
+                                      .ud = c },
+                          &out, &err) == ML_EFORMAT);
+    CHECK(!out.applied && memcmp(before, p.t.weights.buf.ptr, p.t.weights.buf.bytes) == 0);
+    CHECK_HAS(out.bad, "the gradient of lm_head.weight");
+    ml_train_fixture_close(&p.t);
+}
+
+static void a_bad_gradient_is_skipped_by_all(void) {
+    static job j = { .model = "qwen3_moe", .dtype = ML_WEIGHT_BF16 };
+
+    for (int s = 0; s < N_SIZE; s++)
+        ml_ranks_run(sizes[s], skip_step, &j);
+}
+
+/* --- a rank that fails -------------------------------------------------------------- */
+
+static ml_status fail_on_last(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    const ml_comm *c = ud;
+
+    if (c->rank == c->size - 1)
+        return ml_fail(err, ML_EFORMAT, "the loss of sample %d is broken", io[0].sample);
+    return ml_train_fixture_nll(NULL, io, n, err);
+}
+
+static void fail_step(ml_comm *c, void *ud) {
+    job *j = ud;
+    ml_step_result out;
+    ml_err err = { 0 };
+    ml_status st;
+    ml_bins bins;
+    trainee p;
+
+    open_trainee(&p, j, c);
+    bins = bins_of(&p.t.arena, c);
+    st = ml_trainer_step(p.t.trainer,
+                         &(ml_step){ .sample = p.sample,
+                                     .micro = &bins,
+                                     .n_rollout = SAMPLES,
+                                     .denominator = SAMPLES,
+                                     .loss = fail_on_last,
+                                     .ud = c },
+                         &out, &err);
+    CHECK(st == (c->rank == c->size - 1 ? ML_EFORMAT : ML_EPEER));
+    CHECK_HAS(err.msg, "is broken");
+    ml_train_fixture_close(&p.t);
+}
+
+static void a_rank_that_fails_ends_the_step(void) {
+    static job j = { .model = "llama_tied", .dtype = ML_WEIGHT_F32 };
+
+    ml_ranks_run(3, fail_step, &j);
+}
+
+/* --- snapshots ------------------------------------------------------------------------ */
+
+typedef struct saving {
+    job j;
+    int32_t n_save; /* ranks that saved */
+    char dir[512];
+    bool async;
+} saving;
+
+static void save(ml_comm *c, void *ud) {
+    saving *x = ud;
+    ml_saver *s = NULL;
+    ml_err err = { 0 };
+    trainee p;
+
+    open_trainee(&p, &x->j, c);
+    for (int k = 0; k < 2; k++)
+        take_step(&p, &x->j, c);
+    must(ml_saver_open(
+             &s,
+             &(ml_saver_opts){
+                 .dir = x->dir, .from = p.t.checkpoint, .async = x->async, .comm = c },
+             &err),
+         &err);
+    must(ml_saver_save(s, &(ml_save_models){ .actor = p.t.trainer, .ref = &p.t.weights },
+                       &(ml_save_state){ .iteration = 1,
+                                         .data = ml_str_of("{}"),
+                                         .config = ml_str_of("{}") },
+                       &err),
+         &err);
+    take_step(&p, &x->j, c); /* does not reach an asynchronous save */
+    must(ml_saver_wait(s, &err), &err);
+    ml_saver_close(s);
+    if (c->rank == 0)
+        keep_bytes(&x->j, &p.t.weights);
+    ml_train_fixture_close(&p.t);
+}
+
+static void same_file(const char *a, const char *b, const char *name) {
+    ml_file x = { 0 }, y = { 0 };
+    ml_text path = { 0 };
+    ml_err err = { 0 };
+
+    ml_text_printf(&path, "%s/%s", a, name);
+    must(ml_file_map(&x, path.ptr, &err), &err);
+    path.len = 0;
+    ml_text_printf(&path, "%s/%s", b, name);
+    must(ml_file_map(&y, path.ptr, &err), &err);
+    if (x.bytes.len != y.bytes.len || memcmp(x.bytes.ptr, y.bytes.ptr, x.bytes.len))
+        ml_test_fail(__FILE__, __LINE__, "%s is not what one rank saved", path.ptr);
+    ml_file_unmap(&x);
+    ml_file_unmap(&y);
+    ml_text_release(&path);
+}
+
+static void same_snapshot(const saving *x, const saving *y) {
+    ml_names names;
+    ml_err err = { 0 };
+    const char *a, *b;
+    ml_arena arena;
+
+    ml_arena_init(&arena, "snapshots");
+    a = ml_snapshot_path(&arena, x->dir, 1);
+    b = ml_snapshot_path(&arena, y->dir, 1);
+    must(ml_dir_list(&names, a, &arena, &err), &err);
+    CHECK(names.n >= 4);
+    for (int32_t i = 0; i < names.n; i++)
+        same_file(a, b, names.name[i]);
+    must(ml_snapshot_check(b, &err), &err);
+    ml_arena_release(&arena);
+}
+
+/* Loads what other ranks saved, and takes the step they took after it. */
+static void resume(ml_comm *c, void *ud) {
+    saving *x = ud;
+    ml_checkpoint *saved = NULL;
+    ml_save_state state = { 0 };
+    ml_err err = { 0 };
+    const char *path;
+    trainee p;
+
+    open_trainee(&p, &x->j, c);
+    path = ml_snapshot_path(&p.t.arena, x->dir, 1);
+    ml_trainer_close(p.t.trainer);
+    ml_weights_close(&p.t.weights);
+    must(ml_checkpoint_open(&saved, path, &err), &err);
+    must(ml_weights_load(&p.t.weights, &p.t.spec, saved, x->j.dtype, &p.t.be, &p.t.arena,
+                         &err),
+         &err);
+    {
+        ml_trainer_opts o = ml_train_fixture_defaults();
+        o.comm = c;
+        o.optimizer.kind = x->j.optimizer;
+        o.optimizer.momentum = 0.9;
+        must(ml_trainer_open(&p.t.trainer, &p.t.spec, &p.t.weights, &p.t.be, &o, &err),
+             &err);
+    }
+    must(ml_snapshot_load(path, &(ml_snapshot_into){ .trainer = p.t.trainer }, &state,
+                          &p.t.arena, &err),
+         &err);
+    take_step(&p, &x->j, c);
+    if (memcmp(p.t.weights.buf.ptr, x->j.bytes, x->j.n_byte))
+        differs(&x->j, c, "weights after resuming");
+    ml_checkpoint_close(saved);
+    ml_train_fixture_close(&p.t);
+}
+
+static void snapshots_do_not_know_the_ranks(void) {
+    static const char *const kinds[] = { "llama_tied", "qwen3_moe", NULL };
+    static saving one, other;
+
+    for (int m = 0; kinds[m]; m++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            one =
+                (saving){ .j = { .model = kinds[m],
+                                 .dtype = bf16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32,
+                                 .optimizer = m ? ML_OPTIMIZER_ADAM : ML_OPTIMIZER_SGD } };
+            snprintf(one.dir, sizeof one.dir, "%s/one-%d-%d", ml_test_dir(), m, bf16);
+            ml_ranks_run(1, save, &one);
+            for (int async = 0; async < 2; async++) {
+                other = one;
+                other.j.bytes = NULL;
+                other.async = async;
+                snprintf(other.dir, sizeof other.dir, "%s/several-%d-%d-%d", ml_test_dir(),
+                         m, bf16, async);
+                ml_ranks_run(async ? 3 : 4, save, &other);
+                same_snapshot(&one, &other);
+                for (int32_t n = 1; n <= 3; n++)
+                    ml_ranks_run(n, resume, &other);
+                free(other.j.bytes);
+            }
+            free(one.j.bytes);
+        }
+}
+
+/* --- the learner ------------------------------------------------------------------------ */
+
+typedef struct learning {
+    job j;
+    const char *estimator;
+    bool
+        record; /* routing, for the train steps: by other ranks than those that replay it */
+    ml_metrics rollout, step; /* of one rank */
+    ml_arena arena;
+    bool is_one;
+} learning;
+
+static void open_recipe(ml_recipe *out, const learning *x) {
+    ml_algo_opts algo = { .num = { .gamma = 1,
+                                   .lambd = 0.95,
+                                   .eps_clip = 0.2,
+                                   .eps_clip_high = (double)NAN,
+                                   .eps_clip_c = (double)NAN,
+                                   .value_clip = 0.2,
+                                   .entropy_coef = 0.01,
+                                   .use_kl_loss = true,
+                                   .kl_loss_coef = 0.01,
+                                   .kl_loss_type = MILES_K3 },
+                          .advantage_estimator = x->estimator,
+                          .loss_type = "policy_loss" };
+    ml_err err = { 0 };
+
+    must(ml_recipe_resolve(out, &algo, &err), &err);
+}
+
+static ml_sample *graded_samples(trainee *p) {
+    ml_sample *s = ML_NEW(&p->t.arena, ml_sample, SAMPLES);
+
+    for (int32_t i = 0; i < SAMPLES; i++)
+        s[i] = (ml_sample){ .index = i,
+                            .group = i / 4,
+                            .rollout = i,
+                            .token = p->sample[i].token,
+                            .n_token = p->sample[i].n_token,
+                            .n_response = p->sample[i].n_response,
+                            .mask = p->sample[i].mask,
+                            .reward = i % 3,
+                            .has_reward = true,
+                            .status = ML_SAMPLE_COMPLETED };
+    return s;
+}
+
+/* All metrics but the gradient norm have the same bits. */
+static void same_metrics(const ml_comm *c, const learning *x, const ml_metrics *got,
+                         const ml_metrics *want) {
+    const ml_metric *a = got->first, *b = want->first;
+    int32_t n = 0;
+
+    for (; a && b; a = a->next, b = b->next, n++) {
+        bool rounds = strstr(b->name, "grad_norm") != NULL;
+        if (strcmp(a->name, b->name) ||
+            (rounds ? fabs(a->value - b->value) > 1e-6 * b->value
+                    : memcmp(&a->value, &b->value, sizeof a->value) != 0))
+            ml_test_fail(__FILE__, __LINE__, "%s: rank %d of %d: %s is %.17g, not %.17g",
+                         x->estimator, c->rank, c->size, b->name, a->value, b->value);
+    }
+    CHECK(!a && !b && n > 4);
+}
+
+static void copy_metrics(ml_metrics *out, ml_arena *a, const ml_metrics *from) {
+    ml_metrics_init(out, a);
+    for (const ml_metric *m = from->first; m; m = m->next)
+        ml_metrics_add(out, "", m->name, m->value);
+}
+
+static void learn(ml_comm *c, void *ud) {
+    learning *x = ud;
+    const ml_sample *list[SAMPLES];
+    ml_learner l = { 0 };
+    ml_learn_result result;
+    ml_recipe recipe;
+    ml_err err = { 0 };
+    ml_sample *sample;
+    trainee p, critic;
+    job of_critic = x->j;
+
+    of_critic.critic = true;
+    open_trainee(&p, &x->j, c);
+    open_trainee(&critic, &of_critic, c);
+    open_recipe(&recipe, x);
+    sample = graded_samples(&p);
+    for (int32_t i = 0; i < SAMPLES; i++)
+        list[i] = &sample[i];
+    l = (ml_learner){ .recipe = &recipe,
+                      .trainer = p.t.trainer,
+                      .weights = &p.t.weights,
+                      .ref = &p.t.weights,
+                      .entropy = true,
+                      .record = { [ML_ROUTING_EXPERTS] = x->record } };
+    l.critic = recipe.critic_loss ? critic.t.trainer : NULL;
+    must(ml_learn(&l, 0, &result, &p.t.arena, list, SAMPLES, &err), &err);
+    CHECK(result.n_step == 1 && p.t.weights.version == 1);
+    CHECK(critic.t.weights.version == (l.critic ? 1 : 0));
+    if (x->is_one) {
+        copy_metrics(&x->rollout, &x->arena, &result.rollout);
+        copy_metrics(&x->step, &x->arena, &result.step[0].metrics);
+    } else {
+        same_metrics(c, x, &result.rollout, &x->rollout);
+        same_metrics(c, x, &result.step[0].metrics, &x->step);
+    }
+    ml_train_fixture_close(&critic.t);
+    ml_train_fixture_close(&p.t);
+}
+
+static void metrics_are_those_of_one_rank(void) {
+    static learning kinds[] = {
+        { .j = { .model = "qwen3", .dtype = ML_WEIGHT_BF16 }, .estimator = "grpo" },
+        { .j = { .model = "qwen3", .dtype = ML_WEIGHT_F32 }, .estimator = "ppo" },
+        { .j = { .model = "qwen3_moe", .dtype = ML_WEIGHT_BF16 },
+          .estimator = "grpo",
+          .record = true },
+    };
+
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        learning *x = &kinds[k];
+        ml_arena_init(&x->arena, "metrics");
+        x->is_one = true;
+        ml_ranks_run(1, learn, x);
+        x->is_one = false;
+        for (int s = 0; s < N_SIZE; s++)
+            ml_ranks_run(sizes[s], learn, x);
+        ml_arena_release(&x->arena);
+    }
+}
+
+static const ml_test tests[] = {
+    { "log-probs and entropies are those of one rank", scores_are_those_of_one_rank },
+    { "gradients of ranks repeat and differ by rounding",
+      gradients_repeat_and_differ_by_rounding },
+    { "gradients of ranks are added in the order of the tree",
+      gradients_are_the_tree_of_the_ranks },
+    { "steps with the same gradients are those of one rank", steps_are_those_of_one_rank },
+    { "a gradient that is not finite is skipped by all ranks",
+      a_bad_gradient_is_skipped_by_all },
+    { "a rank that fails ends the step of the others", a_rank_that_fails_ends_the_step },
+    { "the learner's metrics are those of one rank", metrics_are_those_of_one_rank },
+    { "snapshots do not depend on the number of ranks", snapshots_do_not_know_the_ranks },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
