@@ -432,8 +432,8 @@ ml_status ml_local_follow(const ml_local_opts *o, ml_err *err) {
     run(l);
     st = l->failed.code;
     if (st != ML_OK) {
-        o->engine.comm->abort(o->engine.comm);
         *err = l->failed;
+        o->engine.comm->agree(o->engine.comm, st, err); /* the others learn why */
     }
     free_local(l);
     return st;

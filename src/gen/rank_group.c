@@ -160,9 +160,11 @@ ml_status ml_rank_group_agree(ml_rank_group *g, ml_status mine, ml_err *err) {
     all = ml_memory_grow(NULL, (size_t)c->size * sizeof *all, "errors of ranks");
     out = ml_comm_bytes(all, (size_t)c->size * sizeof *all);
     st = c->allgather(c, NULL, &out, &in, err);
+    if (st == ML_OK && mine != ML_OK)
+        st = ml_fail(err, mine, "%s", me.msg);
     for (int32_t r = 0; r < c->size && st == ML_OK; r++)
         if (all[r].code != ML_OK)
-            st = ml_fail(err, all[r].code, "rank %d: %s", r, all[r].msg);
+            st = ml_fail(err, ML_EPEER, "rank %d: %s", r, all[r].msg);
     free(all);
     return st;
 }

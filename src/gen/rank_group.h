@@ -46,8 +46,8 @@ ml_status ml_rank_group_get_request(ml_rank_group *g, ml_request **out,
                                     const ml_engine_opts *opts, int64_t n_vocab,
                                     ml_err *err);
 
-/* ML_OK if all ranks pass ML_OK; else every rank gets the error of the first that failed.
- * Unlike ml_comm.agree it leaves the group as it was: a file may be missing. */
+/* ML_OK if all ranks pass ML_OK.  Otherwise a rank that failed gets its own error, the
+ * others get ML_EPEER with the number and the message of the first that failed.  Unlike ml_comm.agree it leaves the group as it was: a file may be missing. */
 ml_status ml_rank_group_agree(ml_rank_group *g, ml_status mine, ml_err *err);
 
 #endif

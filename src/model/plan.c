@@ -176,8 +176,9 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->head = s->n_node - 1;
     if (be->ops->together)
         p->bound = ML_NEW(&p->arena, ml_op_call, s->n_node);
-    ML_BUG_IF(s->n_rank ? s->n_rank != (opts.comm ? opts.comm->size : 1) || !opts.logits
-                        : s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
+    ML_BUG_IF(s->n_rank && (!opts.logits || (opts.comm && opts.comm->size != s->n_rank)));
+    ML_BUG_IF(!s->n_rank &&
+              s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
     st = size_scratch(p, err);
     if (st == ML_OK)
