@@ -44,14 +44,14 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(RANKS))
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
   test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
-  test_mesh test_run_ranks test_shared_rollout) $(RANKS) $(LOAD)
+  test_mesh test_run_ranks test_shared_rollout test_local_ranks) $(RANKS) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
 ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
   cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file \
   host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
-  train_lr train_replay train_sft turn_text weight_delta)
+  spec_shard train_lr train_replay train_sft turn_text weight_delta)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
 
 # Model families that have between them every kind of layer: experts, sliding windows, sinks, MLA,
@@ -90,6 +90,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
 300 e2e/ranks tests/e2e/ranks.sh $(B)
 60 e2e/runner tests/e2e/run_tests.sh

@@ -20,7 +20,8 @@ cd "$copy" || exit 2
 build() { make --no-print-directory CONFIG=release "build/release/$test" >build.log 2>&1; }
 run() {
     local only=()
-    [ "$test" = "$parity" ] && only=('f32 qwen3') # dense, and experts whose routers tie
+    # dense, and experts whose routers tie; engines of several ranks
+    [ "$test" = "$parity" ] && only=('f32 qwen3' 'qwen3: engines')
     timeout 900 "build/release/$test" "${only[@]}" >run.log 2>&1
 }
 for test in $parity $ranks; do

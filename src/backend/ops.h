@@ -52,6 +52,8 @@
  *  ATTN_CHOSEN  q [n,Hq*d] k [n,d] chosen  -          o [n,Hq*e] kpage [page,16,d]
  *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
  *                                                     stat [n_loss,2] logits [n_loss,V]?
+ *  GATHER_COLS  x [n,C]                -              y [ranks*n,C]  the ranks' x in order
+ *  MERGE_COLS   x [ranks*n,C]          -              y [n,W]      columns of the ranks' x
  *
  * group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; the permutation slot ->
  * token*k+rank [n*k]; its inverse token*k+rank -> slot [n*k].
@@ -98,7 +100,9 @@
     X(LAYERNORM, "layernorm")                                                              \
     X(INDEX, "index")                                                                      \
     X(ATTN_CHOSEN, "attn-chosen")                                                          \
-    X(MOE_WEIGH, "moe-weigh")
+    X(MOE_WEIGH, "moe-weigh")                                                              \
+    X(GATHER_COLS, "gather-cols")                                                          \
+    X(MERGE_COLS, "merge-cols")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
@@ -141,6 +145,12 @@ typedef struct ml_rope {
      * 1 + temper log(1 + floor((position + 1) / temper_step)); temper_step 0: none. */
     float temper, temper_step;
 } ml_rope;
+
+/* n columns, from column `from` of a rank's rows to column `to` of the merged rows. */
+typedef struct ml_col_run {
+    int32_t rank;
+    int64_t from, to, n;
+} ml_col_run;
 
 /* Scalar attributes of an op; each op reads the group of its name. */
 typedef struct ml_op_attr {
@@ -196,6 +206,10 @@ typedef struct ml_op_attr {
         float norm_eps;
     } linear_rnn;
     float logit_softcap; /* LMHEAD: 0: none */
+    struct {             /* MERGE_COLS: the runs cover each column of the output once */
+        const ml_col_run *run;
+        int32_t n_run, n_rank;
+    } merge;
 } ml_op_attr;
 
 /* As an id: the token of the i-th draw, which only the device needs to know. */
@@ -245,12 +259,25 @@ typedef struct ml_op_call {
     int32_t reader[ML_OP_OUT]; /* distance to the last call that reads out[i]; 0: none */
 } ml_op_call;
 
-/* Properties of an op that memory planning needs. */
+/* What an op does with values whose columns are divided over the ranks of a
+ * tensor-parallel group (model/spec_shard.h). */
+typedef enum ml_op_cut {
+    ML_CUT_NONE,    /* reads and writes whole rows */
+    ML_CUT_COLUMNS, /* works column by column: cut_in and the output may be cut alike */
+    ML_CUT_GROUPS,  /* works on groups of columns (heads), each of which stays whole */
+    ML_CUT_HEADS,   /* works on heads, of which several may share a key */
+    ML_CUT_OUTPUTS, /* a product: reads whole rows; its outputs are cut, with the weights */
+} ml_op_cut;
+
+/* Properties of an op that memory planning and sharding need. */
 typedef struct ml_op_info {
     const char *name;
     unsigned save_in, save_out; /* bit i: backward reads in[i] / out[i] */
     unsigned in_place;          /* bit i: out[0] may alias in[i] */
     unsigned grad_in;           /* bit i: in[i] gets a gradient */
+    ml_op_cut cut;
+    unsigned cut_in; /* COLUMNS: bit i: in[i] has the columns of the output */
+    bool comm;       /* a collective: the plan runs it (plan_comm.c), no backend does */
 } ml_op_info;
 
 extern const ml_op_info ml_op_infos[ML_OP_COUNT];

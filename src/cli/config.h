@@ -77,6 +77,7 @@ typedef struct ml_config {
         ml_string_list weight_prefix; /* none: the parent of the model directory */
         int64_t max_in_flight;        /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
+        int64_t tp;                                                 /* ranks */
         double mem_fraction;
         bool no_tokenizer, no_prefix_cache, dry_run;
         ml_step_flags steps;

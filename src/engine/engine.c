@@ -70,7 +70,8 @@ static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
     return (ml_plan_opts){ .caps = ml_engine_caps(s, o),
                            .logits = true,
                            .kv_shared = true,
-                           .record_rows = o->record_rows };
+                           .record_rows = o->record_rows,
+                           .comm = o->comm };
 }
 
 /* Approximate bytes of a request that uses the whole context. */
@@ -151,6 +152,34 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     return st == ML_OK ? ml_engine_take_kv(e, err) : st;
 }
 
+ml_status ml_engine_least(ml_comm *comm, int64_t *n, ml_err *err) {
+    ml_arena arena;
+    ml_tensor in = ml_comm_bytes(n, sizeof *n), out;
+    int64_t *all;
+    ml_status st;
+
+    if (!comm)
+        return ML_OK;
+    ml_arena_init(&arena, "numbers of ranks");
+    all = ML_NEW(&arena, int64_t, comm->size);
+    out = ml_comm_bytes(all, (size_t)comm->size * sizeof *all);
+    st = comm->allgather(comm, NULL, &out, &in, err);
+    for (int32_t r = 0; r < comm->size && st == ML_OK; r++)
+        *n = all[r] < *n ? all[r] : *n;
+    ml_arena_release(&arena);
+    return st;
+}
+
+/* The ranks have equal shapes, so that a page takes the same bytes on each. */
+static ml_status agree_on_pages(ml_engine *e, ml_err *err) {
+    int64_t n = pool_pages(e->spec, e->be, &e->opts);
+    ml_status st = ml_engine_least(e->opts.comm, &n, err);
+
+    if (e->opts.comm)
+        e->opts.kv_bytes = ml_kv_bytes(e->spec, e->be, (int32_t)n);
+    return st;
+}
+
 ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
                          ml_backend *be, const ml_engine_opts *opts, ml_err *err) {
     ml_engine *e;
@@ -171,7 +200,9 @@ ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
     e->opts.eos = memcpy(ML_NEW(&e->arena, int32_t, opts->n_eos + 1),
                          opts->n_eos ? opts->eos : (const int32_t[]){ 0 },
                          (size_t)opts->n_eos * sizeof *opts->eos);
-    st = take_memory(e, err);
+    st = agree_on_pages(e, err);
+    if (st == ML_OK)
+        st = take_memory(e, err);
     if (st != ML_OK) {
         ml_engine_close(e);
         return st;
@@ -329,4 +360,24 @@ void ml_engine_stats(const ml_engine *e, ml_gen_stats *out) {
     out->page_tokens = ML_PAGE;
     out->context = e->opts.context;
     out->max_running = e->opts.max_running;
+}
+
+ml_status ml_engine_check(const ml_engine *e, ml_err *err) {
+    return ml_plan_check(e->plan, err);
+}
+
+static uint64_t mixed(uint64_t h, int64_t x) {
+    return (h ^ (uint64_t)x) * 0x100000001b3u; /* FNV-1a, by words */
+}
+
+uint64_t ml_engine_hash(const ml_engine *e) {
+    uint64_t h = 0xcbf29ce484222325u;
+
+    h = mixed(mixed(mixed(h, e->stats.n_step), e->waiting.n), e->prefix_cache.n_free);
+    for (const ml_request *r = e->running.first; r; r = r->next) {
+        h = mixed(mixed(mixed(h, (int64_t)r->ticket), r->n_token), r->n_kv);
+        h = mixed(mixed(h, r->token[r->n_token - 1]), r->n_page);
+        h = mixed(h, r->n_page ? r->page[r->n_page - 1] : ML_NO_PAGE);
+    }
+    return h;
 }

@@ -36,6 +36,9 @@ typedef struct ml_engine_opts {
     const int32_t *eos;        /* the model's end tokens */
     int32_t n_eos;
     const ml_tokenizer *tokenizer; /* for stop strings; may be NULL */
+    /* NULL, or the group of a spec that is cut for several ranks.  Every rank calls the
+     * same functions in the same order, with the same arguments (gen/local.h sees to it). */
+    ml_comm *comm;
 } ml_engine_opts;
 
 /* Memory that an engine will allocate, in bytes, and the pages of its KV cache. */
@@ -52,7 +55,8 @@ size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be, int32_t max_
 ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
                             const ml_engine_opts *opts, ml_err *err);
 
-/* The caller keeps ownership of spec, weights, backend and tokenizer. */
+/* The caller keeps ownership of spec, weights, backend and tokenizer.  All ranks get as
+ * many KV pages as the one with the fewest. */
 ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
                          ml_backend *be, const ml_engine_opts *opts, ml_err *err);
 void ml_engine_close(ml_engine *e); /* NULL is allowed; requests end without a last call */
@@ -78,5 +82,12 @@ void ml_engine_release_kv(ml_engine *e);
 ml_status ml_engine_take_kv(ml_engine *e, ml_err *err);
 
 void ml_engine_stats(const ml_engine *e, ml_gen_stats *out);
+
+/* ML_OK, or why the ranks can no longer work together; all requests were aborted then. */
+ml_status ml_engine_check(const ml_engine *e, ml_err *err);
+/* A hash of running requests, their pages and tokens: ranks in lock step have the same. */
+uint64_t ml_engine_hash(const ml_engine *e);
+/* The least n of all ranks; comm NULL: n. */
+ml_status ml_engine_least(ml_comm *comm, int64_t *n, ml_err *err);
 
 #endif

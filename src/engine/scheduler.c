@@ -290,12 +290,17 @@ static void record_draws(const ml_engine *e, double begin_s, double end_s) {
 static void complete_step(ml_engine *e, const ml_inflight_step *f) {
     const ml_draw *d = f->draw;
     double begin_s = ml_clock_s(), end_s;
+    ml_err err;
 
     e->be->ops->sampled(e->be->stream, f->draw, f->n_draw);
     end_s = ml_clock_s();
     e->stats.sample_s += end_s - begin_s;
     e->stats.n_step++;
     record_draws(e, begin_s, end_s);
+    if (ml_plan_check(e->plan, &err) != ML_OK) { /* the draws are of undefined logits */
+        ml_engine_abort_all(e, err.msg);
+        return;
+    }
     for (int32_t i = 0; i < f->n_entry; i++) {
         const ml_batch_entry *entry = &f->entry[i];
         if (entry->r)

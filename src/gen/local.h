@@ -22,7 +22,15 @@ typedef struct ml_local_opts {
     uint64_t seed, version; /* of dummy weights; of the first loaded or dummy ones */
 } ml_local_opts;
 
+/* With engine.comm, this is the first rank of the group, and the generator works for all
+ * of it (gen/rank_group.h); the other ranks follow it.  When a rank is lost, all requests are
+ * aborted and new ones are refused. */
 ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err);
+
+/* On the other ranks: does what the first rank does, and returns when it closes its
+ * generator, or when the ranks can no longer work together.  The options are those of the
+ * first rank, except for spec, weights and backend. */
+ml_status ml_local_follow(const ml_local_opts *o, ml_err *err);
 
 /* Switches to weights in memory, which must stay valid until the next switch; returns when
  * they are in use.  ML_EUSAGE: FINISH while paused with requests in flight: a deadlock. */

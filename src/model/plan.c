@@ -126,6 +126,8 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
             ml_op_args a = { 0 };
             const ml_node *n = &p->spec->node[i];
             size_t bytes;
+            if (ml_op_infos[n->op].comm)
+                continue;
             bind_backward(p, i, &run, &a);
             shape_weights(p, n, &a);
             if (ops->prepare)
@@ -144,6 +146,8 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
     for (int32_t i = 0; i < p->spec->n_node; i++) {
         ml_op_id op = p->spec->node[i].op;
+        if (ml_op_infos[op].comm && !p->opts.backward)
+            continue;
         if (!p->be->ops->forward[op] || (p->opts.backward && !p->be->ops->backward[op]))
             return ml_fail(err, ML_EUNSUP, "backend %s has no %s of op %s", p->be->name,
                            p->be->ops->forward[op] ? "backward" : "forward",
@@ -172,7 +176,9 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->head = s->n_node - 1;
     if (be->ops->together)
         p->bound = ML_NEW(&p->arena, ml_op_call, s->n_node);
-    ML_BUG_IF(s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
+    ML_BUG_IF(s->n_rank && (!opts.logits || (opts.comm && opts.comm->size != s->n_rank)));
+    ML_BUG_IF(!s->n_rank &&
+              s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
     st = size_scratch(p, err);
     if (st == ML_OK)
@@ -251,6 +257,13 @@ static void bind_forward(const ml_plan *p, int32_t node, bool first, const ml_ru
         bind_kv(p, &p->spec->node[node], r->kv, a);
 }
 
+static void run_op(ml_plan *p, ml_op_id op, const ml_op_args *a) {
+    if (ml_op_infos[op].comm)
+        ml_plan_comm_run(p, op, a);
+    else
+        p->be->ops->forward[op](p->be->stream, a);
+}
+
 /* Computes a node, for the first time or as recomputation. */
 static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
@@ -259,7 +272,7 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
 
     bind_forward(p, node, forward, r, &a);
     upload_given(p, n, &a);
-    p->be->ops->forward[n->op](p->be->stream, &a);
+    run_op(p, n->op, &a);
     if (forward)
         report_chosen(p, n, r, &a);
     for (int k = 0; p->dump && forward && k < ML_OP_OUT; k++)
@@ -299,7 +312,7 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
         upload_given(p, &p->spec->node[i], &p->bound[i].args);
         took = ops->together(p->be->stream, c, n - i);
         if (took == 0) {
-            ops->forward[c->op](p->be->stream, &c->args);
+            run_op(p, c->op, &c->args);
             took = 1;
         }
         counts_as = foremost(c, took);
@@ -425,6 +438,7 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
     const ml_node *head = &p->spec->node[p->head];
     float *to[] = { logprob, entropy, NULL, logits };
 
+    ML_BUG_IF(p->spec->n_rank); /* the log-probs of a part of the vocabulary */
     for (int k = 0; k < ML_OP_OUT; k++) {
         ml_tensor t;
         if (!to[k])
@@ -437,8 +451,11 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
 }
 
 const float *ml_plan_logits(const ml_plan *p) {
+    const ml_node *last = &p->spec->node[p->head];
+
     ML_BUG_IF(!p->opts.logits);
-    return at(p, p->value_store[ML_FIRST_COPY][p->spec->node[p->head].out[3]]);
+    return at(p,
+              p->value_store[ML_FIRST_COPY][last->out[last->op == ML_OP_LMHEAD ? 3 : 0]]);
 }
 
 const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {

@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "base/timeline.h"
+#include "comm/comm.h"
 #include "model/batch.h"
 #include "model/kv.h"
 #include "model/spec.h"
@@ -54,6 +55,7 @@ typedef struct ml_plan_opts {
     ml_recompute recompute;   /* with backward only */
     bool given[ML_N_ROUTING]; /* runs may pass recorded selections (routing replay) */
     int32_t record_rows; /* most rows of a captured run; 0: default limit; -1: no capture */
+    ml_comm *comm;       /* of a spec for several ranks: moves its cut values, in runs */
 } ml_plan_opts;
 
 /* Plans the memory but allocates only bookkeeping; afterwards the sizes are known. */
@@ -104,6 +106,10 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
  * of the log-probs. */
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
                   float *logits);
+
+/* ML_OK, or the first error of the communicator in a run; results since then are
+ * undefined. */
+ml_status ml_plan_check(const ml_plan *p, ml_err *err);
 
 /* Device memory of the last forward's logits, [n_loss, vocab]; requires opts.logits. */
 const float *ml_plan_logits(const ml_plan *p);

@@ -14,7 +14,7 @@ ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32
                     .shape = { 0, v->width } };
     switch (v->axis) {
     case ML_PER_TOKEN: t.shape[0] = (int64_t)v->mul * r->n_token; break;
-    case ML_PER_LOSS: t.shape[0] = r->n_loss; break;
+    case ML_PER_LOSS: t.shape[0] = (int64_t)v->mul * r->n_loss; break;
     case ML_PER_PAGE: t.shape[0] = n_page; break;
     case ML_PER_SLOT: t.shape[0] = r->n_seq; break;
     case ML_GROUP:

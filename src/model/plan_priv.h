@@ -54,7 +54,8 @@ struct ml_plan {
     ml_op_call *bound;  /* [n_node] bound calls of a forward; NULL: bound one by one */
     ml_plan_unit *unit;
     int32_t n_unit;
-    int32_t head; /* the LMHEAD node */
+    int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits */
+    ml_err failed; /* of the communicator */
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: no dump */
     struct {
@@ -72,6 +73,9 @@ struct ml_plan {
     int32_t n_recording, next_recording;
     ml_arena arena;
 };
+
+/* plan_comm.c: runs an op that the ranks do together.  After an error it does nothing. */
+void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
 
 /* plan_rows.c: bytes of a batch's arrays in device memory (0 on the host), and the batch
  * as ops read it there. */

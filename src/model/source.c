@@ -15,7 +15,7 @@ ml_source ml_source_of(const ml_checkpoint *c, const ml_param *p, int32_t e) {
     if (s.t || !part)
         return s;
     s.t = ml_checkpoint_find(c, ml_str_of(part->name), &s.file);
-    s.at = part->at + e * part->member;
+    s.at = part->at + (e + (p->cut ? p->cut->first : 0)) * part->member;
     s.row = part->row;
     s.col = part->col;
     return s;
@@ -124,7 +124,8 @@ static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint 
     ml_source s = ml_source_of(c, p, e);
     const ml_st_tensor *t = s.t;
     bool part = ml_param_in_part(p, c);
-    const int64_t *shape = part ? p->part->shape : p->shape;
+    int64_t own[2] = { p->cut ? p->cut->n_row : p->shape[0], p->shape[1] };
+    const int64_t *shape = part ? p->part->shape : own;
     int32_t n_dim = part ? p->part->n_dim : p->n_dim;
 
     ml_param_name(p, e, name, sizeof name);

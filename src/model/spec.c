@@ -257,6 +257,11 @@ static void index_parts(ml_spec *s) {
     }
 }
 
+void ml_spec_index(ml_spec *s) {
+    index_names(s);
+    index_parts(s);
+}
+
 int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member) {
     int64_t v = ml_map_get(&s->by_name, name, ML_NONE);
     if (v == ML_NONE)
@@ -289,12 +294,10 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
     }
     if (st == ML_OK)
         st = check_total(out, path, err);
-    if (st == ML_OK) {
-        index_names(out);
-        index_parts(out);
-    } else {
+    if (st == ML_OK)
+        ml_spec_index(out);
+    else
         ml_spec_close(out);
-    }
     return st;
 }
 
@@ -345,7 +348,8 @@ void ml_spec_close(ml_spec *s) {
 
 const char *ml_param_name(const ml_param *p, int32_t e, char *buf, size_t cap) {
     if (p->name_after)
-        snprintf(buf, cap, "%s%d%s", p->name, e, p->name_after);
+        snprintf(buf, cap, "%s%d%s", p->name, p->cut ? p->cut->first + e : e,
+                 p->name_after);
     else
         snprintf(buf, cap, "%s", p->name);
     return buf;

@@ -17,8 +17,9 @@
 #include "base/arena.h"
 #include "base/map.h"
 
-/* How a parameter is sharded over a tensor-parallel group: along its outputs (COL), its
- * inputs (ROW), its vocabulary (VOCAB) or its experts (EXPERT); NONE: replicated. */
+/* What a parameter is to a tensor-parallel group: a projection to heads or inner columns
+ * (COL) or back (ROW), a vocabulary (VOCAB), experts (EXPERT).  All of these are cut along
+ * their outputs (spec_shard.h), except embedding tables; NONE: replicated. */
 typedef enum ml_shard {
     ML_SHARD_NONE,
     ML_SHARD_COL,
@@ -38,6 +39,17 @@ typedef struct ml_part {
     int32_t next; /* next parameter stored in the same tensor, or ML_NONE */
 } ml_part;
 
+/* The rows of a parameter that one rank of a tensor-parallel group has, of each member;
+ * the elements of a vector count as rows. */
+typedef struct ml_param_cut {
+    int64_t n_row;          /* of the whole parameter */
+    int32_t first, n_stack; /* first member here; members of the whole parameter */
+    int32_t n_run;
+    struct {
+        int64_t at, n;
+    } run[5]; /* rows at .. at + n - 1, run after run */
+} ml_param_cut;
+
 typedef struct ml_param {
     const char *name;       /* in the checkpoint; of a stack: up to the expert number */
     const char *name_after; /* NULL: a plain tensor; else member e is name e name_after */
@@ -49,8 +61,9 @@ typedef struct ml_param {
     /* NULL, or its place in a larger tensor, if the checkpoint has no tensor of its own
      * name. */
     ml_part *part;
-    bool frozen;   /* not trained: it has no gradient */
-    bool keep_f32; /* loading and saving do not round it */
+    const ml_param_cut *cut; /* NULL: whole; else n_stack and shape are this rank's */
+    bool frozen;             /* not trained: it has no gradient */
+    bool keep_f32;           /* loading and saving do not round it */
 } ml_param;
 
 /* What determines a value's number of rows. */
@@ -108,6 +121,7 @@ typedef struct ml_spec {
     bool tied;          /* the LM head is the embedding */
     bool critic;        /* one value per token instead of the LM head */
     uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
+    int32_t n_rank;     /* ranks the model is cut for (spec_shard.h); 0: not cut */
     ml_param *param;
     ml_value *value;
     ml_node *node;
@@ -132,6 +146,9 @@ void ml_spec_close(ml_spec *s);
 /* Sets the dtype of KV pages, f32 by default; call it before the first plan is created or
  * page counted.  On a GPU they have its dtype of activations. */
 void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype);
+
+/* Rebuilds by_name and by_part, after a change of the parameters. */
+void ml_spec_index(ml_spec *s);
 
 /* The name of member e of a parameter, written to buf. */
 const char *ml_param_name(const ml_param *p, int32_t e, char *buf, size_t cap);

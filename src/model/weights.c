@@ -143,6 +143,8 @@ typedef struct pack_job {
     const ml_source *src;
     int64_t first, rows, cols; /* row of the buffer's first panel; rows of the parameter */
     bool round_bf16;
+    bool is_vector;          /* packed as one row */
+    const ml_param_cut *cut; /* NULL: the whole parameter */
 } pack_job;
 
 /* Copies n values of a row that need no conversion, from column c on; pairs are whole. */
@@ -153,11 +155,23 @@ static void spread_u16(uint16_t *out, ml_row_walk row, int64_t c, const unsigned
         memcpy(&out[ml_row_at(row, c + i)], in + i * 2, row.pair ? 4 : 2);
 }
 
+/* The row (of a vector: the element) of the whole parameter that is this rank's i-th, and
+ * how many follow it there. */
+static int64_t whole_row(const ml_param_cut *cut, int64_t i, int64_t *n) {
+    for (int32_t k = 0; cut && k < cut->n_run; i -= cut->run[k++].n)
+        if (i < cut->run[k].n) {
+            *n = cut->run[k].n - i;
+            return cut->run[k].at + i;
+        }
+    *n = INT64_MAX;
+    return i;
+}
+
 /* Packs n values from column c of row r into that row of the staging buffer. */
-static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
-                       ml_row_walk row) {
+static void pack_run(const pack_job *j, int64_t r, int64_t c, int64_t from, int64_t n,
+                     ml_row_walk row) {
     const ml_source *s = j->src;
-    int64_t at = s->at + r * s->row + c * s->col;
+    int64_t at = s->at + r * s->row + from * s->col;
     float piece[PACK_COLS];
 
     if (j->t->dtype == ML_BF16 && s->t->dtype == ML_ST_BF16 && !s->t->quant &&
@@ -168,6 +182,21 @@ static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
     }
     read_f32(piece, s->t, at, s->col, n, j->round_bf16);
     store_f32(j->k->stage, j->t->dtype, row, c, piece, n);
+}
+
+static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
+                       ml_row_walk row) {
+    int64_t left, from, end = c + n;
+
+    if (!j->is_vector) {
+        pack_run(j, whole_row(j->cut, r, &left), c, c, n, row);
+        return;
+    }
+    for (; c < end; c += n) {
+        from = whole_row(j->cut, c, &left);
+        n = left < end - c ? left : end - c;
+        pack_run(j, r, c, from, n, row);
+    }
 }
 
 /* A matrix with the layout of t. */
@@ -212,12 +241,14 @@ static void pack_member(const packer *k, const ml_tensor *t, unsigned char *memb
     size_t size = ml_dtype_bytes(t->dtype);
     int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
     size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2;
-    bool own = !src->t->quant && src->t->bytes == (size_t)(rows * cols) * disk;
+    bool own = !p->cut && !src->t->quant && src->t->bytes == (size_t)(rows * cols) * disk;
     pack_job j = { .k = k,
                    .t = t,
                    .src = src,
                    .rows = rows,
                    .cols = cols,
+                   .is_vector = p->n_dim == 1,
+                   .cut = p->cut,
                    .round_bf16 = k->round_bf16 && !p->keep_f32 };
 
     step = (step < 1 ? 1 : step) * ML_LANES;

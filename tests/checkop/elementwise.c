@@ -166,6 +166,64 @@ const ck_suite ck_pick = {
     .row_out = 1,
 };
 
+/* ---- merge-cols ---- */
+
+/* Two ranks with a column in common; three with two parts each; a rank without columns of
+ * its own; one run of a wide row. */
+static const ml_col_run merge_runs[][6] = {
+    { { 0, 0, 0, 5 }, { 1, 1, 5, 4 } },
+    { { 0, 0, 0, 2 },
+      { 1, 0, 2, 2 },
+      { 2, 1, 4, 1 },
+      { 0, 2, 5, 3 },
+      { 1, 3, 8, 2 },
+      { 2, 2, 10, 3 } },
+    { { 0, 0, 0, 16 }, { 1, 0, 16, 16 }, { 2, 11, 32, 5 } },
+    { { 0, 0, 0, 700 }, { 1, 0, 700, 700 } },
+};
+static const struct merge_variant {
+    int32_t n, n_rank, cut, n_run;
+} merge_variants[] = {
+    { 0, 2, 5, 2 }, { 3, 2, 5, 2 }, { 7, 3, 5, 6 }, { 5, 4, 16, 3 }, { 33, 2, 700, 2 },
+};
+static const int merge_runs_of[] = { 0, 0, 1, 2, 3 };
+
+static void build_merge(ck_case *c, int i) {
+    const struct merge_variant *v = &merge_variants[i];
+    const ml_col_run *run = merge_runs[merge_runs_of[i]];
+    int64_t width = 0;
+
+    ck_name(c, "n%d-r%d-c%d-k%d", v->n, v->n_rank, v->cut, v->n_run);
+    for (int k = 0; k < v->n_run; k++)
+        width += run[k].n;
+    c->attr.merge.run = run;
+    c->attr.merge.n_run = v->n_run;
+    c->attr.merge.n_rank = v->n_rank;
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat((int64_t)v->n_rank * v->n, v->cut);
+    ck_fill(c, &c->in[0], 2.0f);
+    c->out[0] = ck_mat(v->n, width);
+}
+
+static void merge_forward(const ck_case *c, ck_ref *r) {
+    for (int64_t t = 0; t < c->rows.n_token; t++)
+        for (int32_t k = 0; k < c->attr.merge.n_run; k++) {
+            const ml_col_run *run = &c->attr.merge.run[k];
+            for (int64_t i = 0; i < run->n; i++)
+                r->out[0][t * c->out[0].shape[1] + run->to + i] =
+                    r->in[0][(run->rank * c->rows.n_token + t) * c->in[0].shape[1] +
+                             run->from + i];
+        }
+}
+
+const ck_suite ck_merge = {
+    .op = ML_OP_MERGE_COLS,
+    .n_case = sizeof merge_variants / sizeof *merge_variants,
+    .build = build_merge,
+    .forward = merge_forward,
+    .ref_out = 1,
+};
+
 /* ---- concat ---- */
 
 static const struct join_variant {

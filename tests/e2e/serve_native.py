@@ -2,15 +2,18 @@
 """`miles serve` as Miles uses it: /generate with token ids, aborts, pauses, new weights.
 
     tests/e2e/serve_native.py --miles build/release/miles
+    tests/e2e/serve_native.py --miles build/release/miles --ranks 2   # the model cut over ranks
 """
 import argparse
 import http.client
 import json
-import signal
+import os
+import shutil
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from serve_setup import Server, bits, score
+from serve_setup import GOLDEN, Server, bits, score
 
 MILES_PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 40, "stop": None,
                 "stop_token_ids": None, "skip_special_tokens": False, "no_stop_trim": True,
@@ -159,7 +162,7 @@ def test_drain(miles):
         reply = pool.submit(s.generate, **LONG)
         until(lambda: running(s) == 1)
         s.ask("/continue_generation", {})
-        s.proc.send_signal(signal.SIGTERM)
+        s.terminate()
         assert reply.result()["meta_info"]["finish_reason"]["type"] == "length"
         assert s.proc.wait(30) == 0
 
@@ -171,10 +174,10 @@ def test_cut(miles):
         c = http.client.HTTPConnection(s.url.removeprefix("http://"))
         c.request("POST", "/generate", json.dumps(LONG))
         until(lambda: running(s) == 1)
-        s.proc.send_signal(signal.SIGTERM)
+        s.terminate()
         time.sleep(0.3)
         assert s.proc.poll() is None
-        s.proc.send_signal(signal.SIGTERM)
+        s.terminate()
         assert s.proc.wait(5) == 1
         s.proc.returncode = 0
 
@@ -195,17 +198,46 @@ def test_limits(miles):
         s.ask("/continue_generation", {}, key)
 
 
+def test_lost_rank(miles):
+    """mpirun ends the job when a rank dies, and a wrong number of ranks is refused."""
+    with Server(miles) as s:
+        others = [p for p in s.ranks_of_job() if p != s.first_rank()]
+        os.kill(others[0], 9)
+        assert s.proc.wait(60) != 0
+        s.proc.returncode = 0
+    ranks, Server.ranks = Server.ranks, ["--tp-size", "7"]
+    wrong = subprocess.run([*Server.launcher, miles, "serve", "--model-path", GOLDEN, *Server.ranks],
+                           capture_output=True, text=True, timeout=60, check=False)
+    Server.ranks = ranks
+    assert wrong.returncode != 0 and "--tp-size is 7, and the launcher started" in wrong.stderr, wrong.stderr
+
+
+def run_on_ranks(n):
+    os.environ.update({"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+                       "MILES_DEVICE": "cpu"})
+    Server.launcher = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", str(n)]
+    Server.ranks = ["--tp-size", str(n), "--context-length", "96"]  # short answers: ranks share cores here
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
-    miles = parser.parse_args().miles
+    parser.add_argument("--ranks", type=int, default=1)
+    args = parser.parse_args()
+    miles = args.miles
     n = 0
+    if args.ranks > 1:
+        library = os.path.join(os.path.dirname(miles), "libmiles_mpi.so")
+        if not shutil.which("mpirun") or not os.path.exists(library):
+            print(f"skipped: mpirun or {library} is missing (tools/check-deps.sh --install ranks, then make)")
+            return
+        run_on_ranks(args.ranks)
     with Server(miles) as s:
         for test in (test_bits, test_seeds, test_stream, test_abort, test_gone, test_weights,
                      test_memory, test_health):
             test(s)
             n += 1
-    for test in test_drain, test_cut, test_limits:
+    for test in (test_drain, test_cut, test_limits) if args.ranks == 1 else (test_lost_rank,):
         test(miles)
         n += 1
     print(f"{n} passed, 0 failed, 0 skipped")

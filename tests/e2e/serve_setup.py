@@ -92,13 +92,15 @@ def write_safetensors(path, tensors, dtype="F32"):
 
 class Server:
     """`miles serve` on a free port, ended with SIGTERM."""
+    launcher = []  # mpirun and its flags
+    ranks = []     # flags of miles serve
 
     def __init__(self, miles, *flags, make=make_model, **popen):
         self.miles = miles
         self.dir = tempfile.TemporaryDirectory(prefix="miles-serve-")
         self.model = make(self.dir.name)
-        self.proc = subprocess.Popen([miles, "serve", "--model-path", self.model, "--port", "0",
-                                      "--served-model-name", "tiny", *flags],
+        self.proc = subprocess.Popen([*self.launcher, miles, "serve", "--model-path", self.model, "--port", "0",
+                                      "--served-model-name", "tiny", *self.ranks, *flags],
                                      stdout=subprocess.PIPE, text=True, **popen)
         line = self.proc.stdout.readline()
         self.url = re.search(r"http://\S+", line).group(0)
@@ -123,9 +125,28 @@ class Server:
         assert status == 200, (status, reply)
         return reply
 
+    def ranks_of_job(self):
+        """Their processes, in order."""
+        found = {}
+        with open(f"/proc/{self.proc.pid}/task/{self.proc.pid}/children") as f:
+            for pid in f.read().split():
+                with open(f"/proc/{pid}/environ", "rb") as env:
+                    for line in env.read().split(b"\0"):
+                        if line.startswith(b"OMPI_COMM_WORLD_RANK="):
+                            found[int(line.split(b"=")[1])] = int(pid)
+        return [found[r] for r in sorted(found)]
+
+    def first_rank(self):
+        """mpirun kills all ranks a second after it gets a signal itself."""
+        return self.ranks_of_job()[0] if self.launcher else self.proc.pid
+
+    def terminate(self):
+        if self.proc.poll() is None:
+            os.kill(self.first_rank(), signal.SIGTERM)
+
     def stop(self, signals=1):
         for _ in range(signals):
-            self.proc.send_signal(signal.SIGTERM)
+            self.terminate()
         code = self.proc.wait(60)
         self.dir.cleanup()
         return code

@@ -6,14 +6,18 @@
  * random settings (batch, chunk, so little memory that requests are preempted, prefix
  * cache, threads).  Both must draw the same tokens, and each token's log-prob and entropy
  * must equal those of scoring with the weights of its version.  The routing record of a
- * finished sequence (experts) must equal the selection of that forward. */
+ * finished sequence (experts) must equal the selection of that forward.  With several
+ * ranks, the second engine is cut over a tensor-parallel group: the bits are the same, on
+ * every rank. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
+#include "model/spec_shard.h"
 #include "tests/support/must.h"
+#include "tests/support/ranks.h"
 
 #define DATA "tests/golden/data/"
 /* Mixes in f32, and in bf16, whose kernels read weights, keys and values differently. */
@@ -22,6 +26,7 @@ enum { N_MIX = ML_TEST_SANITIZED ? 3 : 20, N_MIX_BF16 = ML_TEST_SANITIZED ? 1 : 
 #define CONTEXT 144
 #define MAX_TOP 4
 #define N_VERSION 2
+#define MAX_RANK 8
 #define MAX_ROUTE 64 /* routing record of a token, all layers */
 
 /* --- random numbers ------------------------------------------------------------- */
@@ -39,12 +44,20 @@ static bool one_in(uint32_t n) {
 
 /* --- models --------------------------------------------------------------------- */
 
-typedef struct fixture {
+/* A model, or one rank's part of it. */
+typedef struct model {
     ml_arena arena;
     ml_spec spec;
-    ml_checkpoint *checkpoint;
     ml_backend be;
     ml_weights weights[N_VERSION];
+} model;
+
+typedef struct fixture {
+    const char *dir;
+    ml_weight_dtype dtype;
+    model whole;
+    model *rank; /* [n_rank], or NULL: one rank */
+    int n_rank;
     ml_plan *plan; /* like a trainer's, with a backward pass */
     ml_batch batch;
 } fixture;
@@ -54,11 +67,11 @@ static const ml_batch_caps caps = {
 };
 
 /* Gives four experts equal router rows, so that they tie at every token. */
-static void tie_experts(fixture *f) {
-    for (int32_t i = 0; i < f->spec.n_param; i++) {
-        const ml_tensor *t = &f->weights[0].t[i];
+static void tie_experts(const model *m) {
+    for (int32_t i = 0; i < m->spec.n_param; i++) {
+        const ml_tensor *t = &m->weights[0].t[i];
         float *panel = t->data;
-        if (!strstr(f->spec.param[i].name, ".mlp.gate.weight"))
+        if (!strstr(m->spec.param[i].name, ".mlp.gate.weight"))
             continue;
         for (int64_t k = 0; k < t->shape[1]; k++)
             for (int e = 1; e < 4; e++)
@@ -66,41 +79,64 @@ static void tie_experts(fixture *f) {
     }
 }
 
-static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype) {
-    *f = (fixture){ 0 };
-    ml_arena_init(&f->arena, "parity");
-    MUST(ml_spec_open(&f->spec, dir, &err));
-    MUST(ml_checkpoint_open(&f->checkpoint, dir, &err));
-    ml_spec_keep_kv(&f->spec, ml_weights_kv_dtype(&f->spec, f->checkpoint, dtype));
-    MUST(ml_backend_cpu_open(&f->be, 2, NULL, &err));
-    for (uint64_t v = 0; v < N_VERSION; v++) {
-        ml_weights *w = &f->weights[v];
-        MUST(ml_weights_load(w, &f->spec, f->checkpoint, dtype, &f->be, &f->arena, &err));
-        w->version = v + 1;
-    }
-    if (dtype == ML_WEIGHT_F32)
-        tie_experts(f);
-    for (int32_t i = 0; i < f->spec.n_param;
-         i++) { /* the second version differs everywhere */
-        const ml_tensor *t = &f->weights[1].t[i];
+/* The second version differs in all tensors of f32, by a factor for each. */
+static void change_weights(const model *m) {
+    for (int32_t i = 0; i < m->spec.n_param; i++) {
+        const ml_tensor *t = &m->weights[1].t[i];
+        size_t by = strlen(m->spec.param[i].name) % 7 + 1;
         if (t->dtype == ML_F32)
             for (size_t k = 0; k < ml_tensor_bytes(t) / 4; k++)
-                ((float *)t->data)[k] *= 1.0f + 0.01f * (float)(k % 7);
+                ((float *)t->data)[k] *= 1.0f + 0.01f * (float)by;
     }
-    MUST(ml_plan_new(&f->plan, &f->spec, &f->be,
+}
+
+static void open_model(model *m, const fixture *f, int n_rank, int rank) {
+    ml_checkpoint *c;
+
+    ml_arena_init(&m->arena, "parity");
+    MUST(ml_spec_open(&m->spec, f->dir, &err));
+    MUST(ml_checkpoint_open(&c, f->dir, &err));
+    ml_spec_keep_kv(&m->spec, ml_weights_kv_dtype(&m->spec, c, f->dtype));
+    MUST(ml_spec_shard(&m->spec, n_rank, rank, &err));
+    MUST(ml_backend_cpu_open(&m->be, n_rank > 1 ? 1 : 2, NULL, &err));
+    for (uint64_t v = 0; v < N_VERSION; v++) {
+        ml_weights *w = &m->weights[v];
+        MUST(ml_weights_load(w, &m->spec, c, f->dtype, &m->be, &m->arena, &err));
+        w->version = v + 1;
+    }
+    if (f->dtype == ML_WEIGHT_F32)
+        tie_experts(m);
+    change_weights(m);
+    ml_checkpoint_close(c);
+}
+
+static void close_model(model *m) {
+    for (int v = 0; v < N_VERSION; v++)
+        ml_weights_close(&m->weights[v]);
+    ml_backend_close(&m->be);
+    ml_spec_close(&m->spec);
+    ml_arena_release(&m->arena);
+}
+
+static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype, int n_rank) {
+    *f = (fixture){ .dir = dir, .dtype = dtype, .n_rank = n_rank };
+    open_model(&f->whole, f, 1, 0);
+    if (n_rank > 1)
+        f->rank = calloc((size_t)n_rank, sizeof *f->rank);
+    for (int r = 0; r < n_rank && n_rank > 1; r++)
+        open_model(&f->rank[r], f, n_rank, r);
+    MUST(ml_plan_new(&f->plan, &f->whole.spec, &f->whole.be,
                      (ml_plan_opts){ .caps = caps, .backward = true }, &err));
     MUST(ml_plan_alloc(f->plan, &err));
-    ml_batch_init(&f->batch, &f->arena, caps);
+    ml_batch_init(&f->batch, &f->whole.arena, caps);
 }
 
 static void close_fixture(fixture *f) {
     ml_plan_free(f->plan);
-    for (int v = 0; v < N_VERSION; v++)
-        ml_weights_close(&f->weights[v]);
-    ml_backend_close(&f->be);
-    ml_checkpoint_close(f->checkpoint);
-    ml_spec_close(&f->spec);
-    ml_arena_release(&f->arena);
+    for (int r = 0; r < f->n_rank && f->rank; r++)
+        close_model(&f->rank[r]);
+    free(f->rank);
+    close_model(&f->whole);
 }
 
 /* --- mixes ---------------------------------------------------------------------- */
@@ -154,7 +190,7 @@ static void make_mix(mix *m, const fixture *f, bool plain) {
     *m = (mix){ .n = 2 + (int)rnd(MAX_REQ - 1) };
     for (int b = 0; b < 3; b++)
         for (int k = 0; k < CONTEXT; k++)
-            base[b][k] = (int32_t)rnd((uint32_t)f->spec.n_vocab);
+            base[b][k] = (int32_t)rnd((uint32_t)f->whole.spec.n_vocab);
     for (int i = 0; i < m->n; i++) {
         asked *a = &m->ask[i];
         ml_gen_request *r = &a->r;
@@ -162,7 +198,7 @@ static void make_mix(mix *m, const fixture *f, bool plain) {
         memcpy(a->prompt, base[rnd(3)], sizeof a->prompt);
         if (one_in(3)) /* a common prefix, then tokens of its own */
             for (int32_t k = (int32_t)rnd((uint32_t)r->n_prompt); k < r->n_prompt; k++)
-                a->prompt[k] = (int32_t)rnd((uint32_t)f->spec.n_vocab);
+                a->prompt[k] = (int32_t)rnd((uint32_t)f->whole.spec.n_vocab);
         r->prompt = a->prompt;
         r->draw = random_draw(i);
         r->max_new = one_in(8) ? 0 : 1 + (int32_t)rnd(40);
@@ -212,62 +248,119 @@ static void hear(void *ud, const ml_gen_update *u) {
     h->n_end += u->finish != ML_FINISH_NOT;
 }
 
-static ml_engine_opts random_opts(const ml_spec *s, const ml_backend *be) {
+/* kv_bytes: the number of pages. */
+static ml_engine_opts random_opts(const ml_spec *s) {
     ml_engine_opts o = { .context = CONTEXT,
                          .max_running = 1 + (int32_t)rnd(8),
                          .max_waiting = MAX_REQ,
                          .chunk = 1 + (int32_t)rnd(one_in(2) ? 20 : 150),
                          .max_top = MAX_TOP,
                          .no_prefix_cache = one_in(6) };
-    int32_t page = ml_kv_pages_for(CONTEXT) + (int32_t)rnd(one_in(2) ? 6 : 40);
-    o.kv_bytes = ml_kv_bytes(s, be, page);
+
+    o.kv_bytes = (size_t)ml_kv_pages_for(CONTEXT) + (size_t)rnd(one_in(2) ? 6 : 40);
     for (int i = 0; i < ML_N_ROUTING; i++)
         o.routed[i] = ml_spec_routing_width(s, (ml_routing_kind)i) > 0;
     return o;
 }
 
-/* Runs a mix through an engine; adds preemptions, cached tokens, overlaps to `seen`. */
-static void run_mix(fixture *f, const mix *m, bool ahead, received *h, int *seen) {
-    static const int threads[] = { 1, 1, 2, 2, 3, 8 };
+/* A mix to run on each rank of a group. */
+typedef struct mix_run {
+    const model *m; /* [n_rank] */
+    const mix *mix;
+    ml_engine_opts o;
+    bool overlap;
+    int n_thread;
+    received (*h)[MAX_REQ]; /* [n_rank] */
+    ml_gen_stats *stats;    /* [n_rank] */
+} mix_run;
+
+static void submit_at(ml_engine *e, const mix_run *r, int32_t step, received *h,
+                      int *open) {
+    for (int i = 0; i < r->mix->n; i++) {
+        const asked *a = &r->mix->ask[i];
+        if (a->at_step == step) {
+            ml_gen_request q = a->r;
+            h[i].n = h[i].n_prompt = q.n_prompt;
+            memcpy(h[i].token, a->prompt, sizeof h[i].token);
+            memcpy(q.routed, r->o.routed, sizeof q.routed);
+            MUST(ml_engine_submit(e, &q, hear, &h[i], (uint64_t)i + 1, &err));
+            --*open;
+        }
+        if (a->abort_step == step && step > a->at_step)
+            ml_engine_abort(e, (uint64_t)i + 1, "test");
+    }
+}
+
+/* comm NULL: one rank. */
+static void run_rank(ml_comm *comm, void *ud) {
+    const mix_run *r = ud;
+    int rank = comm ? comm->rank : 0, open = r->mix->n;
+    const model *m = &r->m[rank];
+    received *h = r->h[rank];
+    bool switched = !r->mix->switch_step, busy = true;
+    ml_engine_opts o = r->o;
     ml_engine *e;
     ml_backend be;
-    ml_engine_opts o = random_opts(&f->spec, &f->be);
-    bool switched = !m->switch_step, busy = true;
-    int open = m->n;
-    ml_gen_stats stats;
 
-    MUST(ml_backend_cpu_open(&be, threads[rnd(6)], NULL, &err));
-    be.async = ahead; /* like a device that computes asynchronously */
-    MUST(ml_engine_open(&e, &f->spec, &f->weights[0], &be, &o, &err));
+    MUST(ml_backend_cpu_open(&be, r->n_thread, NULL, &err));
+    be.async = r->overlap; /* like a device that computes asynchronously */
+    o.kv_bytes = ml_kv_bytes(&m->spec, &be, (int32_t)o.kv_bytes);
+    o.comm = comm;
+    MUST(ml_engine_open(&e, &m->spec, &m->weights[0], &be, &o, &err));
     memset(h, 0, sizeof *h * MAX_REQ);
     for (int32_t step = 0; open || busy || !switched; step++) {
-        for (int i = 0; i < m->n; i++) {
-            const asked *a = &m->ask[i];
-            if (a->at_step == step) {
-                ml_gen_request r = a->r;
-                h[i].n = h[i].n_prompt = r.n_prompt;
-                memcpy(h[i].token, a->prompt, sizeof h[i].token);
-                memcpy(r.routed, o.routed, sizeof r.routed);
-                MUST(ml_engine_submit(e, &r, hear, &h[i], (uint64_t)i + 1, &err));
-                open--;
-            }
-            if (a->abort_step == step && step > a->at_step)
-                ml_engine_abort(e, (uint64_t)i + 1, "test");
-        }
-        if (!switched && step >= m->switch_step)
-            switched = ml_engine_switch(e, &f->weights[1], m->how) == ML_OK;
+        submit_at(e, r, step, h, &open);
+        if (!switched && step >= r->mix->switch_step)
+            switched = ml_engine_switch(e, &m->weights[1], r->mix->how) == ML_OK;
         busy = ml_engine_step(e);
         CHECK(step < 5000);
         if (step >= 5000)
             exit(1);
     }
-    ml_engine_stats(e, &stats);
-    CHECK(stats.n_page_free + stats.n_page_cached == stats.n_page);
-    seen[0] += (int)stats.n_preempt;
-    seen[1] += (int)stats.n_cached_token;
-    seen[2] += (int)stats.n_overlapped;
+    ml_engine_stats(e, &r->stats[rank]);
     ml_engine_close(e);
     ml_backend_close(&be);
+}
+
+/* Every rank drew the same tokens with the same log-probs. */
+static void check_ranks(const mix_run *r, int n_rank, int mix_no) {
+    for (int k = 1; k < n_rank; k++)
+        for (int i = 0; i < r->mix->n; i++) {
+            const received *a = &r->h[0][i], *b = &r->h[k][i];
+            size_t n = (size_t)a->n;
+            if (a->n == b->n && !memcmp(a->token, b->token, n * sizeof *a->token) &&
+                !memcmp(a->logprob, b->logprob, n * sizeof *a->logprob) &&
+                a->n_preempt == b->n_preempt && a->n_cached == b->n_cached)
+                continue;
+            ml_test_fail(__FILE__, __LINE__, "mix %d, request %d: rank %d parted", mix_no,
+                         i, k);
+        }
+}
+
+/* Runs a mix through an engine of n_rank ranks; adds preemptions, cached tokens, overlaps
+ * to `seen`. */
+static void run_mix(const fixture *f, const mix *m, bool overlap, int n_rank,
+                    received (*h)[MAX_REQ], int *seen, int mix_no) {
+    static const int threads[] = { 1, 1, 2, 2, 3, 8 };
+    ml_gen_stats stats[MAX_RANK];
+    mix_run r = { .m = n_rank > 1 ? f->rank : &f->whole,
+                  .mix = m,
+                  .o = random_opts(&f->whole.spec),
+                  .overlap = overlap,
+                  .n_thread = f->n_rank > 1 ? 1 : threads[rnd(6)],
+                  .h = h,
+                  .stats = stats };
+
+    if (n_rank > 1) {
+        ml_ranks_run(n_rank, run_rank, &r);
+        check_ranks(&r, n_rank, mix_no);
+    } else {
+        run_rank(NULL, &r);
+    }
+    CHECK(stats->n_page_free + stats->n_page_cached == stats->n_page);
+    seen[0] += (int)stats->n_preempt;
+    seen[1] += (int)stats->n_cached_token;
+    seen[2] += (int)stats->n_overlapped;
 }
 
 /* --- checks ----------------------------------------------------------------------- */
@@ -276,7 +369,8 @@ static void run_mix(fixture *f, const mix *m, bool ahead, received *h, int *seen
  * over the whole sequence. */
 static void check_routes(const fixture *f, const received *h, int route,
                          const int32_t *chosen, int mix_no, int i) {
-    int32_t k = f->spec.route[route].top_k, n_layer = f->spec.route[route].n_layer;
+    int32_t k = f->whole.spec.route[route].top_k,
+            n_layer = f->whole.spec.route[route].n_layer;
 
     CHECK(h->n_routed[route] == h->n - 1);
     for (int32_t t = 0; t < h->n - 1; t++)
@@ -301,7 +395,7 @@ static void check_version(fixture *f, const asked *a, const received *h, int v, 
     int32_t target[CONTEXT];
     float logprob[CONTEXT], entropy[CONTEXT];
     static int32_t chosen[ML_N_ROUTING][CONTEXT * MAX_ROUTE];
-    ml_run run = { .weights = &f->weights[v], .rows = &f->batch.rows };
+    ml_run run = { .weights = &f->whole.weights[v], .rows = &f->batch.rows };
 
     for (int k = 0; k < ML_N_ROUTING; k++)
         run.chosen[k] = chosen[k];
@@ -314,10 +408,10 @@ static void check_version(fixture *f, const asked *a, const received *h, int v, 
     ml_plan_forward(f->plan, &run);
     ml_plan_read(f->plan, &f->batch.rows, logprob, entropy, NULL);
     for (int k = 0; k < ML_N_ROUTING; k++)
-        if (f->spec.route[k].top_k && h->end_version == f->weights[v].version)
+        if (f->whole.spec.route[k].top_k && h->end_version == f->whole.weights[v].version)
             check_routes(f, h, k, chosen[k], mix_no, i);
     for (int32_t k = 1; k < h->n; k++)
-        if (h->version[k] == f->weights[v].version &&
+        if (h->version[k] == f->whole.weights[v].version &&
             (memcmp(&h->logprob[k], &logprob[k - 1], sizeof *logprob) != 0 ||
              memcmp(&h->entropy[k], &entropy[k - 1], sizeof *entropy) != 0)) {
             ml_test_fail(
@@ -344,37 +438,39 @@ static void check_same(const received *a, const received *b, int mix_no, int i) 
     }
 }
 
-static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
-    static received h[2][MAX_REQ];
+/* n_rank: ranks of the second engine. */
+static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank) {
+    static received h[2][MAX_RANK][MAX_REQ];
     static mix m;
     fixture f;
     bool recurrent, routed = false;
     int seen[3] = { 0 };
 
-    state = 20261115;
-    open_fixture(&f, dir, dtype);
+    state = 20261114 + (uint64_t)n_rank;
+    open_fixture(&f, dir, dtype, n_rank);
     for (int k = 0; k < n_mix; k++) {
         make_mix(&m, &f, k % 2);
-        run_mix(&f, &m, k % 4 < 2, h[0], seen);
-        run_mix(&f, &m, k % 4 >= 2, h[1], seen);
+        run_mix(&f, &m, k % 4 < 2, 1, h[0], seen, k);
+        run_mix(&f, &m, k % 4 >= 2, n_rank, h[1], seen, k);
         for (int i = 0; i < m.n; i++) {
             for (int run = 0; run < 2; run++) {
-                CHECK(h[run][i].n_end == 1);
-                if (h[run][i].finish != ML_FINISH_ABORT)
-                    CHECK(h[run][i].n == m.ask[i].r.n_prompt + m.ask[i].r.max_new ||
-                          h[run][i].n == CONTEXT);
-                for (int v = 0; v < N_VERSION && h[run][i].n > 1; v++)
-                    check_version(&f, &m.ask[i], &h[run][i], v, k, i);
+                const received *r = &h[run][0][i];
+                CHECK(r->n_end == 1);
+                if (r->finish != ML_FINISH_ABORT)
+                    CHECK(r->n == m.ask[i].r.n_prompt + m.ask[i].r.max_new ||
+                          r->n == CONTEXT);
+                for (int v = 0; v < N_VERSION && r->n > 1; v++)
+                    check_version(&f, &m.ask[i], r, v, k, i);
             }
-            check_same(&h[0][i], &h[1][i], k, i);
+            check_same(&h[0][0][i], &h[1][0][i], k, i);
         }
     }
     /* The mixes must exercise preemption and the prefix cache (less of it with recurrent
      * state, which is reusable only where it was copied), and overlap, unless recurrent
      * state or routing records rule it out. */
-    recurrent = ml_kv_slot_bytes(&f.spec, &f.be) > 0;
+    recurrent = ml_kv_slot_bytes(&f.whole.spec, &f.whole.be) > 0;
     for (int i = 0; i < ML_N_ROUTING; i++)
-        routed = routed || ml_spec_routing_width(&f.spec, (ml_routing_kind)i) > 0;
+        routed = routed || ml_spec_routing_width(&f.whole.spec, (ml_routing_kind)i) > 0;
     if (n_mix >= 20)
         CHECK(seen[0] > n_mix && seen[1] > (recurrent ? 30 : 50) * n_mix &&
               (recurrent || routed || seen[2] > 5 * n_mix));
@@ -416,10 +512,10 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
 
 #define TESTS(name)                                                                        \
     static void f32_##name(void) {                                                         \
-        check_model(DATA #name, ML_WEIGHT_F32, N_MIX);                                     \
+        check_model(DATA #name, ML_WEIGHT_F32, N_MIX, 1);                                  \
     }                                                                                      \
     static void bf16_##name(void) {                                                        \
-        check_model(DATA #name, ML_WEIGHT_BF16, N_MIX_BF16);                               \
+        check_model(DATA #name, ML_WEIGHT_BF16, N_MIX_BF16, 1);                            \
     }
 MODELS(TESTS)
 
@@ -429,12 +525,27 @@ static int fewer(int n_mix, int few) {
 
 #define MORE_TESTS(name)                                                                   \
     static void f32_##name(void) {                                                         \
-        check_model(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 4));                           \
+        check_model(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 4), 1);                        \
     }                                                                                      \
     static void bf16_##name(void) {                                                        \
-        check_model(DATA #name, ML_WEIGHT_BF16, fewer(N_MIX_BF16, 1));                     \
+        check_model(DATA #name, ML_WEIGHT_BF16, fewer(N_MIX_BF16, 1), 1);                  \
     }
 MORE_MODELS(MORE_TESTS)
+
+/* Engines of several ranks: 8 are more than the models have key heads, 3 divide nothing. */
+#define RANK_TESTS(name)                                                                   \
+    static void ranks_##name(void) {                                                       \
+        static const int ranks[] = { 2, 3, 4, 8 };                                         \
+        for (int i = 0; i < 4; i++) {                                                      \
+            check_model(DATA #name, ML_WEIGHT_F32, 1, ranks[i]);                           \
+            check_model(DATA #name, ML_WEIGHT_BF16, 1, ranks[i]);                          \
+        }                                                                                  \
+    }
+MODELS(RANK_TESTS)
+MORE_MODELS(RANK_TESTS)
+
+#define RANK_ROWS(name)                                                                    \
+    { #name ": engines of 2, 3, 4 and 8 ranks have the bits of one", ranks_##name, 300 },
 
 #define ROWS(name)                                                                         \
     { "f32 " #name ": rollout and training log-probs have the same bits", f32_##name,      \
@@ -443,6 +554,7 @@ MORE_MODELS(MORE_TESTS)
           bf16_##name, 300 },
 
 int main(int argc, char **argv) {
-    static const ml_test tests[] = { MODELS(ROWS) MORE_MODELS(ROWS){ 0 } };
+    static const ml_test tests[] = { MODELS(ROWS) MORE_MODELS(ROWS) MODELS(RANK_ROWS)
+                                         MORE_MODELS(RANK_ROWS){ 0 } };
     return ml_test_main(argc, argv, tests);
 }

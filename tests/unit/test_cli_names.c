@@ -89,7 +89,7 @@ static void names_of_others(void) {
         { ML_CMD_SERVE, "--max-model-len 8", "calls this --context-length" },
         { ML_CMD_SERVE, "--gpu-memory-utilization .9", "--mem-fraction-static" },
         { ML_CMD_EVAL, "--gpu-memory-utilization .9", "--sglang-mem-fraction-static" },
-        { ML_CMD_SERVE, "--tensor-parallel-size 2", "calls this --tp-size" },
+        { ML_CMD_SERVE, "--data-parallel-size 2", "calls this --dp-size" },
         { ML_CMD_TRAIN, "--beta .1", "--kl-loss-coef; it needs --use-kl-loss" },
         { ML_CMD_TRAIN, "--model_name_or_path m", "calls this --hf-checkpoint" },
         { ML_CMD_SERVE, "--learning-rate 1",

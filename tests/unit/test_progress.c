@@ -120,7 +120,7 @@ static void tell(const ml_display *d, ml_loop_event_kind kind, ml_stage stage) {
 
 /* The child's part: a rollout, slower than the line is drawn. */
 _Noreturn static void pretend_to_work(void) {
-    ml_display d = ml_progress_open(NULL, NULL);
+    ml_display d = ml_progress_open(NULL, NULL, false);
 
     tell(&d, ML_ON_RUN_BEGIN, ML_STAGE_ROLLOUT);
     tell(&d, ML_ON_STAGE, ML_STAGE_ROLLOUT);

@@ -176,6 +176,7 @@ static const ml_ops cpu_ops = {
         [ML_OP_INDEX] = ml_cpu_index_forward,
         [ML_OP_ATTN_CHOSEN] = ml_cpu_attn_chosen_forward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_forward,
+        [ML_OP_MERGE_COLS] = ml_cpu_merge_cols_forward,
     },
     .backward = {
         [ML_OP_EMBED] = ml_cpu_embed_backward,

@@ -52,6 +52,7 @@ ML_CPU_OP(attn_chosen) /* attn_chosen.c */
 ML_CPU_OP(moe_weigh)   /* moe.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
+void ml_cpu_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.c */
 
 /* ml_ops.together: linear.c */
 int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n);

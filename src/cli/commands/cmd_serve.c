@@ -1,4 +1,6 @@
 /* miles serve: serves a model over HTTP. */
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +10,10 @@
 #include "cli/cli.h"
 #include "cli/commands/drain.h"
 #include "cli/keys.h"
+#include "comm/world.h"
 #include "gen/local.h"
 #include "io/end_tokens.h"
+#include "model/spec_shard.h"
 #include "base/json_out.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
@@ -17,7 +21,8 @@
 typedef struct serve_job {
     const ml_config *config;
     const char *dir, *tokenizer_dir;
-    ml_spec spec;
+    ml_comm *world; /* of one rank, or the ranks that share the model */
+    ml_spec spec;   /* of this rank */
     ml_backend be;
     ml_tokenizer *tokenizer;
     ml_chat_template *chat;
@@ -36,9 +41,40 @@ typedef struct serve_job {
 
 /* --- the model -------------------------------------------------------------- */
 
+/* A wait for another rank in a step that takes longer fails. */
+#define STEP_DEADLINE_S 600
+
+static ml_status open_ranks(serve_job *j, ml_err *err) {
+    long long tp = j->config->serve.tp;
+    ml_status st = ml_comm_world(&j->world, err);
+
+    if (st)
+        return st;
+    j->world->deadline_s = STEP_DEADLINE_S;
+    if (j->world->size == tp || (j->config->serve.dry_run && j->world->size == 1))
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "--tp-size is %lld, and the launcher started %d rank%s: start mpirun -n "
+                   "%lld miles serve ..., or set --tp-size %d",
+                   tp, j->world->size, j->world->size == 1 ? "" : "s", tp, j->world->size);
+}
+
+/* Ranks that may all run on every core of their host share them. */
+static int share_of_threads(const serve_job *j, int n_thread) {
+    cpu_set_t mine;
+    int each;
+
+    if (j->world->local_size < 2 || sched_getaffinity(0, sizeof mine, &mine) != 0 ||
+        n_thread != CPU_COUNT(&mine) || n_thread < sysconf(_SC_NPROCESSORS_ONLN))
+        return n_thread;
+    each = n_thread / j->world->local_size;
+    return each > 0 ? each : 1;
+}
+
 static ml_status open_backend(serve_job *j, ml_err *err) {
     ml_backend_opts o = j->config->run.backend;
 
+    o.n_thread = share_of_threads(j, o.n_thread);
     o.f32 = j->config->run.dtype == ML_WEIGHT_F32;
     return ml_backend_open(&j->be, &o, err);
 }
@@ -55,9 +91,11 @@ static ml_status check_weights(serve_job *j, ml_err *err) {
     if (!st) {
         if (!c && dtype == ML_WEIGHT_AUTO)
             dtype = ML_WEIGHT_BF16;
-        j->weight_bytes = ml_weights_bytes(&j->spec, c, dtype);
         ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, c, dtype));
+        st = ml_spec_shard(&j->spec, (int32_t)j->config->serve.tp, j->world->rank, err);
     }
+    if (!st)
+        j->weight_bytes = ml_weights_bytes(&j->spec, c, dtype);
     ml_checkpoint_close(c);
     return st;
 }
@@ -88,11 +126,15 @@ static ml_status open_text(serve_job *j, ml_err *err) {
 
 /* --- memory ----------------------------------------------------------------- */
 
-/* A GPU's free memory before anything is allocated; for the CPU, the machine's memory. */
-static size_t device_bytes(const ml_backend *be) {
-    if (be->dev->available)
-        return be->dev->available(be->dev);
-    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+/* A GPU's free memory before anything is allocated; for the CPU, this rank's share of the
+ * machine's memory. */
+static size_t device_bytes(const serve_job *j) {
+    const ml_device *dev = j->be.dev;
+
+    if (dev->available)
+        return dev->available(j->be.dev);
+    return (size_t)sysconf(_SC_PHYS_PAGES) / (size_t)j->world->local_size *
+           (size_t)sysconf(_SC_PAGESIZE);
 }
 
 /* The model must have the routing that is to be recorded. */
@@ -114,7 +156,7 @@ static ml_status check_routes(const serve_job *j, ml_err *err) {
  * the need of all running answers. */
 static ml_status size_engine(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    double all = (double)device_bytes(&j->be);
+    double all = (double)device_bytes(j);
     double slots = (double)ml_engine_slot_bytes(
         &j->spec, &j->be, (int32_t)c->serve.max_running, c->serve.no_prefix_cache);
     double left = c->serve.mem_fraction * all - (double)j->weight_bytes - slots;
@@ -124,6 +166,9 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
     ml_status st;
 
     st = check_routes(j, err);
+    if (st)
+        return st;
+    st = ml_engine_least(j->world, &n_page, err);
     if (st)
         return st;
     if (c->serve.max_total && n_page > c->serve.max_total / ML_PAGE)
@@ -151,7 +196,8 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .routed = { c->serve.routed_experts, c->serve.indexer_topk },
                           .eos = j->eos.id,
                           .n_eos = j->eos.n,
-                          .tokenizer = j->tokenizer };
+                          .tokenizer = j->tokenizer,
+                          .comm = j->world->size > 1 ? j->world : NULL };
     return ML_OK;
 }
 
@@ -171,8 +217,13 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
 
     if (st)
         return st;
-    printf("memory plan of %s, %lld parameters:\n", j->spec.family,
+    if (j->world->rank > 0)
+        return ML_OK;
+    printf("memory plan of %s, %lld parameters", j->spec.family,
            (long long)ml_spec_param_count(&j->spec));
+    if (j->spec.n_rank)
+        printf(", on each of %d ranks", j->spec.n_rank);
+    printf(":\n");
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         if (row[i].bytes)
             printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
@@ -237,7 +288,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_int(&o, "chunked_prefill_size", j->engine.chunk);
     ml_json_put_int(&o, "random_seed", (int64_t)c->server.seed);
     ml_json_put_int(&o, "page_size", ML_PAGE);
-    ml_json_put_int(&o, "tp_size", 1);
+    ml_json_put_int(&o, "tp_size", c->serve.tp);
     ml_json_put_int(&o, "dp_size", 1);
     ml_json_put_int(&o, "pp_size", 1);
     ml_json_put_int(&o, "ep_size", 1);
@@ -260,7 +311,16 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
     ml_status st = ml_weight_version_read(&o.version,
                                           ml_str_of(j->config->server.weight_version), err);
 
-    return st ? st : ml_local_open(&j->gen, &o, err);
+    if (st)
+        return st;
+    return j->world->rank ? ml_local_follow(&o, err) : ml_local_open(&j->gen, &o, err);
+}
+
+/* The other ranks work until the first one closes its generator: signals concern it. */
+static ml_status follow(serve_job *j, ml_err *err) {
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+    return open_gen(j, err);
 }
 
 static ml_status open_server(serve_job *j, ml_err *err) {
@@ -297,8 +357,11 @@ static void drain(void *ud) {
 }
 
 static ml_status run_server(serve_job *j, ml_err *err) {
-    ml_status st = ml_loop_new(&j->loop, err);
+    ml_status st;
 
+    if (j->world->rank)
+        return follow(j, err);
+    st = ml_loop_new(&j->loop, err);
     if (!st)
         st = open_gen(j, err);
     if (!st)
@@ -341,9 +404,14 @@ static ml_status read_access(serve_job *j, ml_err *err) {
 ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     serve_job j = { .config = c, .dir = c->run.hf_checkpoint };
     ml_status st = read_access(&j, err);
+    bool first;
 
     if (!st)
+        st = open_ranks(&j, err);
+    if (!st) {
         st = open_model(&j, err);
+        st = j.world->agree(j.world, st, err);
+    }
     if (!st)
         st = c->serve.dry_run ? print_plan(&j, err) : run_server(&j, err);
     if (j.gen)
@@ -357,5 +425,9 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     if (j.be.name)
         ml_backend_close(&j.be);
     ml_spec_close(&j.spec);
-    return st;
+    if (!j.world)
+        return st;
+    first = j.world->rank == 0;
+    j.world->close(j.world);
+    return st == ML_EPEER && !first ? ML_OK : st; /* another rank says why */
 }

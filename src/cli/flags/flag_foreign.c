@@ -80,7 +80,7 @@ const ml_foreign_flag ml_foreign_flags[] = {
       { "chunked-prefill-size", "sglang-chunked-prefill-size" },
       NULL },
     { "max-batch-size", { "max-running-requests" }, NULL },
-    { "tensor-parallel-size", { "tp-size", "tensor-model-parallel-size" }, NULL },
+    { "tensor-parallel-size", { "tensor-model-parallel-size" }, NULL },
     { "vllm-tensor-parallel-size", { "tensor-model-parallel-size" }, NULL },
     { "data-parallel-size", { "dp-size" }, NULL },
     { "pipeline-parallel-size", { "pipeline-model-parallel-size" }, NULL },

@@ -1,4 +1,4 @@
-#include "cli/flags/flag.h"
+#include "cli/flags/flag_rows.h"
 
 static const char *const sampling_defaults[] = { "model", "openai", NULL };
 static const char *const parsers[] = { "qwen", "qwen25", "hermes", "llama3", NULL };
@@ -193,6 +193,21 @@ const ml_flag ml_flags_serve[] = {
       .group = "engine",
       .help = "Record the keys selected by the indexers for each token, for requests with "
               "return_indexer_topk." },
+    { .name = "tp-size",
+      .type = ML_FLAG_I64,
+      ML_AT(serve.tp),
+      .value = "N",
+      .def = "1",
+      .min = 1,
+      .max = 1024,
+      .group = "engine",
+      .cmds = ML_CMD_SERVE,
+      .from = ML_FROM_SGLANG,
+      .help = "Ranks that share the model (tensor parallelism); start as many with mpirun "
+              "-n N.  Tokens and log-probs do not depend on it." },
+    ML_SAME("tp", I64, "N", SGLANG, ML_CMD_SERVE, "engine", "tp-size"),
+    ML_SAME("tensor-parallel-size", I64, "N", SGLANG, ML_CMD_SERVE, "engine", "tp-size"),
+    ML_SAME("sglang-tp-size", I64, "N", SGLANG, ML_CMD_SERVE, "engine", "tp-size"),
     { .name = "dry-run",
       .type = ML_FLAG_BOOL,
       ML_AT(serve.dry_run),
@@ -204,18 +219,6 @@ const ml_flag ml_flags_serve[] = {
 
 /* Flags of SGLang's server, and their effect here. */
 const ml_flag ml_flags_serve_compat[] = {
-    { .name = "tp-size",
-      .type = ML_FLAG_TEXT,
-      ML_AT(single),
-      .words = only_one,
-      .group = "compatibility",
-      .help = "Only 1: tensor parallelism is not supported." },
-    { .name = "tp",
-      .type = ML_FLAG_TEXT,
-      ML_AT(single),
-      .words = only_one,
-      .group = "compatibility",
-      .help = "The same as --tp-size." },
     { .name = "dp-size",
       .type = ML_FLAG_TEXT,
       ML_AT(single),

@@ -28,10 +28,11 @@ void ml_mla_read(ml_builder *b, ml_mla *m) {
         (float)(ml_rope_score_scale(b, rope) / sqrt((double)(m->nope + m->rope_dim)));
 }
 
-static int32_t linear(ml_builder *b, int32_t x, const char *name, int64_t n_out,
-                      bool bias) {
-    return ml_build_linear(b, x,
-                           (ml_linear_opts){ .name = name, .n_out = n_out, .bias = bias });
+static int32_t linear(ml_builder *b, int32_t x, const char *name, int64_t n_out, bool bias,
+                      ml_shard shard) {
+    return ml_build_linear(
+        b, x,
+        (ml_linear_opts){ .name = name, .n_out = n_out, .bias = bias, .shard = shard });
 }
 
 /* *latent: the query between its two factors. */
@@ -40,11 +41,11 @@ static int32_t queries(ml_builder *b, const ml_decoder *d, const ml_mla *m, int3
     int64_t n_out = (int64_t)d->n_head * (m->nope + m->rope_dim);
 
     if (!m->q_rank)
-        return linear(b, x, "self_attn.q_proj", n_out, false);
-    x = linear(b, x, "self_attn.q_a_proj", m->q_rank, m->bias);
+        return linear(b, x, "self_attn.q_proj", n_out, false, ML_SHARD_COL);
+    x = linear(b, x, "self_attn.q_a_proj", m->q_rank, m->bias, ML_SHARD_NONE);
     x = ml_build_norm(b, x, "self_attn.q_a_layernorm", m->eps, m->q_rank, false);
     *latent = x;
-    return linear(b, x, "self_attn.q_b_proj", n_out, false);
+    return linear(b, x, "self_attn.q_b_proj", n_out, false, ML_SHARD_COL);
 }
 
 /* Outputs first .. of the matrix that produces latent and rotated key. */
@@ -107,5 +108,5 @@ int32_t ml_mla_attn(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t
         o = ml_build_attn(b, q, k, c, attn);
     o = ml_build_head_linear(b, o, "self_attn.kv_b_proj.value", d->n_head, m->v_dim,
                              expand_part(b, d, m, false));
-    return linear(b, o, "self_attn.o_proj", d->n_hidden, m->bias);
+    return linear(b, o, "self_attn.o_proj", d->n_hidden, m->bias, ML_SHARD_ROW);
 }

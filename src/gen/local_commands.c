@@ -1,0 +1,167 @@
+/* local_commands.c - operations of a local generator between steps, and its weights.  On
+ * several ranks each runs on every rank, and succeeds on all of them or on none. */
+#include <stdlib.h>
+
+#include "gen/local_priv.h"
+#include "model/weights_checksum.h"
+
+/* --- weights ------------------------------------------------------------------ */
+
+void ml_weight_set_free(ml_weight_set *s) {
+    if (!s)
+        return;
+    ml_weights_close(&s->w);
+    ml_arena_release(&s->arena);
+    free(s);
+}
+
+/* The checksum is one of whole matrices. */
+static ml_status read_set(const ml_local_opts *o, ml_weight_set *s, const char *dir,
+                          ml_err *err) {
+    ml_checkpoint *c = NULL;
+    ml_status st;
+
+    if (!dir)
+        return ml_weights_dummy(&s->w, o->spec, o->dtype, o->seed, o->be, &s->arena, err);
+    st = ml_checkpoint_open(&c, dir, err);
+    if (st == ML_OK)
+        st = ml_weights_load(&s->w, o->spec, c, o->dtype, o->be, &s->arena, err);
+    if (st == ML_OK && !o->spec->n_rank)
+        st = ml_weights_check_checksum(&s->w, o->spec, dir, err);
+    ml_checkpoint_close(c);
+    return st;
+}
+
+ml_status ml_weight_set_new(ml_weight_set **out, const ml_local_opts *o, const char *dir,
+                            uint64_t version, ml_err *err) {
+    ml_weight_set *s = calloc(1, sizeof *s);
+    ml_status st;
+
+    if (!s)
+        return ml_fail(err, ML_ENOMEM, "out of memory for a set of weights");
+    ml_arena_init(&s->arena, "weights");
+    st = read_set(o, s, dir, err);
+    if (st != ML_OK) {
+        ml_weight_set_free(s);
+        return st;
+    }
+    s->w.version = version;
+    *out = s;
+    return ML_OK;
+}
+
+/* --- operations ----------------------------------------------------------------- */
+
+/* Switches the weights; frees those that this generator owned before. */
+static ml_status switch_weights(ml_local *l, ml_command *c) {
+    ml_status st = ml_engine_switch(l->engine, c->weights, c->how);
+
+    if (st == ML_EAGAIN && !ml_local_may_step(l))
+        return ml_fail(c->err, ML_EUSAGE,
+                       "generation is paused with requests in flight, which cannot finish: "
+                       "continue it, abort them, or let their KV cache be recomputed");
+    if (st != ML_OK)
+        return st;
+    ml_weight_set_free(l->own);
+    l->own = c->set;
+    l->no_weights = false;
+    return ML_OK;
+}
+
+static ml_status do_switch(ml_local *l, ml_command *c) {
+    if (l->group.orders)
+        return ml_fail(c->err, ML_EUNSUP,
+                       "an engine of several ranks reads its weights from a checkpoint; "
+                       "it cannot switch to weights in the memory of its first rank");
+    return switch_weights(l, c);
+}
+
+static ml_status do_load(ml_local *l, ml_command *c) {
+    ml_gen_stats now;
+    ml_status st = ML_OK;
+
+    ml_engine_stats(l->engine, &now);
+    if (!c->set) { /* else this is a retry */
+        st = ml_weight_set_new(&c->set, &l->opts, c->dir,
+                               c->version ? c->version : now.version + 1, c->err);
+        st = ml_rank_group_agree(&l->group, st, c->err);
+    }
+    if (st != ML_OK)
+        return st;
+    c->weights = &c->set->w;
+    st = switch_weights(l, c);
+    if (st == ML_OK) {
+        free(l->dir);
+        l->dir = c->dir;
+    }
+    return st;
+}
+
+static void drop_weights(ml_local *l) {
+    uint64_t version = l->own->w.version;
+
+    ml_weights_close(&l->own->w);
+    l->own->w.version = version; /* stats need it meanwhile */
+    l->no_weights = true;
+}
+
+static ml_status do_release(ml_local *l, ml_command *c) {
+    if (c->flag[0] && !l->no_kv) {
+        ml_engine_release_kv(l->engine);
+        l->no_kv = true;
+    }
+    if (c->flag[1] && l->own)
+        drop_weights(l);
+    return ML_OK;
+}
+
+static ml_status take_weights(ml_local *l, ml_err *err) {
+    uint64_t version = l->own->w.version;
+    ml_status st;
+
+    ml_arena_release(&l->own->arena);
+    st = read_set(&l->opts, l->own, l->dir, err);
+    l->own->w.version = version;
+    st = ml_rank_group_agree(&l->group, st, err);
+    l->no_weights = false;
+    if (st != ML_OK)
+        drop_weights(l);
+    return st;
+}
+
+static ml_status take_kv(ml_local *l, ml_err *err) {
+    ml_status st = ml_engine_take_kv(l->engine, err), all;
+
+    all = ml_rank_group_agree(&l->group, st, err);
+    if (all != ML_OK && st == ML_OK)
+        ml_engine_release_kv(l->engine);
+    l->no_kv = all != ML_OK;
+    return all;
+}
+
+static ml_status do_take(ml_local *l, ml_command *c) {
+    ml_status st = ML_OK;
+
+    if (c->flag[1] && l->no_weights)
+        st = take_weights(l, c->err);
+    if (c->flag[0] && l->no_kv && st == ML_OK)
+        st = take_kv(l, c->err);
+    return st;
+}
+
+ml_status ml_local_do(ml_local *l, ml_command *c) {
+    switch (c->kind) {
+    case ML_DO_ABORT_ALL: ml_engine_abort_all(l->engine, "aborted"); break;
+    case ML_DO_PAUSE: l->paused = c->flag[0]; break;
+    case ML_DO_FLUSH: c->flag[0] = ml_engine_flush(l->engine); break;
+    case ML_DO_LOAD: return do_load(l, c);
+    case ML_DO_RELEASE: return do_release(l, c);
+    case ML_DO_TAKE: return do_take(l, c);
+    case ML_DO_SWITCH: return do_switch(l, c);
+    case ML_DO_SET_STEP_END:
+        l->step_end = c->step_end;
+        l->step_end_ud = c->ud;
+        break;
+    }
+    return ML_OK;
+}
