@@ -298,7 +298,7 @@ double ml_gguf_item(const ml_gguf_key *k, uint64_t i) {
     case ML_GGUF_I16: return (int16_t)v;
     case ML_GGUF_I32: return (int32_t)v;
     case ML_GGUF_I64: return (double)(int64_t)v;
-    case ML_GGUF_F32: memcpy(&f, k->bytes.ptr + i * n, sizeof f); return f;
+    case ML_GGUF_F32: memcpy(&f, k->bytes.ptr + i * n, sizeof f); return (double)f;
     case ML_GGUF_F64: memcpy(&d, k->bytes.ptr + i * n, sizeof d); return d;
     default: return (double)v;
     }
