@@ -134,6 +134,7 @@ $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 2400 mutants tools/mutants.sh
+1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
 1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640

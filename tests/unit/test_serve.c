@@ -303,7 +303,7 @@ static void command(void) {
         { "--dry-run", 1, "--skip-tokenizer-init" },
         { "--skip-tokenizer-init --dry-run --enable-return-routed-experts", 2,
           "has no experts" },
-        { "--dry-run --tp 2", 2, "--tp '2': expected one of 1" },
+        { "--skip-tokenizer-init --tp 2", 2, "the launcher started 1 rank" },
         { "--dry-run --speculative-algorithm EAGLE", 2, "is not supported" },
         { "--skip-tokenizer-init --dry-run --host 0.0.0.0", 2, "add --insecure" },
         { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --insecure", 0,
