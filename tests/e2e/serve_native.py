@@ -216,7 +216,7 @@ def run_on_ranks(n):
     os.environ.update({"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
                        "MILES_DEVICE": "cpu"})
     Server.launcher = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", str(n)]
-    Server.ranks = ["--tp-size", str(n), "--context-length", "96"]  # short answers: ranks share cores here
+    Server.ranks = ["--tp-size", str(n), "--context-length", "512"]  # ranks share cores here
 
 
 def main():

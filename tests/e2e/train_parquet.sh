@@ -15,7 +15,7 @@ train() { # train NAME DATA EVAL FLAGS...
     --input-key messages --label-key label --metadata-key metadata --apply-chat-template --rollout-shuffle \
     --rollout-max-prompt-len 100 --rm-type math --rollout-batch-size 8 --n-samples-per-prompt 2 --rollout-max-response-len 8 \
     --eval-prompt-data rows "$3" --eval-interval 3 --save-interval 3 --lr 1e-3 --lr-decay-style constant --entropy-coef 0.1 \
-    --save-debug-rollout-data "$dir/$1/samples/{rollout_id}.jsonl" "${@:4}" > "$dir/$1.log"
+    --save-debug-rollout-data "$dir/$1/samples/{rollout_id}.jsonl.zst" "${@:4}" > "$dir/$1.log"
 }
 
 same() { # same NAME: its run left what that on lines left
