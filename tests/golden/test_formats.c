@@ -130,6 +130,7 @@ static void check_ids(ml_encoder *e, const ml_json *row) {
     if (!same)
         ml_test_fail(__FILE__, __LINE__, "\"%.*s\": other token ids from number %d on",
                      (int)text->text.len, text->text.ptr, (int)n);
+    ml_tokens_release(&got);
 }
 
 static void check_tokenizer(const char *model, const char *golden) {
