@@ -287,8 +287,14 @@ static ml_status read_vocab(vocab *v, const writer *w) {
     v->score = scores ? ML_NEW(&v->arena, float, v->n) : NULL;
     ml_map_init(&v->ids, &v->arena, v->n);
     for (int64_t i = 0; i < v->n; i++) {
+        double type = types ? ml_gguf_item(types, (uint64_t)i) : NORMAL;
+        if (!(type >= 0 && type <= UINT8_MAX))
+            return ml_fail(w->err, ML_EFORMAT,
+                           "%s: tokenizer.ggml.token_type of token %lld is %g; expected 1 "
+                           "to 6",
+                           w->g->path, (long long)i, type);
         v->token[i] = ml_gguf_next(tokens, &at);
-        v->type[i] = types ? (uint8_t)ml_gguf_item(types, (uint64_t)i) : NORMAL;
+        v->type[i] = (uint8_t)type;
         if (scores)
             v->score[i] = (float)ml_gguf_item(scores, (uint64_t)i);
         ml_map_add(&v->ids, v->token[i], i);

@@ -38,7 +38,7 @@ CAPABILITIES = [
     ("dashboard", r"dashboard"),
     ("multimodal", r"vision models"),
     ("parquet", r"parquet"),
-    ("user Python", r"no reward: give|(reward|extension|function|module) .*(examples\.|miles\.)|examples\.[\w.]*"),
+    ("user Python", r"--custom-\S+-path|no reward: give|(reward|extension|function|module) .*(examples\.|miles\.)|examples\.[\w.]*"),
     ("unknown to Miles", r"Miles does not have it"),
 ]
 
@@ -65,8 +65,7 @@ def make_root(root):
         {"role": "user", "content": "how many?"}, {"role": "assistant", "content": "7"}]})
     with open(root + "/data.jsonl", "w") as f:
         f.write((json.dumps(row) + "\n") * 600)
-    with open(root + "/data.parquet", "wb") as f:
-        f.write(b"PAR1" + b"\0" * 64 + b"PAR1")
+    shutil.copy("tests/golden/scripts/data.parquet", root + "/data.parquet")
     with open(root + "/eval.yaml", "w") as f:
         f.write("eval:\n  datasets:\n    - name: aime\n      path: %s/data.jsonl\n" % root)
     with open(root + "/mis.yaml", "w") as f:
