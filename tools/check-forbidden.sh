@@ -32,4 +32,9 @@ prose='README.md CONTRIBUTING.md SECURITY.md docs'
         "\\b(nobody'[s]|under wa[y]|ane[w]|as many as ma[y]|stands? in the wa[y]|tells? the new[s])\\b" \
         --exclude=GLOSSARY.md $code $prose
 }
+built=$(git ls-files -- '*.so' '*.o' '*.a' '*.pyc' '*.whl' 2>/dev/null)
+if [ -n "$built" ]; then
+    printf 'build products do not belong in the repository; remove them and extend .gitignore:\n%s\n' "$built"
+    bad=1
+fi
 exit $bad
