@@ -67,17 +67,23 @@ void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run, const ml_train_sa
         }
 }
 
+/* Layers that were not computed have zeros. */
+static void put_layer(int32_t *to, const int32_t *chosen, int64_t k, bool add) {
+    for (int64_t i = 0; i < k; i++)
+        to[i] = add ? to[i] | chosen[i] : chosen[i];
+}
+
 void ml_routing_replay_record(const ml_routing_replay *c, const ml_run *run,
-                              const ml_train_sample *s, const ml_bin *bin) {
+                              const ml_train_sample *s, const ml_bin *bin, bool add) {
     for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0, k = c->of[r].top_k, n_layer = c->of[r].n_layer;
         for (int32_t i = 0; run->chosen[r] && i < bin->n; i++) {
             const ml_train_sample *x = &s[bin->item[i]];
             for (int32_t t = 0; t < x->n_token; t++, row++)
                 for (int64_t layer = 0; layer < n_layer; layer++)
-                    memcpy(x->routed[r].record + (t * n_layer + layer) * k,
-                           c->of[r].chosen + (layer * run->rows->n_token + row) * k,
-                           (size_t)k * sizeof(int32_t));
+                    put_layer(x->routed[r].record + (t * n_layer + layer) * k,
+                              c->of[r].chosen + (layer * run->rows->n_token + row) * k, k,
+                              add);
         }
     }
 }

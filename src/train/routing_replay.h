@@ -39,11 +39,12 @@ size_t ml_routing_replay_bytes(const ml_spec *s, const bool *routes, int64_t n_t
 /* Copies the routing records of the bin's samples, whose rows are consecutive. */
 void ml_routing_replay_load(ml_routing_replay *c, ml_run *run,
                             const struct ml_train_sample *s, const ml_bin *bin);
-/* Records the selection for samples that request it: call before and after the forward. */
+/* Records the selection for samples that request it: call before and after the forward.
+ * add: to the layers that an earlier forward of the samples has recorded. */
 void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run,
                             const struct ml_train_sample *s, const ml_bin *bin);
 void ml_routing_replay_record(const ml_routing_replay *c, const ml_run *run,
-                              const struct ml_train_sample *s, const ml_bin *bin);
+                              const struct ml_train_sample *s, const ml_bin *bin, bool add);
 
 /* Validates rows of `width` numbers from outside: each must be a selection this model can
  * make. */

@@ -8,6 +8,9 @@
 typedef struct ml_runner {
     ml_plan *plan;
     ml_micro micro;
+    int32_t first, end;     /* nodes of a pipeline stage; end 0: all */
+    int32_t n_set;          /* micro-batches whose activations the plan keeps */
+    struct ml_runner *next; /* this rank's next stage, of an interleaved pipeline */
 } ml_runner;
 
 struct ml_trainer {
@@ -21,6 +24,7 @@ struct ml_trainer {
     ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
     ml_tensor embed_grad;
     ml_runner train, score;
+    ml_ranks pipe; /* the ranks of this one's pipeline; one if there is none */
     int64_t n_sample;
     ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
     bool released;
@@ -35,9 +39,38 @@ ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins);
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,
                              ml_err *err);
+/* The steps of a forward: fills the runner's micro-batch; reads and spreads the results of
+ * the last run. */
+ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
+                       const ml_train_sample *s, const ml_bin *bin, bool everywhere);
+ml_status ml_trainer_read(ml_trainer *t, ml_runner *r, ml_err *err);
 /* Whether this rank of the job reports the results of its data place; others have the same
  * ones, or none. */
 bool ml_trainer_reports(const ml_trainer *t, int32_t rank);
+
+/* trainer_pipeline.c: micro-batches that pass through the ranks of a pipeline. */
+typedef struct ml_pipe_work {
+    const ml_weights *weights;
+    const ml_train_sample *sample;
+    const ml_bins *micro; /* the same on all ranks of the pipeline */
+    const ml_step *step;  /* NULL: forward passes alone, with all response tokens */
+    /* In the last stage, with the results of a forward pass.  live: whether there are
+     * derivatives; otherwise no rank runs the backward pass. */
+    ml_status (*scored)(void *ud, ml_micro *m, bool *live, ml_err *err);
+    void *ud;
+} ml_pipe_work;
+
+bool ml_trainer_is_pipeline(const ml_trainer *t);
+ml_status ml_trainer_open_pipeline(ml_trainer *t, ml_err *err);
+void ml_trainer_close_pipeline(ml_trainer *t);
+ml_status ml_trainer_run_pipeline(ml_trainer *t, ml_runner *r, const ml_pipe_work *w,
+                                  ml_err *err);
+/* The last stage's gradient of a tied table goes to the first stage, which owns it, and its
+ * weights go the other way. */
+ml_status ml_trainer_send_tied(ml_trainer *t, const ml_weights *w, bool to_last,
+                               ml_err *err);
+int32_t ml_trainer_tied_table(const ml_spec *s); /* embedding and head, or ML_NONE */
+
 int64_t *ml_trainer_lengths(ml_arena *a, const ml_train_sample *s, int32_t n);
 
 #endif

@@ -77,6 +77,66 @@ static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
     return ml_ranks_gather(ranks, &spans, err);
 }
 
+/* Scores that are being computed. */
+typedef struct scoring {
+    float *const *logprob, *const *entropy;
+} scoring;
+
+static ml_status keep_scores(void *ud, ml_micro *m, bool *live, ml_err *err) {
+    const scoring *x = ud;
+
+    (void)live, (void)err;
+    copy_scores(m, x->logprob, x->entropy);
+    return ML_OK;
+}
+
+/* Each stage has recorded the routing of its layers. */
+static ml_status merge_routing(ml_trainer *t, const ml_train_sample *s, const ml_bins *bins,
+                               ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t j = 0; j < bins->bin[k].n; j++)
+            for (int r = 0; r < ML_N_ROUTING && st == ML_OK; r++) {
+                const ml_train_sample *x = &s[bins->bin[k].item[j]];
+                int64_t width = ml_spec_routing_width(t->spec, (ml_routing_kind)r);
+                if (x->routed[r].record)
+                    st =
+                        ml_ranks_merge(&t->pipe, x->routed[r].record,
+                                       (size_t)(x->n_token * width) * sizeof(int32_t), err);
+            }
+    return st;
+}
+
+static ml_status score_in_stages(ml_trainer *t, const ml_weights *w,
+                                 const ml_train_sample *s, const ml_bins *bins,
+                                 const scoring *x, ml_err *err) {
+    scoring to = *x;
+    ml_status st = ml_trainer_run_pipeline(
+        t, &t->score,
+        &(ml_pipe_work){
+            .weights = w, .sample = s, .micro = bins, .scored = keep_scores, .ud = &to },
+        err);
+    return st == ML_OK && w == t->weights ? merge_routing(t, s, bins, err) : st;
+}
+
+static ml_status score_bins(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
+                            const ml_bins *bins, const scoring *x, ml_err *err) {
+    ml_status st;
+
+    if (ml_trainer_is_pipeline(t))
+        return score_in_stages(t, w, s, bins, x, err);
+    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
+                 : ML_OK;
+    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
+        st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);
+        if (st == ML_OK)
+            copy_scores(&t->score.micro, x->logprob, x->entropy);
+        ml_work_count_add(t->work_count);
+    }
+    return st;
+}
+
 ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
                            int32_t n, float *const *logprob, float *const *entropy,
                            ml_err *err) {
@@ -89,15 +149,7 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
     deal = pack_for_scoring(t, &a, s, n);
     bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
-    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
-                 : ML_OK;
-    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
-        st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true,
-                                err);
-        if (st == ML_OK)
-            copy_scores(&t->score.micro, logprob, entropy);
-        ml_work_count_add(t->work_count);
-    }
+    st = score_bins(t, w ? w : t->weights, s, bins, &(scoring){ logprob, entropy }, err);
     st = ml_ranks_agree(ranks, st, err);
     if (st == ML_OK && ranks->comm->size > 1)
         st = gather_scores(t, &a, deal, s, logprob, entropy, err);
