@@ -244,7 +244,7 @@ static void pass_one(const rig *g, int64_t n) {
 enum { LONG = 5 << 20 }; /* floats: more than a stage holds */
 
 static void check_collectives(const rig *g) {
-    static const int64_t sizes[] = { 0, 1, 1001, 70001 };
+    static const int64_t sizes[] = { 0, 1, 1001, 270001 };
     static const ml_dtype dtypes[] = { ML_F32, ML_BF16, ML_F16, ML_I32 };
 
     for (int i = 0; i < 4; i++) {
@@ -332,8 +332,8 @@ static void splits(void) {
 }
 
 static void fail_one(const rig *g) {
-    both x = output(g, 4);
-    ml_tensor t = there(&x, tensor(NULL, ML_F32, 1, 1));
+    both x = output(g, 4 << 20);
+    ml_tensor t = there(&x, tensor(NULL, ML_F32, 1 << 20, 1));
     ml_err err = { ML_EIO, "the disk is full" };
     ml_comm *c = g->peer;
 
