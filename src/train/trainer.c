@@ -22,18 +22,29 @@ int32_t ml_trainer_tied_table(const ml_spec *s) {
     return ML_NONE;
 }
 
-static size_t embed_bytes(const ml_spec *s) {
+static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
     int32_t table = ml_trainer_tied_table(s);
     ml_tensor t;
 
     if (table == ML_NONE)
         return 0;
     t = ml_weights_tensor(&s->param[table], ML_F32, ML_PANELS);
-    return ml_tensor_bytes(&t);
+    return range ? (size_t)range[table].n * sizeof(float) : ml_tensor_bytes(&t);
 }
 
-size_t ml_trainer_grad_bytes(const ml_spec *s) {
-    return ml_weights_bytes(s, NULL, ML_WEIGHT_F32) + embed_bytes(s);
+size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range) {
+    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range);
+}
+
+const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
+                                       const int32_t *stage, ml_layout linear) {
+    const ml_mesh_sizes *x = mesh ? &mesh->sizes : NULL;
+    ml_shard_map map;
+
+    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep == 1))
+        return NULL;
+    ml_shard_map_init(&map, a, s, linear, x, stage);
+    return ml_shard_residents(&map, a, mesh->rank);
 }
 
 /* Whether this rank embeds tokens. */
@@ -42,9 +53,9 @@ static bool has_embedding(const ml_trainer *t) {
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
-    size_t bytes = has_embedding(t) ? embed_bytes(t->spec) : 0;
-    ml_status st =
-        ml_weights_zeros_part(&t->grads, t->spec, t->weights->range, t->be, &t->arena, err);
+    const ml_shard_range *range = t->weights->range;
+    size_t bytes = has_embedding(t) ? embed_bytes(t->spec, range) : 0;
+    ml_status st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
 
     if (st == ML_OK && bytes) {
         st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
@@ -69,6 +80,23 @@ static void join_grads(ml_trainer *t) {
 
 /* --- open and close --------------------------------------------------------- */
 
+static void open_map(ml_trainer *t) {
+    const ml_mesh *m = t->opts.mesh;
+
+    ml_arena_init(&t->long_arena, "trainer");
+    if (!m)
+        return;
+    ml_shard_map_init(&t->map, &t->long_arena, t->spec, t->be->linear, &m->sizes,
+                      t->opts.stage);
+    t->stored = ML_NEW(&t->long_arena, ml_dtype, t->spec->n_param + 1);
+    for (int32_t i = 0; i < t->spec->n_param; i++) {
+        ml_shard_range want = ml_shard_resident(&t->map, i, m->rank);
+        ml_shard_range has = ml_weights_range(t->weights, i);
+        ML_BUG_IF(want.n != has.n || (has.n && want.begin != has.begin));
+        t->stored[i] = t->weights->t[i].dtype;
+    }
+}
+
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err) {
     ml_trainer *t = calloc(1, sizeof *t);
@@ -81,6 +109,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     t->opts.optimizer.stage = opts->stage;
     t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
+    open_map(t);
     st = ml_trainer_open_pipeline(t, err);
     if (st == ML_OK)
         st = ml_lr_init(&t->lr, &opts->lr, err);
@@ -121,6 +150,7 @@ void ml_trainer_close(ml_trainer *t) {
     ml_optimizer_close(&t->optimizer);
     free_grads(t);
     ml_trainer_close_pipeline(t);
+    ml_arena_release(&t->long_arena);
     free(t);
 }
 
@@ -214,6 +244,13 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
+    if (t->opts.mesh) {
+        memcpy(opts.group, t->opts.mesh->group, sizeof opts.group);
+        opts.group[ML_GROUP_TP] = NULL; /* of specs that are cut */
+        opts.map = &t->map;
+        opts.rank = t->opts.mesh->rank;
+        opts.stored = t->stored;
+    }
     close_runner(r);
     st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
     if (st == ML_OK)
@@ -231,8 +268,44 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
+bool ml_trainer_is_joint(const ml_trainer *t) {
+    return t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+}
+
+ml_status ml_trainer_rounds(ml_trainer *t, int32_t n, int32_t *out, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    ml_status st = ML_OK;
+    int32_t *all;
+    ml_arena a;
+
+    *out = n;
+    if (!ml_trainer_is_joint(t))
+        return ML_OK;
+    ml_arena_init(&a, "numbers of micro-batches");
+    all = ML_NEW(&a, int32_t, ranks->comm->size);
+    st = ml_ranks_collect(ranks, all, &n, sizeof n, err);
+    for (int32_t k = 0; k < ranks->comm->size && st == ML_OK; k++)
+        *out = all[k] > *out ? all[k] : *out;
+    ml_arena_release(&a);
+    return st;
+}
+
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward) {
+    static const float none[1];
+    ml_rows rows = { .temperature = 1 };
+    ml_run run = { .weights = w,
+                   .grads = &t->grads,
+                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .rows = &rows };
+
+    if (backward)
+        ml_plan_backward(r->plan, &run, none, NULL);
+    else
+        ml_plan_forward(r->plan, &run);
+}
+
 ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
-    ml_batch_caps need = { 0 };
+    ml_batch_caps need = { .n_token = 1, .n_seq = 1, .n_loss = 1, .n_page = 1 };
     for (int32_t k = 0; k < bins->n; k++)
         need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
     return need;
@@ -408,10 +481,12 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     if (live)
         ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
                          x->step->entropy && !m->critic ? m->row_dentropy : NULL);
+    else if (ml_trainer_is_joint(t))
+        ml_trainer_join(t, &t->train, t->weights, true);
     return t->be->dev->sync(t->be->stream, err);
 }
 
-static ml_status run_micros(step_run *x, ml_err *err) {
+static ml_status run_micros(step_run *x, int32_t n_round, ml_err *err) {
     ml_trainer *t = x->t;
     const ml_bins *micro = x->step->micro;
     ml_status st = ML_OK;
@@ -421,13 +496,19 @@ static ml_status run_micros(step_run *x, ml_err *err) {
                                        &(ml_pipe_work){ .weights = t->weights,
                                                         .sample = x->step->sample,
                                                         .micro = micro,
+                                                        .n_round = n_round,
                                                         .step = x->step,
                                                         .scored = take_loss,
                                                         .ud = x },
                                        err);
-    for (int32_t k = 0; k < micro->n && st == ML_OK; k++) {
-        st = run_micro(x, &micro->bin[k], err);
-        ml_work_count_add(t->work_count);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k < micro->n) {
+            st = run_micro(x, &micro->bin[k], err);
+            ml_work_count_add(t->work_count);
+        } else {
+            ml_trainer_join(t, &t->train, t->weights, false);
+            ml_trainer_join(t, &t->train, t->weights, true);
+        }
     }
     return st;
 }
@@ -489,6 +570,7 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
     ml_status st = ML_OK;
+    int32_t n_round = 0;
     ml_arena a;
     loss_terms terms;
 
@@ -497,12 +579,15 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
-    zero_grads(t);
     if (!ml_trainer_is_pipeline(t))
         st = ml_trainer_grow(t, &t->train, true, ml_trainer_need(step->sample, step->micro),
                              err);
     if (st == ML_OK)
-        st = run_micros(&(step_run){ t, step, &terms, out }, err);
+        st = ml_trainer_rounds(t, step->micro->n, &n_round, err);
+    if (st == ML_OK) {
+        zero_grads(t);
+        st = run_micros(&(step_run){ t, step, &terms, out }, n_round, err);
+    }
     if (st == ML_OK)
         st = ml_trainer_send_tied(t, &t->grads, false, err);
     join_grads(t);

@@ -89,10 +89,20 @@ static int32_t set_of(const pipe_run *x, const ml_pass *p) {
     return p->micro % x->plan.n_set[p->chunk];
 }
 
+/* Micro-batches after this pipeline's own have no samples. */
+static bool is_empty(const pipe_run *x, int32_t micro) {
+    return micro >= x->work->micro->n;
+}
+
+static ml_batch_caps need_of(const pipe_run *x, int32_t micro) {
+    return is_empty(x, micro) ? (ml_batch_caps){ 0 }
+                              : ml_micro_need(x->work->sample, &x->work->micro->bin[micro]);
+}
+
 /* The memory that a move sends from, or receives to.  Returns the number of messages. */
 static int32_t add_messages(const pipe_run *x, const ml_pipeline_move *m, ml_message *out) {
     const ml_pass *p = &m->of;
-    ml_batch_caps need = ml_micro_need(x->work->sample, &x->work->micro->bin[p->micro]);
+    ml_batch_caps need = need_of(x, p->micro);
     ml_rows rows = { .n_token = need.n_token, .n_seq = need.n_seq, .n_loss = need.n_loss };
     ml_port_kind kind = p->backward ? (m->send ? ML_PORT_DIN : ML_PORT_DOUT)
                         : m->send   ? ML_PORT_OUT
@@ -138,10 +148,15 @@ static ml_status run_forward(pipe_run *x, const ml_pass *p, ml_err *err) {
     ml_trainer *t = x->t;
     ml_runner *r = chunk_of(x->runner, p->chunk);
     const ml_bin *bin = &w->micro->bin[p->micro];
-    ml_run run = ml_trainer_load(t, r, w->weights, w->sample, bin, !w->step);
     bool live = false;
+    ml_run run;
     ml_status st;
 
+    if (is_empty(x, p->micro)) {
+        ml_trainer_join(t, r, w->weights, false);
+        return ML_OK;
+    }
+    run = ml_trainer_load(t, r, w->weights, w->sample, bin, !w->step);
     run.set = set_of(x, p);
     if (w->weights == t->weights)
         ml_routing_replay_bind(&r->micro.routing_replay, &run, w->sample, bin);
@@ -166,8 +181,11 @@ static ml_status run_backward(pipe_run *x, const ml_pass *p, ml_err *err) {
     bool head = ml_plan_has_head(r->plan);
     ml_run run = { .weights = t->weights, .rows = &m->batch.rows };
 
-    if (!x->live[p->micro])
+    if (!x->live[p->micro]) {
+        if (ml_trainer_is_joint(t))
+            ml_trainer_join(t, r, t->weights, true);
         return ML_OK;
+    }
     ML_BUG_IF(head && x->loaded != p->micro);
     if (!head)
         run = ml_trainer_load(t, r, t->weights, w->sample, &w->micro->bin[p->micro], false);
@@ -211,7 +229,7 @@ ml_status ml_trainer_run_pipeline(ml_trainer *t, ml_runner *r, const ml_pipe_wor
                                   ml_err *err) {
     ml_pipeline_opts o = { .n_stage = t->pipe.comm->size,
                            .n_chunk = n_chunk_of(r),
-                           .n_micro = w->micro->n,
+                           .n_micro = w->n_round,
                            .backward = w->step != NULL };
     pipe_run x = { .t = t, .runner = r, .work = w, .loaded = -1 };
     ml_status st;
@@ -219,15 +237,15 @@ ml_status ml_trainer_run_pipeline(ml_trainer *t, ml_runner *r, const ml_pipe_wor
 
     ml_arena_init(&a, "a pipeline");
     ml_pipeline_schedule(&x.plan, &a, &o, t->pipe.comm->rank);
-    x.live = ML_NEW(&a, int32_t, w->micro->n + 1);
-    st = w->micro->n ? grow_chunks(&x, err) : ML_OK;
+    x.live = ML_NEW(&a, int32_t, w->n_round + 1);
+    st = w->n_round ? grow_chunks(&x, err) : ML_OK;
     for (int32_t k = 0; k < x.plan.n_tick && st == ML_OK; k++) {
         const ml_pipeline_tick *tick = &x.plan.tick[k];
         st = exchange_tick(&x, tick, err);
         if (st != ML_OK || !tick->runs)
             continue;
         st = (tick->pass.backward ? run_backward : run_forward)(&x, &tick->pass, err);
-        if (is_last(&x, &tick->pass))
+        if (is_last(&x, &tick->pass) && !is_empty(&x, tick->pass.micro))
             ml_work_count_add(t->work_count);
     }
     ml_arena_release(&a);
