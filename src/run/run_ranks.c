@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "comm/device/device_comm.h"
 #include "run/opts.h"
 
 /* --- hosts -------------------------------------------------------------------- */
@@ -101,11 +102,13 @@ int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
 }
 
 static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
-    ml_status st = r->world->split(r->world, &r->train, 0, r->world->rank, err);
+    ml_comm *host;
+    ml_status st = r->world->split(r->world, &host, 0, r->world->rank, err);
 
     r->world->group = "the job";
     if (st != ML_OK)
         return st;
+    r->train = ml_comm_device(host);
     r->train->group = "train";
     r->train->deadline_s = 60 * p->timeout_min;
     return ml_mesh_open(&r->mesh, r->train, NULL, ml_run_ranks_sizes(p), err);

@@ -37,6 +37,7 @@ typedef struct ml_place_opts {
     int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
     int64_t replicas;       /* sets of weights with FSDP */
     int backend;            /* ml_train_backend */
+    bool nccl;              /* GPUs of one host use NCCL, too */
 } ml_place_opts;
 
 typedef enum ml_train_backend { ML_TRAIN_MEGATRON, ML_TRAIN_FSDP } ml_train_backend;
