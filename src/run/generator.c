@@ -133,19 +133,20 @@ bool ml_generator_own_set(const ml_run_opts *c) {
 
 /* --- the rows of each rank ---------------------------------------------------- */
 
-/* What the ranks that train have: all of it. */
+/* What the ranks that train have. */
 static void list_senders(ml_generator *g, const ml_run_ranks *ranks) {
     const ml_spec *s = &g->run->spec;
-    ml_shard_range *all = ML_NEW(&g->arena, ml_shard_range, s->n_param);
     const ml_shard_range **from =
         ML_NEW(&g->arena, const ml_shard_range *, g->moves.n_rank);
+    ml_shard_map map;
 
-    for (int32_t i = 0; i < s->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32, g->run->be.linear);
-        all[i] = ml_shard_range_whole(&t);
-    }
+    if (ranks->world)
+        ml_shard_map_init(&map, &g->arena, s, g->run->be.linear, &ranks->sizes,
+                          g->run->opts.trainer.stage);
+    else
+        ml_shard_map_one(&map, &g->arena, s, g->run->be.linear);
     for (int32_t r = 0; r < ml_run_ranks_n_actor(ranks); r++)
-        from[r] = all;
+        from[r] = ml_shard_residents(&map, &g->arena, r);
     g->moves.from = from;
 }
 

@@ -95,22 +95,38 @@ void ml_run_ranks_place(ml_run_opts *o) {
     o->place.engine_size = engines ? o->place.engine_size : 1;
 }
 
-/* The ranks that train. */
-static ml_status open_data(ml_run_ranks *r, double deadline_s, ml_err *err) {
-    int32_t color = ml_run_ranks_trains(r) ? 0 : -1;
-    ml_status st = r->world->split(r->world, &r->data, color, r->world->rank, err);
+ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
+    return (ml_mesh_opts){ .tp = (int32_t)p->tp,
+                           .cp = (int32_t)p->cp,
+                           .pp = (int32_t)p->pp,
+                           .ep = (int32_t)p->ep,
+                           .fsdp = p->backend == ML_TRAIN_FSDP,
+                           .replicate = (int32_t)p->replicas };
+}
 
+int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
+    return r->train ? ml_mesh_data_size(&r->mesh.sizes) : 1;
+}
+
+/* The ranks that train. */
+static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
+    int32_t color = ml_run_ranks_trains(r) ? 0 : -1;
+    ml_status st =
+        ml_mesh_size(&r->sizes, ml_run_ranks_n_actor(r), ml_run_ranks_sizes(p), err);
+
+    if (st == ML_OK)
+        st = r->world->split(r->world, &r->train, color, r->world->rank, err);
     r->world->group = "the job";
     r->actors = r->world;
     if (st == ML_OK && r->n_actor) {
         r->actors = NULL;
         st = r->world->split(r->world, &r->actors, color, r->world->rank, err);
     }
-    if (st != ML_OK || !r->data)
+    if (st != ML_OK || !r->train)
         return st;
-    r->data->group = "data";
-    r->data->deadline_s = deadline_s;
-    return ML_OK;
+    r->train->group = "train";
+    r->train->deadline_s = 60 * p->timeout_min;
+    return ml_mesh_open(&r->mesh, r->train, NULL, ml_run_ranks_sizes(p), err);
 }
 
 static ml_status open_engine(ml_run_ranks *r, ml_err *err) {
@@ -153,18 +169,19 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
     }
     free(all);
     if (st == ML_OK)
-        st = open_data(r, 60 * p->timeout_min, err);
+        st = open_mesh(r, p, err);
     return st == ML_OK ? open_engine(r, err) : st;
 }
 
 void ml_run_ranks_close(ml_run_ranks *r) {
+    ml_mesh_close(&r->mesh);
     if (r->engine)
         r->engine->close(r->engine);
     if (r->actors && r->actors != r->world)
         r->actors->close(r->actors);
-    if (r->data)
-        r->data->close(r->data);
-    r->data = r->actors = r->engine = NULL;
+    if (r->train)
+        r->train->close(r->train);
+    r->train = r->actors = r->engine = NULL;
 }
 
 size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t all, bool host) {
@@ -192,12 +209,48 @@ static bool dumps_tensors(const ml_run_opts *o) {
     return o->dump.enable || o->dump.inference.n || o->dump.score.n || o->dump.train.n;
 }
 
+/* Directions of a mesh that training does not divide yet. */
+#define NOT_YET                                                                            \
+    " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
+    "state; remove the flag"
+
+static bool divides_tensors(const ml_run_opts *o) {
+    return o->place.tp > 1;
+}
+
+static bool divides_contexts(const ml_run_opts *o) {
+    return o->place.cp > 1;
+}
+
+static bool divides_layers(const ml_run_opts *o) {
+    return o->place.pp > 1;
+}
+
+static bool divides_experts(const ml_run_opts *o) {
+    return o->place.ep > 1;
+}
+
+static const rank_rule size_rules[] = {
+    { divides_tensors, "--tensor-model-parallel-size" NOT_YET },
+    { divides_contexts, "--context-parallel-size" NOT_YET },
+    { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
+    { divides_experts, "--expert-model-parallel-size" NOT_YET },
+};
+
 static const rank_rule rules[] = {
     { checks_coverage,
       "--enable-witness needs one rank: a rank sees its own samples only" },
     { dumps_tensors, "--dumper-enable needs one rank: the dumps of ranks would overwrite "
                      "each other" },
 };
+
+static ml_status check_rules(const rank_rule *rule, size_t n, const ml_run_opts *o,
+                             ml_err *err) {
+    for (size_t i = 0; i < n; i++)
+        if (rule[i].broken(o))
+            return ml_fail(err, ML_EUSAGE, "%s", rule[i].message);
+    return ML_OK;
+}
 
 /* --- sizes -------------------------------------------------------------------- */
 
@@ -271,8 +324,9 @@ ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err
         st = check_engines(r, o, err);
     if (st == ML_OK)
         st = check_hosts(r, o, err);
-    for (size_t i = 0; i < sizeof rules / sizeof *rules && st == ML_OK; i++)
-        if (ml_run_ranks_size(r) > 1 && rules[i].broken(o))
-            st = ml_fail(err, ML_EUSAGE, "%s", rules[i].message);
+    if (st == ML_OK)
+        st = check_rules(size_rules, sizeof size_rules / sizeof *size_rules, o, err);
+    if (st == ML_OK && ml_run_ranks_size(r) > 1)
+        st = check_rules(rules, sizeof rules / sizeof *rules, o, err);
     return st;
 }

@@ -12,6 +12,7 @@
 #ifndef ML_RUN_RUN_RANKS_H
 #define ML_RUN_RUN_RANKS_H
 
+#include "comm/mesh.h"
 #include "comm/share.h"
 
 struct ml_run_opts;
@@ -21,12 +22,14 @@ enum { ML_HOST_NAME = 256 };
 /* Zeros are one rank. */
 typedef struct ml_run_ranks {
     ml_comm *world;  /* of the loop, without a time limit; NULL: one rank */
-    ml_comm *data;   /* of training: ranks divide the samples; NULL: one rank, or this one
-                       does not train */
-    ml_comm *actors; /* the same ranks, without a time limit; it may be the world */
+    ml_comm *train;  /* of training, with a time limit; NULL: one rank, or this one does
+                        not train */
+    ml_mesh mesh;    /* of `train`; zeros: one rank */
+    ml_comm *actors; /* the ranks of `train`, without a time limit; it may be the world */
     ml_comm *engine; /* the ranks of this rank's engine; NULL: it has one rank, or none */
     int32_t n_actor; /* ranks that train, if others generate; 0: all train */
     int32_t engine_size; /* 0: 1 */
+    ml_mesh_sizes sizes; /* of the mesh, on all ranks; zeros: one rank */
     double publish_s;    /* a wait for weights that takes longer fails; 0: none */
     char host[ML_HOST_NAME];
     int32_t local_rank, local_size; /* among the ranks of this host */
@@ -39,11 +42,17 @@ typedef struct ml_run_ranks {
 typedef struct ml_place_opts {
     int64_t nodes, gpus_per_node; /* of the actor */
     int64_t most_per_node;
-    double timeout_min;  /* of a wait for another rank in training; 0: none */
-    int64_t rollout;     /* ranks of all engines, if they are apart */
-    int64_t engine_size; /* ranks of an engine */
-    bool apart;          /* engines have ranks of their own: see ml_run_ranks_place */
+    double timeout_min; /* of a wait for another rank in training; 0: none */
+    /* How the ranks divide the model. */
+    int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
+    int64_t replicas;       /* sets of weights with FSDP */
+    int backend;            /* ml_train_backend */
+    int64_t rollout;        /* ranks of all engines, if they are apart */
+    int64_t engine_size;    /* ranks of an engine */
+    bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
 } ml_place_opts;
+
+typedef enum ml_train_backend { ML_TRAIN_MEGATRON, ML_TRAIN_FSDP } ml_train_backend;
 
 static inline bool ml_run_ranks_first(const ml_run_ranks *r) {
     return ml_comm_is_first(r->world);
@@ -52,6 +61,9 @@ static inline bool ml_run_ranks_first(const ml_run_ranks *r) {
 static inline int32_t ml_run_ranks_size(const ml_run_ranks *r) {
     return ml_comm_size(r->world);
 }
+
+/* Ranks that have different samples. */
+int32_t ml_run_ranks_data_size(const ml_run_ranks *r);
 
 /* Whether this rank trains; whether it is a rank of an engine, and the first of it. */
 static inline bool ml_run_ranks_trains(const ml_run_ranks *r) {
@@ -73,10 +85,11 @@ static inline int32_t ml_run_ranks_n_engine(const ml_run_ranks *r) {
     return r->engine_size > 1 && n > 1 ? n / r->engine_size : n;
 }
 
-/* Whether the rows of the engines are not those of the trainer in their place: engines are
- * apart, or have several ranks. */
+/* Whether the rows of an engine are not those of the trainer in its place: engines are
+ * apart or have several ranks, or ranks that train have a part of the weights. */
 static inline bool ml_run_ranks_moves(const ml_run_ranks *r) {
-    return r->n_actor || r->engine_size > 1;
+    return r->n_actor || r->engine_size > 1 || r->sizes.gather > 1 || r->sizes.ep > 1 ||
+           r->sizes.size[ML_MESH_PP] > 1;
 }
 
 /* Decides whether engines have ranks of their own, and how many. */
@@ -88,6 +101,9 @@ void ml_run_ranks_place(struct ml_run_opts *o);
 ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, const ml_place_opts *p,
                             ml_err *err);
 void ml_run_ranks_close(ml_run_ranks *r); /* not the world; zeros are allowed */
+
+/* The sizes that the flags ask for. */
+ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *place);
 
 /* ML_EUSAGE: the flags name another number of ranks, or options that need one rank. */
 ml_status ml_run_ranks_check(const ml_run_ranks *r, const struct ml_run_opts *o,
