@@ -132,6 +132,8 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     if (req->critic)
         add(out, "critic weights", req->critic_bytes);
     models = out->total;
+    if (req->generates_only)
+        return ML_OK;
     st = add_trainer(out, req, req->spec, saved, actor_rows, err);
     critic.opts.optimizer.freeze = NULL;
     memset(critic.opts.replay, 0, sizeof critic.opts.replay);

@@ -439,6 +439,13 @@ static ml_status find_start(ml_train_run *r, const char **out, ml_err *err) {
     return st == ML_OK && o->load ? share_path(r, out, err) : st;
 }
 
+/* Ranks that do not train learn which rollout is the first. */
+static ml_status share_position(ml_train_run *r, ml_err *err) {
+    return r->opts.ranks.n_actor
+               ? ml_comm_share(r->opts.ranks.world, &r->rollout, sizeof r->rollout, err)
+               : ML_OK;
+}
+
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     const char *snapshot = NULL;
@@ -446,15 +453,19 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
 
     if (st == ML_OK)
         st = find_start(r, &snapshot, err);
-    if (st == ML_OK)
+    if (st == ML_OK && ml_run_ranks_trains(&o->ranks))
         st = load_actor(r, snapshot, err);
     r->weights.version = 1; /* 0 means that weights have no version */
     if (st != ML_OK || o->learns_nothing)
         return st;
-    st = start_training(r, snapshot, err);
+    if (ml_run_ranks_trains(&o->ranks))
+        st = start_training(r, snapshot, err);
     if (st == ML_OK)
-        make_learner(r);
-    return st == ML_OK ? open_output(r, err) : st;
+        st = share_position(r, err);
+    if (st != ML_OK || !ml_run_ranks_trains(&o->ranks))
+        return st;
+    make_learner(r);
+    return open_output(r, err);
 }
 
 /* If --load has no snapshot, the run starts from another checkpoint, as in Miles. */
