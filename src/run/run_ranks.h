@@ -101,6 +101,8 @@ void ml_run_ranks_place(struct ml_run_opts *o);
  * ml_run_ranks_check reports those that do not.  world NULL: one rank. */
 ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, const ml_place_opts *p,
                             ml_err *err);
+/* The hosts and GPUs alone, without groups; not closed. */
+ml_status ml_run_ranks_hosts(ml_run_ranks *out, ml_comm *world, ml_err *err);
 void ml_run_ranks_close(ml_run_ranks *r); /* not the world; zeros are allowed */
 
 /* The sizes that the flags ask for. */
