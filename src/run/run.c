@@ -205,7 +205,9 @@ static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
 /* Sizes only; the longest sample is not known in advance. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     const ml_run_opts *o = &r->opts;
-    size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
+    ml_weight_dtype dtype = ml_weights_dtype(&r->be, o->dtype);
+    const ml_shard_range *part = ml_train_run_parts(r, &r->spec);
+    size_t bytes = ml_weights_part_bytes(&r->spec, r->from, dtype, part);
     bool critic = r->critic.from != NULL, trains = ml_run_ranks_trains(&o->ranks);
     int n = 0;
 
@@ -220,12 +222,15 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         .spec = &r->spec,
         .be = &r->be,
         .weight_bytes = bytes,
-        .bf16 = bytes < ml_weights_bytes(&r->spec, NULL, ML_WEIGHT_F32),
+        .whole_bytes = ml_weights_bytes(&r->spec, r->from, dtype),
+        .from = r->from,
+        .dtype = dtype,
+        .bf16 = bytes < ml_weights_part_bytes(&r->spec, NULL, ML_WEIGHT_F32, part),
         .set = r->set_name,
         .critic = critic ? &r->critic.spec : NULL,
-        .critic_bytes = critic ? ml_weights_bytes(&r->critic.spec, r->critic.from,
-                                                  ml_weights_dtype(&r->be, o->dtype))
-                               : 0,
+        .critic_bytes =
+            critic ? ml_weights_bytes(&r->critic.spec, r->critic.from, dtype) : 0,
+        .critic_from = r->critic.from,
         .generates_only = !trains,
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,

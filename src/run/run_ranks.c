@@ -88,14 +88,6 @@ static void take_device(ml_run_ranks *r, const place *of) {
 
 /* --- opening --- */
 
-void ml_run_ranks_place(ml_run_opts *o) {
-    bool engines = !ml_run_elsewhere(o) && !o->rollout.load_debug;
-
-    o->place.apart =
-        engines && o->place.rollout && !o->mode.colocate && !o->rollout.rollout_only;
-    o->place.engine_size = engines ? o->place.engine_size : 1;
-}
-
 ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
     return (ml_mesh_opts){ .tp = (int32_t)p->tp,
                            .cp = (int32_t)p->cp,
@@ -106,7 +98,28 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
 }
 
 int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
-    return r->train ? ml_mesh_data_size(&r->mesh.sizes) : 1;
+    return r->sizes.gather ? ml_mesh_data_size(&r->sizes) : 1;
+}
+
+void ml_run_ranks_place(ml_run_opts *o) {
+    bool engines = !ml_run_elsewhere(o) && !o->rollout.load_debug;
+
+    o->place.apart =
+        engines && o->place.rollout && !o->mode.colocate && !o->rollout.rollout_only;
+    o->place.engine_size = engines ? o->place.engine_size : 1;
+    o->place.plans = o->dry_run;
+}
+
+/* A process of its own: it is the only rank, or plans one of those that the flags name. */
+static ml_status plan_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
+    int64_t nodes = p->nodes ? p->nodes : 1;
+    int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1) * (p->pp ? p->pp : 1);
+    int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : model;
+    ml_status st =
+        ml_mesh_size(&r->sizes, p->plans ? (int32_t)n : 1, ml_run_ranks_sizes(p), err);
+
+    r->mesh.sizes = r->sizes;
+    return st;
 }
 
 /* The ranks that train. */
@@ -154,8 +167,10 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
 
     r->engine_size = (int32_t)p->engine_size;
     r->publish_s = 60 * p->timeout_min;
-    if (st != ML_OK || ml_comm_size(world) == 1)
+    if (st != ML_OK)
         return st;
+    if (ml_comm_size(world) == 1)
+        return plan_mesh(r, p, err);
     if (p->apart && p->rollout < world->size)
         r->n_actor = world->size - (int32_t)p->rollout;
     st = open_mesh(r, p, err);
@@ -227,10 +242,6 @@ static bool dumps_tensors(const ml_run_opts *o) {
     " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
     "state; remove the flag"
 
-static bool divides_tensors(const ml_run_opts *o) {
-    return o->place.tp > 1;
-}
-
 static bool divides_contexts(const ml_run_opts *o) {
     return o->place.cp > 1;
 }
@@ -244,7 +255,6 @@ static bool divides_experts(const ml_run_opts *o) {
 }
 
 static const rank_rule size_rules[] = {
-    { divides_tensors, "--tensor-model-parallel-size" NOT_YET },
     { divides_contexts, "--context-parallel-size" NOT_YET },
     { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
     { divides_experts, "--expert-model-parallel-size" NOT_YET },

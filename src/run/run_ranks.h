@@ -51,6 +51,7 @@ typedef struct ml_place_opts {
     int64_t rollout;        /* ranks of all engines, if they are apart */
     int64_t engine_size;    /* ranks of an engine */
     bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
+    bool plans;             /* one process plans a rank of the job that the sizes name */
 } ml_place_opts;
 
 typedef enum ml_train_backend { ML_TRAIN_MEGATRON, ML_TRAIN_FSDP } ml_train_backend;
@@ -86,11 +87,20 @@ static inline int32_t ml_run_ranks_n_engine(const ml_run_ranks *r) {
     return r->engine_size > 1 && n > 1 ? n / r->engine_size : n;
 }
 
-/* Whether the rows of an engine are not those of the trainer in its place: engines are
- * apart or have several ranks, or ranks that train have a part of the weights. */
+static inline int32_t ml_run_ranks_engine_size(const ml_run_ranks *r) {
+    return r->engine_size > 1 ? r->engine_size : 1;
+}
+
+/* Whether ranks that train have a part of the weights. */
+static inline bool ml_run_ranks_divides(const ml_run_ranks *r) {
+    const ml_mesh_sizes *m = &r->sizes;
+    return m->gather > 1 || m->size[ML_MESH_PP] > 1 || m->ep > 1;
+}
+
+/* Whether the rows of the engines are not those of the trainer in their place: engines are
+ * apart, or have several ranks, or a trainer has a part. */
 static inline bool ml_run_ranks_moves(const ml_run_ranks *r) {
-    return r->n_actor || r->engine_size > 1 || r->sizes.gather > 1 || r->sizes.ep > 1 ||
-           r->sizes.size[ML_MESH_PP] > 1;
+    return r->n_actor || r->engine_size > 1 || ml_run_ranks_divides(r);
 }
 
 /* Decides whether engines have ranks of their own, and how many. */
