@@ -56,6 +56,8 @@ struct ml_plan {
     int32_t n_unit;
     int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits */
     ml_err failed; /* of the communicator */
+    ml_context_rows context; /* at capacity, for sizing */
+    int64_t *block_size;     /* [2*n_context] of a SWAP_ROWS */
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: no dump */
     struct {
@@ -74,8 +76,10 @@ struct ml_plan {
     ml_arena arena;
 };
 
-/* plan_comm.c: runs an op that the ranks do together.  After an error it does nothing. */
+/* plan_comm.c: runs an op that the ranks do together, and its backward.  After an error
+ * they do nothing. */
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
+void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
 
 /* plan_rows.c: bytes of a batch's arrays in device memory (0 on the host), and the batch
  * as ops read it there. */
