@@ -64,6 +64,31 @@ static void join_grads(ml_trainer *t) {
 
 /* --- open and close --------------------------------------------------------- */
 
+/* Context parallel: plans run another spec, on pieces of samples. */
+static ml_status open_context(ml_trainer *t, ml_err *err) {
+    const ml_mesh *m = t->opts.mesh;
+    ml_status st;
+
+    t->run_spec = t->spec;
+    if (!m || m->sizes.size[ML_MESH_CP] == 1)
+        return ML_OK;
+    if (!t->be->ops->forward[ML_OP_ORDER_ROWS])
+        return ml_fail(err, ML_EUNSUP,
+                       "--context-parallel-size: the backend %s does not divide sequences "
+                       "yet; use --device cpu, or 1",
+                       t->be->name);
+    t->context = (ml_context_opts){ .n_rank = m->sizes.size[ML_MESH_CP],
+                                    .rank = m->at[ML_MESH_CP],
+                                    .contiguous = t->opts.contiguous };
+    t->opts.batch.n_context = t->context.n_rank;
+    ml_ranks_open(&t->context_ranks, m->group[ML_GROUP_CP], t->be);
+    st =
+        ml_spec_context(&t->context_spec, t->spec, t->context.n_rank, t->context.rank, err);
+    if (st == ML_OK)
+        t->run_spec = &t->context_spec;
+    return st;
+}
+
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err) {
     ml_trainer *t = calloc(1, sizeof *t);
@@ -77,6 +102,8 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
     st = ml_lr_init(&t->lr, &opts->lr, err);
+    if (st == ML_OK)
+        st = open_context(t, err);
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
@@ -108,6 +135,8 @@ void ml_trainer_close(ml_trainer *t) {
     close_runner(&t->score);
     ml_optimizer_close(&t->optimizer);
     free_grads(t);
+    ml_ranks_close(&t->context_ranks);
+    ml_spec_close(&t->context_spec);
     free(t);
 }
 
@@ -181,7 +210,7 @@ void ml_trainer_set_samples(ml_trainer *t, int64_t n) {
 
 static bool covers(ml_batch_caps a, ml_batch_caps b) {
     return a.n_token >= b.n_token && a.n_seq >= b.n_seq && a.n_loss >= b.n_loss &&
-           a.n_page >= b.n_page;
+           a.n_page >= b.n_page && a.n_share >= b.n_share;
 }
 
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
@@ -198,15 +227,17 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
+    if (t->context.n_rank)
+        opts.group[ML_GROUP_CP] = t->opts.mesh->group[ML_GROUP_CP];
     close_runner(r);
-    st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
+    st = ml_plan_new(&r->plan, t->run_spec, t->be, opts, err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
     if (st != ML_OK) {
         close_runner(r);
         return st;
     }
-    ml_micro_init(&r->micro, opts.caps, t->spec->critic);
+    ml_micro_init(&r->micro, opts.caps, &t->context, t->spec->critic);
     ml_routing_replay_init(&r->micro.routing_replay, &r->micro.arena, t->spec,
                            t->opts.replay, opts.caps.n_token);
     ml_plan_dump_to(r->plan, backward ? t->opts.dump_train : t->opts.dump_score);
@@ -215,11 +246,28 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
-ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
+ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
+                              const ml_bins *bins) {
     ml_batch_caps need = { 0 };
     for (int32_t k = 0; k < bins->n; k++)
-        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
+        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k], &t->context));
     return need;
+}
+
+/* Context parallel: every rank gets the routing that the others recorded. */
+static ml_status share_routing(ml_trainer *t, const ml_run *run, const ml_train_sample *s,
+                               const ml_bin *bin, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int r = 0; r < ML_N_ROUTING && t->context.n_rank; r++) {
+        int64_t width = ml_spec_routing_width(t->spec, (ml_routing_kind)r);
+        for (int32_t i = 0; run->chosen[r] && i < bin->n && st == ML_OK; i++) {
+            const ml_train_sample *x = &s[bin->item[i]];
+            st = ml_ranks_merge(&t->context_ranks, x->routed[r].record,
+                                (size_t)(width * x->n_token) * sizeof(int32_t), err);
+        }
+    }
+    return st;
 }
 
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
@@ -231,14 +279,20 @@ ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
     if (w == t->weights) {
-        ml_routing_replay_load(&m->routing_replay, &run, s, bin);
+        ml_routing_replay_load(m, &run, s, bin);
         ml_routing_replay_bind(&m->routing_replay, &run, s, bin);
     }
     ml_plan_forward(r->plan, &run);
-    ml_routing_replay_record(&m->routing_replay, &run, s, bin);
-    ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
+    ml_routing_replay_record(m, &run, s, bin);
+    ml_plan_read(r->plan, &m->batch.rows, m->own_logprob, m->critic ? NULL : m->own_entropy,
                  NULL);
     st = t->be->dev->sync(t->be->stream, err);
+    if (st == ML_OK)
+        st = ml_plan_check(r->plan, err);
+    if (st == ML_OK)
+        st = share_routing(t, &run, s, bin, err);
+    if (st == ML_OK)
+        st = ml_micro_exchange(m, &t->context_ranks, err);
     if (st == ML_OK)
         ml_micro_spread(m);
     return st;
@@ -347,17 +401,18 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
         if (!out->bad[0])
             look_for_bad(&m->io[i], out);
     }
-    out->n_token += m->batch.rows.n_token;
-    out->n_loss += m->batch.rows.n_loss;
+    out->n_token += m->samples->n_token;
+    out->n_loss += m->samples->n_loss;
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     /* Derivatives that are all 0 would add 0 to every gradient. */
     if (!ml_micro_collect(m))
         out->n_idle += m->n_sample;
     else if (!out->bad[0])
-        ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
-                         step->entropy && !m->critic ? m->row_dentropy : NULL);
-    return t->be->dev->sync(t->be->stream, err);
+        ml_plan_backward(t->train.plan, &run, m->own_dlogprob,
+                         step->entropy && !m->critic ? m->own_dentropy : NULL);
+    st = t->be->dev->sync(t->be->stream, err);
+    return st == ML_OK ? ml_plan_check(t->train.plan, err) : st;
 }
 
 /* What a rank contributes to the result of a step. */
@@ -417,7 +472,7 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
     ml_status st = ml_trainer_grow(t, &t->train, true,
-                                   ml_trainer_need(step->sample, step->micro), err);
+                                   ml_trainer_need(t, step->sample, step->micro), err);
     ml_arena a;
     loss_terms terms;
 

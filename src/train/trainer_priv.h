@@ -2,6 +2,7 @@
 #ifndef ML_TRAIN_TRAINER_PRIV_H
 #define ML_TRAIN_TRAINER_PRIV_H
 
+#include "model/spec_context.h"
 #include "train/trainer.h"
 
 /* A plan and the micro-batch it runs, both grown to the largest one seen. */
@@ -12,6 +13,10 @@ typedef struct ml_runner {
 
 struct ml_trainer {
     const ml_spec *spec;
+    const ml_spec *run_spec; /* of plans: spec, or context_spec */
+    ml_spec context_spec;    /* context parallel (spec_context.h); zeros: none */
+    ml_context_opts context;
+    ml_ranks context_ranks;
     ml_weights *weights;
     ml_backend *be;
     ml_trainer_opts opts;
@@ -30,7 +35,8 @@ struct ml_trainer {
 /* Builds a larger plan if the batches need one. */
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err);
-ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins);
+ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
+                              const ml_bins *bins);
 /* The forward pass of a bin; its results are in the runner's micro-batch. */
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,

@@ -7,7 +7,8 @@
 static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
                                  int32_t n) {
     const ml_schedule_opts *b = &t->opts.batch;
-    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t each = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t cap = each * (b->n_context ? b->n_context : 1);
     int64_t *len = ml_trainer_lengths(a, s, n);
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
@@ -89,7 +90,7 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
     deal = pack_for_scoring(t, &a, s, n);
     bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
-    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
+    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(t, s, bins), err)
                  : ML_OK;
     for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
         st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true,
