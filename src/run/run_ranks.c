@@ -177,10 +177,6 @@ static bool divides_tensors(const ml_run_opts *o) {
     return o->place.tp > 1;
 }
 
-static bool divides_contexts(const ml_run_opts *o) {
-    return o->place.cp > 1;
-}
-
 static bool divides_layers(const ml_run_opts *o) {
     return o->place.pp > 1;
 }
@@ -191,7 +187,6 @@ static bool divides_experts(const ml_run_opts *o) {
 
 static const rank_rule size_rules[] = {
     { divides_tensors, "--tensor-model-parallel-size" NOT_YET },
-    { divides_contexts, "--context-parallel-size" NOT_YET },
     { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
     { divides_experts, "--expert-model-parallel-size" NOT_YET },
 };
@@ -252,6 +247,8 @@ ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err
         st = check_hosts(r, o, err);
     if (st == ML_OK)
         st = check_rules(size_rules, sizeof size_rules / sizeof *size_rules, o, err);
+    if (st == ML_OK && ml_run_ranks_size(r) == 1 && !o->dry_run)
+        st = ml_mesh_size(&(ml_mesh_sizes){ 0 }, 1, ml_run_ranks_sizes(&o->place), err);
     if (st == ML_OK && ml_run_ranks_size(r) > 1)
         st = check_rules(rules, sizeof rules / sizeof *rules, o, err);
     return st;
