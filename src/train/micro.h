@@ -14,7 +14,7 @@
 
 #include "model/batch.h"
 #include "train/context.h"
-#include "train/ranks.h"
+#include "model/ranks.h"
 #include "train/routing_replay.h"
 #include "train/packing.h"
 

@@ -23,23 +23,35 @@ static int32_t tied_table(const ml_spec *s) {
     return ML_NONE;
 }
 
-static size_t embed_bytes(const ml_spec *s) {
+static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
     int32_t table = tied_table(s);
     ml_tensor t;
 
     if (table == ML_NONE)
         return 0;
     t = ml_weights_tensor(&s->param[table], ML_F32, ML_PANELS);
-    return ml_tensor_bytes(&t);
+    return range ? (size_t)range[table].n * sizeof(float) : ml_tensor_bytes(&t);
 }
 
-size_t ml_trainer_grad_bytes(const ml_spec *s) {
-    return ml_weights_bytes(s, NULL, ML_WEIGHT_F32) + embed_bytes(s);
+size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range) {
+    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range);
+}
+
+const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
+                                       const int32_t *stage, ml_layout linear) {
+    const ml_mesh_sizes *x = mesh ? &mesh->sizes : NULL;
+    ml_shard_map map;
+
+    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep == 1))
+        return NULL;
+    ml_shard_map_init(&map, a, s, linear, x, stage);
+    return ml_shard_residents(&map, a, mesh->rank);
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
-    size_t bytes = embed_bytes(t->spec);
-    ml_status st = ml_weights_zeros(&t->grads, t->spec, t->be, &t->arena, err);
+    const ml_shard_range *range = t->weights->range;
+    size_t bytes = embed_bytes(t->spec, range);
+    ml_status st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
 
     if (st == ML_OK && bytes) {
         st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
@@ -89,6 +101,23 @@ static ml_status open_context(ml_trainer *t, ml_err *err) {
     return st;
 }
 
+static void open_map(ml_trainer *t) {
+    const ml_mesh *m = t->opts.mesh;
+
+    ml_arena_init(&t->long_arena, "trainer");
+    if (!m)
+        return;
+    ml_shard_map_init(&t->map, &t->long_arena, t->spec, t->be->linear, &m->sizes,
+                      t->opts.stage);
+    t->stored = ML_NEW(&t->long_arena, ml_dtype, t->spec->n_param + 1);
+    for (int32_t i = 0; i < t->spec->n_param; i++) {
+        ml_shard_range want = ml_shard_resident(&t->map, i, m->rank);
+        ml_shard_range has = ml_weights_range(t->weights, i);
+        ML_BUG_IF(want.n != has.n || (has.n && want.begin != has.begin));
+        t->stored[i] = t->weights->t[i].dtype;
+    }
+}
+
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err) {
     ml_trainer *t = calloc(1, sizeof *t);
@@ -101,6 +130,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     t->opts.optimizer.stage = opts->stage;
     t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
+    open_map(t);
     st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
         st = open_context(t, err);
@@ -137,6 +167,7 @@ void ml_trainer_close(ml_trainer *t) {
     free_grads(t);
     ml_ranks_close(&t->context_ranks);
     ml_spec_close(&t->context_spec);
+    ml_arena_release(&t->long_arena);
     free(t);
 }
 
@@ -227,8 +258,13 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
-    if (t->context.n_rank)
-        opts.group[ML_GROUP_CP] = t->opts.mesh->group[ML_GROUP_CP];
+    if (t->opts.mesh) {
+        memcpy(opts.group, t->opts.mesh->group, sizeof opts.group);
+        opts.group[ML_GROUP_TP] = NULL; /* of specs that are cut */
+        opts.map = &t->map;
+        opts.rank = t->opts.mesh->rank;
+        opts.stored = t->stored;
+    }
     close_runner(r);
     st = ml_plan_new(&r->plan, t->run_spec, t->be, opts, err);
     if (st == ML_OK)
@@ -246,9 +282,46 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
+bool ml_trainer_is_joint(const ml_trainer *t) {
+    return t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+}
+
+ml_status ml_trainer_rounds(ml_trainer *t, int32_t n, int32_t *out, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    ml_status st = ML_OK;
+    int32_t *all;
+    ml_arena a;
+
+    *out = n;
+    if (!ml_trainer_is_joint(t))
+        return ML_OK;
+    ml_arena_init(&a, "numbers of micro-batches");
+    all = ML_NEW(&a, int32_t, ranks->comm->size);
+    st = ml_ranks_collect(ranks, all, &n, sizeof n, err);
+    for (int32_t k = 0; k < ranks->comm->size && st == ML_OK; k++)
+        *out = all[k] > *out ? all[k] : *out;
+    ml_arena_release(&a);
+    return st;
+}
+
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward) {
+    static const float none[1];
+    ml_context_rows nothing = { .n_rank = t->context.n_rank };
+    ml_rows rows = { .temperature = 1, .context = t->context.n_rank ? &nothing : NULL };
+    ml_run run = { .weights = w,
+                   .grads = &t->grads,
+                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .rows = &rows };
+
+    if (backward)
+        ml_plan_backward(r->plan, &run, none, NULL);
+    else
+        ml_plan_forward(r->plan, &run);
+}
+
 ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
                               const ml_bins *bins) {
-    ml_batch_caps need = { 0 };
+    ml_batch_caps need = { .n_token = 1, .n_seq = 1, .n_loss = 1, .n_page = 1 };
     for (int32_t k = 0; k < bins->n; k++)
         need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k], &t->context));
     return need;
@@ -391,6 +464,7 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
                    .rows = &m->batch.rows };
     ml_status st =
         ml_trainer_forward(t, &t->train, t->weights, step->sample, bin, false, err);
+    bool idle;
 
     if (st == ML_OK)
         st = step->loss(step->ud, m->io, m->n_sample, err);
@@ -406,13 +480,14 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     /* Derivatives that are all 0 would add 0 to every gradient. */
-    if (!ml_micro_collect(m))
-        out->n_idle += m->n_sample;
-    else if (!out->bad[0])
+    idle = !ml_micro_collect(m);
+    out->n_idle += idle ? m->n_sample : 0;
+    if (!idle && !out->bad[0])
         ml_plan_backward(t->train.plan, &run, m->own_dlogprob,
                          step->entropy && !m->critic ? m->own_dentropy : NULL);
-    st = t->be->dev->sync(t->be->stream, err);
-    return st == ML_OK ? ml_plan_check(t->train.plan, err) : st;
+    else if (ml_trainer_is_joint(t))
+        ml_trainer_join(t, &t->train, t->weights, true);
+    return t->be->dev->sync(t->be->stream, err);
 }
 
 /* What a rank contributes to the result of a step. */
@@ -473,6 +548,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
                                 ml_err *err) {
     ml_status st = ml_trainer_grow(t, &t->train, true,
                                    ml_trainer_need(t, step->sample, step->micro), err);
+    int32_t n_round = 0;
     ml_arena a;
     loss_terms terms;
 
@@ -481,10 +557,18 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
-    zero_grads(t);
-    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++) {
-        st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
-        ml_work_count_add(t->work_count);
+    if (st == ML_OK)
+        st = ml_trainer_rounds(t, step->micro->n, &n_round, err);
+    if (st == ML_OK)
+        zero_grads(t);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k < step->micro->n) {
+            st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
+            ml_work_count_add(t->work_count);
+        } else {
+            ml_trainer_join(t, &t->train, t->weights, false);
+            ml_trainer_join(t, &t->train, t->weights, true);
+        }
     }
     join_grads(t);
     st = join_ranks(t, &a, &terms, out, st, err);
