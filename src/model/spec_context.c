@@ -236,6 +236,18 @@ static ml_status add_node(context *x, const ml_node *old, ml_err *err) {
     }
 }
 
+/* The node of s from which each node was made. */
+static int32_t *origins(context *x, const int32_t *end) {
+    int32_t *origin = ML_NEW(&x->b.spec->arena, int32_t, x->b.spec->n_node);
+
+    for (int32_t i = 0, k = 0; i < x->b.spec->n_node; i++) {
+        while (i >= end[k])
+            k++;
+        origin[i] = k;
+    }
+    return origin;
+}
+
 static int32_t *no_values(context *x) {
     int32_t *v = ML_NEW(&x->b.spec->arena, int32_t, x->from->n_value);
 
@@ -245,9 +257,10 @@ static int32_t *no_values(context *x) {
 }
 
 ml_status ml_spec_context(ml_spec *out, const ml_spec *s, int32_t n_rank, int32_t rank,
-                          ml_err *err) {
+                          int32_t **origin, ml_err *err) {
     context x = { .b = { .spec = out }, .from = s, .n_rank = n_rank, .rank = rank };
     ml_status st = ML_OK;
+    int32_t *end;
 
     ML_BUG_IF(s->n_rank || s->n_context);
     *out = *s;
@@ -260,8 +273,13 @@ ml_status ml_spec_context(ml_spec *out, const ml_spec *s, int32_t n_rank, int32_
     x.heads = no_values(&x);
     for (int32_t i = 0; i < s->n_value; i++)
         ml_build_value(&x.b, s->value[i]);
-    for (int32_t i = 0; i < s->n_node && st == ML_OK; i++)
+    end = ML_NEW(&out->arena, int32_t, s->n_node);
+    for (int32_t i = 0; i < s->n_node && st == ML_OK; i++) {
         st = add_node(&x, &s->node[i], err);
+        end[i] = out->n_node;
+    }
+    if (st == ML_OK && origin)
+        *origin = origins(&x, end);
     if (st != ML_OK)
         ml_spec_close(out);
     return st;

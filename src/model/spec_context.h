@@ -21,8 +21,9 @@
 #include "model/spec.h"
 
 /* A new spec with the parameters of s, which must outlive it; closed by ml_spec_close.
- * ML_EUNSUP: a layer whose rows cannot be exchanged. */
+ * origin (NULL: not wanted): [out->n_node] the node of s that each one belongs to, in the
+ * new spec's arena.  ML_EUNSUP: a layer whose rows cannot be exchanged. */
 ml_status ml_spec_context(ml_spec *out, const ml_spec *s, int32_t n_rank, int32_t rank,
-                          ml_err *err);
+                          int32_t **origin, ml_err *err);
 
 #endif

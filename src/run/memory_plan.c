@@ -86,7 +86,7 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
     memcpy(opts.given, req->opts.replay, sizeof opts.given);
     if (opts.caps.n_context)
         st = ml_spec_context(&pieces, spec, opts.caps.n_context,
-                             req->opts.mesh->at[ML_MESH_CP], err);
+                             req->opts.mesh->at[ML_MESH_CP], NULL, err);
     if (st == ML_OK)
         st = ml_plan_new(&plan, opts.caps.n_context ? &pieces : spec, req->be, opts, err);
     if (st == ML_OK) {

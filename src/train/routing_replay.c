@@ -70,6 +70,12 @@ void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run, const ml_train_sa
         }
 }
 
+/* Layers that were not computed have zeros. */
+static void put_layer(int32_t *to, const int32_t *chosen, int64_t k, bool add) {
+    for (int64_t i = 0; i < k; i++)
+        to[i] = add ? to[i] | chosen[i] : chosen[i];
+}
+
 static void clear_records(const ml_routing_replay *c, int route, const ml_train_sample *s,
                           const ml_bin *bin) {
     int64_t width = (int64_t)c->of[route].n_layer * c->of[route].top_k;
@@ -81,21 +87,21 @@ static void clear_records(const ml_routing_replay *c, int route, const ml_train_
 }
 
 void ml_routing_replay_record(const ml_micro *m, const ml_run *run,
-                              const ml_train_sample *s, const ml_bin *bin) {
+                              const ml_train_sample *s, const ml_bin *bin, bool add) {
     const ml_routing_replay *c = &m->routing_replay;
 
     for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0, k = c->of[r].top_k, n_layer = c->of[r].n_layer;
-        if (run->chosen[r] && m->context.n_rank > 1)
+        if (run->chosen[r] && m->context.n_rank > 1 && !add)
             clear_records(c, r, s, bin);
         for (int32_t i = 0; run->chosen[r] && i < m->n_piece; i++) {
             ml_piece p = m->piece[i];
             const ml_train_sample *x = &s[bin->item[p.seq]];
             for (int32_t t = p.first; t < p.first + p.n; t++, row++)
                 for (int64_t layer = 0; layer < n_layer; layer++)
-                    memcpy(x->routed[r].record + (t * n_layer + layer) * k,
-                           c->of[r].chosen + (layer * run->rows->n_token + row) * k,
-                           (size_t)k * sizeof(int32_t));
+                    put_layer(x->routed[r].record + (t * n_layer + layer) * k,
+                              c->of[r].chosen + (layer * run->rows->n_token + row) * k, k,
+                              add);
         }
     }
 }

@@ -41,11 +41,12 @@ size_t ml_routing_replay_bytes(const ml_spec *s, const bool *routes, int64_t n_t
 void ml_routing_replay_load(struct ml_micro *m, ml_run *run,
                             const struct ml_train_sample *s, const ml_bin *bin);
 /* Records the selection for samples that request it: call before and after the forward.
- * Rows of other ranks (context parallel) are recorded as 0. */
+ * Rows of other ranks (context parallel) are recorded as 0.  add: to the layers that an
+ * earlier forward of the samples has recorded. */
 void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run,
                             const struct ml_train_sample *s, const ml_bin *bin);
 void ml_routing_replay_record(const struct ml_micro *m, const ml_run *run,
-                              const struct ml_train_sample *s, const ml_bin *bin);
+                              const struct ml_train_sample *s, const ml_bin *bin, bool add);
 
 /* Validates rows of `width` numbers from outside: each must be a selection this model can
  * make. */
