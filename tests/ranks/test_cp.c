@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "model/stage.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 #include "tests/support/train_fixture.h"
@@ -144,9 +145,12 @@ static void must(ml_status st, const ml_err *err) {
 }
 
 static void differs(const job *j, const ml_comm *c, const char *what) {
-    ml_test_fail(__FILE__, __LINE__, "%s, %s: rank %d of %d (cp %d%s) has other %s",
+    ml_test_fail(__FILE__, __LINE__,
+                 "%s, %s: rank %d of %d (cp %d%s, tp %d, pp %d) has "
+                 "other %s",
                  j->model, j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", c->rank, c->size,
-                 j->sizes.cp, j->contiguous ? ", contiguous" : "", what);
+                 j->sizes.cp, j->contiguous ? " contiguous" : "", j->sizes.tp, j->sizes.pp,
+                 what);
 }
 
 /* The first ones are shorter than twice the ranks. */
@@ -169,9 +173,25 @@ static void make_samples(ml_train_fixture *t, ml_train_sample *out) {
 typedef struct trainee {
     ml_train_fixture t;
     ml_mesh mesh;
+    ml_weights whole;
+    ml_arena arena;
     ml_train_sample sample[SAMPLES];
     char dir[256];
 } trainee;
+
+/* The pipeline stage of each node. */
+static int32_t *stages_of(trainee *p, const job *j) {
+    ml_err err = { 0 };
+    int32_t *stage;
+    ml_spec s;
+
+    must(ml_spec_open(&s, p->dir, &err), &err);
+    stage = ML_NEW(&p->arena, int32_t, s.n_node);
+    must(ml_stage_of_nodes(stage, &s, &(ml_stage_opts){ .n_stage = j->sizes.pp }, &err),
+         &err);
+    ml_spec_close(&s);
+    return stage;
+}
 
 static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     ml_train_fixture_opts o = { .dir = p->dir,
@@ -181,9 +201,12 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
                                 .trainer = ml_train_fixture_defaults() };
     ml_err err = { 0 };
 
+    ml_arena_init(&p->arena, "trainee");
+    p->whole = (ml_weights){ 0 };
     snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
     must(ml_mesh_open(&p->mesh, c, NULL, j->sizes, &err), &err);
     o.trainer.mesh = j->one ? &p->mesh : NULL;
+    o.trainer.stage = j->one && j->sizes.pp > 1 ? stages_of(p, j) : NULL;
     o.trainer.contiguous = j->contiguous;
     o.trainer.whole_grads = true;
     o.trainer.recompute = j->recompute;
@@ -195,8 +218,24 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
 }
 
 static void close_trainee(trainee *p) {
+    ml_weights_close(&p->whole);
     ml_train_fixture_close(&p->t);
     ml_mesh_close(&p->mesh);
+    ml_arena_release(&p->arena);
+}
+
+/* All ranks' parts of the gradients. */
+static const ml_weights *whole_grads(trainee *p) {
+    const ml_weights *g = ml_trainer_grads(p->t.trainer);
+    ml_optimizer *o = ml_trainer_optimizer(p->t.trainer);
+    ml_err err = { 0 };
+
+    if (!g->range)
+        return g;
+    ml_weights_close(&p->whole);
+    must(ml_weights_zeros(&p->whole, &p->t.spec, &p->t.be, &p->t.arena, &err), &err);
+    must(ml_ranks_gather_set(&o->ranks, &o->map, &p->whole, g, &err), &err);
+    return &p->whole;
 }
 
 /* Recorded experts of all samples. */
@@ -314,8 +353,8 @@ static void keep_gradients(trainee *p, job *j) {
 }
 
 /* Within 1e-6 of the largest size of each tensor. */
-static void compare_gradients(const trainee *p, const job *j, const ml_comm *c) {
-    const ml_weights *g = ml_trainer_grads(p->t.trainer);
+static void compare_gradients(trainee *p, const job *j, const ml_comm *c) {
+    const ml_weights *g = whole_grads(p);
 
     for (int32_t i = 0; i < g->n; i++) {
         const float *x = g->t[i].data;
@@ -358,7 +397,7 @@ static void train(ml_comm *c, void *ud) {
     g = ml_trainer_grads(p.t.trainer);
     bins = scheduled(&p);
     accumulate(&p, &s, &bins, &first);
-    before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes);
+    before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes + 1);
     memcpy(before, g->buf.ptr, g->buf.bytes);
     accumulate(&p, &s, &bins, &again);
     if (memcmp(before, g->buf.ptr, g->buf.bytes) || first.loss != again.loss)
@@ -400,6 +439,8 @@ static void compare(const job *as, const job *mesh, int n, ml_rank_fn *fn) {
     { .sizes = { .cp = (c) }, .n_rank = (ranks) }
 #define CONTIGUOUS(c, ranks)                                                               \
     { .sizes = { .cp = (c) }, .n_rank = (ranks), .contiguous = true }
+#define MESH(n, ...)                                                                       \
+    { .sizes = { __VA_ARGS__ }, .n_rank = (n) }
 #define COUNT(x) ((int)(sizeof(x) / sizeof *(x)))
 
 /* All kinds of layers that read other rows: attention with windows, sinks and chunks, MLA,
@@ -477,6 +518,21 @@ static void threads_change_nothing(void) {
     compare(&(job){ .model = "gemma2", .n_thread = 2 }, mesh, COUNT(mesh), train);
 }
 
+/* With ranks that divide the weights and the layers. */
+static void other_directions_change_nothing(void) {
+    static const job mesh[] = { MESH(4, .cp = 2, .tp = 2), MESH(4, .cp = 2, .fsdp = true),
+                                MESH(4, .cp = 2, .pp = 2),
+                                MESH(8, .cp = 2, .pp = 2, .tp = 2),
+                                MESH(6, .cp = 3, .pp = 2) };
+    static const char *const some[] = { "llama_tied", "qwen3_moe", "qwen3_next",
+                                        "gpt_oss" };
+
+    for (int m = 0; m < (ML_TEST_SANITIZED ? 1 : COUNT(some)); m++) {
+        compare(&(job){ .model = some[m] }, mesh, COUNT(mesh), score);
+        compare(&(job){ .model = some[m] }, mesh, COUNT(mesh), train);
+    }
+}
+
 static void a_critic_has_values_of_whole_samples(void) {
     static const job mesh[] = { CP(2, 2), CONTIGUOUS(2, 4) };
     job j = { .model = "llama_tied", .critic = true };
@@ -495,6 +551,8 @@ static const ml_test tests[] = {
       gradients_are_those_of_one_rank, 180 },
     { "recomputation gathers keys again", recomputation_gathers_keys_again, 120 },
     { "threads change nothing", threads_change_nothing, 300 },
+    { "pieces together with other directions of a mesh", other_directions_change_nothing,
+      120 },
     { "a critic has values of whole samples", a_critic_has_values_of_whole_samples },
     { 0 },
 };
