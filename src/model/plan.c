@@ -304,9 +304,11 @@ static int32_t number_of(const ml_plan *p, int32_t node) {
     return p->opts.end ? p->range.number[node] : node;
 }
 
-/* A rank without rows of its own takes part in what the others exchange. */
+/* A rank without rows of its own takes part in what the others exchange; one that has no
+ * piece of the samples of its group computes with their keys. */
 static bool is_empty(const ml_run *r) {
-    return r->rows->n_token == 0;
+    const ml_context_rows *context = r->rows->context;
+    return r->rows->n_token == 0 && (!context || context->n_share == 0);
 }
 
 /* Computes a node, for the first time or as recomputation. */

@@ -128,6 +128,7 @@ typedef struct job {
     int32_t n_rank;
     bool contiguous, critic;
     int n_thread;
+    int32_t max_tokens; /* of a micro-batch; 0: 80 */
     ml_recompute recompute;
     float logprob[SAMPLES][MAX_RESPONSE], entropy[SAMPLES][MAX_RESPONSE];
     int32_t routed[MAX_ROUTED];
@@ -212,7 +213,8 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     o.trainer.recompute = j->recompute;
     o.trainer.replay[ML_ROUTING_EXPERTS] = strcmp(j->model, "qwen3_moe") == 0;
     o.trainer.batch.global_batch_size = SAMPLES;
-    o.trainer.batch.max_tokens = 80 / (j->sizes.cp ? j->sizes.cp : 1);
+    o.trainer.batch.max_tokens = (j->max_tokens ? j->max_tokens : 80);
+    o.trainer.batch.max_tokens /= j->sizes.cp ? j->sizes.cp : 1;
     ml_train_fixture_open(&p->t, &o);
     make_samples(&p->t, p->sample);
 }
@@ -518,6 +520,20 @@ static void threads_change_nothing(void) {
     compare(&(job){ .model = "gemma2", .n_thread = 2 }, mesh, COUNT(mesh), train);
 }
 
+/* Micro-batches of which some ranks have no rows. */
+static void short_samples_leave_ranks_without_rows(void) {
+    static const job mesh[] = { CP(8, 8), CP(4, 4), CONTIGUOUS(4, 8),
+                                MESH(8, .cp = 4, .tp = 2) };
+    static const char *const some[] = { "llama_tied", "qwen3_next", "deepseek_v32",
+                                        "qwen3_moe" };
+
+    for (int m = 0; m < (ML_TEST_SANITIZED ? 1 : COUNT(some)); m++) {
+        job j = { .model = some[m], .max_tokens = 8 };
+        compare(&j, mesh, COUNT(mesh), score);
+        compare(&j, mesh, COUNT(mesh), train);
+    }
+}
+
 /* With ranks that divide the weights and the layers. */
 static void other_directions_change_nothing(void) {
     static const job mesh[] = { MESH(4, .cp = 2, .tp = 2), MESH(4, .cp = 2, .fsdp = true),
@@ -551,6 +567,8 @@ static const ml_test tests[] = {
       gradients_are_those_of_one_rank, 180 },
     { "recomputation gathers keys again", recomputation_gathers_keys_again, 120 },
     { "threads change nothing", threads_change_nothing, 300 },
+    { "short samples leave ranks without rows", short_samples_leave_ranks_without_rows,
+      120 },
     { "pieces together with other directions of a mesh", other_directions_change_nothing,
       120 },
     { "a critic has values of whole samples", a_critic_has_values_of_whole_samples },
