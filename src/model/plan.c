@@ -83,7 +83,8 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             !ml_plan_params_weight(p, node, k, &a->w[k]))
             a->w[k] = r->weights->t[n->w[k]];
     a->attr = &n->attr;
-    a->rows = r->rows;
+    a->rows =
+        p->spec->value[n->out[0]].axis == ML_PER_CONTEXT ? ml_key_rows(r->rows) : r->rows;
     a->loss_rows = p->opts.loss_rows;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
@@ -155,7 +156,7 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
     for (int32_t i = 0; i < p->spec->n_node; i++) {
         ml_op_id op = p->spec->node[i].op;
-        if (ml_op_infos[op].comm && !p->opts.backward)
+        if (ml_op_infos[op].comm && (!p->opts.backward || ml_op_infos[op].grad_in))
             continue;
         if (!p->be->ops->forward[op] || (p->opts.backward && !p->be->ops->backward[op]))
             return ml_fail(err, ML_EUNSUP, "backend %s has no %s of op %s", p->be->name,
@@ -198,6 +199,11 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
         ml_plan_free(p);
         return st;
     }
+    p->context = (ml_context_rows){ .whole = { .n_token = s->n_context * opts.caps.n_share,
+                                               .n_seq = opts.caps.n_seq },
+                                    .n_rank = s->n_context,
+                                    .n_share = opts.caps.n_share };
+    p->block_size = ML_NEW(&p->arena, int64_t, 2 * s->n_context + 1);
     if (be->ops->together)
         p->bound = ML_NEW(&p->arena, ml_op_call, p->spec->n_node);
     ML_BUG_IF(s->n_rank && (!opts.logits || (tp && tp->size != s->n_rank)));
@@ -254,6 +260,8 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
     ML_BUG_IF(r->rows->n_token > c->n_token || r->rows->n_seq > c->n_seq);
     ML_BUG_IF(r->set < 0 || r->set >= p->opts.n_set);
     ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
+    ML_BUG_IF((p->spec->n_context > 0) != (r->rows->context != NULL));
+    ML_BUG_IF(r->rows->context && r->rows->context->n_share > c->n_share);
     for (int i = 0; i < ML_N_ROUTING; i++)
         ML_BUG_IF(r->given[i] && !p->opts.given[i]);
 }
@@ -296,9 +304,11 @@ static int32_t number_of(const ml_plan *p, int32_t node) {
     return p->opts.end ? p->range.number[node] : node;
 }
 
-/* A rank without rows of its own takes part in what the others exchange. */
+/* A rank without rows of its own takes part in what the others exchange; one that has no
+ * piece of the samples of its group computes with their keys. */
 static bool is_empty(const ml_run *r) {
-    return r->rows->n_token == 0;
+    const ml_context_rows *context = r->rows->context;
+    return r->rows->n_token == 0 && (!context || context->n_share == 0);
 }
 
 /* Computes a node, for the first time or as recomputation. */
@@ -443,7 +453,10 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
     bind_backward(p, node, r, &a);
     if (node == p->head && !dentropy)
         a.dout[1] = (ml_tensor){ 0 };
-    p->be->ops->backward[op](p->be->stream, &a);
+    if (ml_op_infos[op].comm)
+        ml_plan_comm_back(p, op, &a);
+    else
+        p->be->ops->backward[op](p->be->stream, &a);
     for (int k = 0; p->dump && k < ML_OP_IN; k++)
         ml_plan_dump_value(p->dump, p->whole, number_of(p, node), k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;

@@ -63,6 +63,8 @@ struct ml_plan {
     int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits;
                       ML_NONE: another stage has it */
     ml_err failed; /* of the communicator */
+    ml_context_rows context; /* at capacity, for sizing */
+    int64_t *block_size;     /* [2*n_context] of a SWAP_ROWS */
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: no dump */
     struct {
@@ -82,8 +84,10 @@ struct ml_plan {
     ml_arena arena;
 };
 
-/* plan_comm.c: runs an op that the ranks do together.  After an error it does nothing. */
+/* plan_comm.c: runs an op that the ranks do together, and its backward.  After an error
+ * they do nothing. */
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
+void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
 
 /* Where the gradient of weight k of a node is added. */
 const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r);

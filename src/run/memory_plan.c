@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "model/spec_context.h"
 #include "model/stage.h"
 #include "train/host_memory.h"
 #include "train/pipeline.h"
@@ -30,22 +31,36 @@ static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
         m->on_host += bytes;
 }
 
-/* The capacity of a full micro-batch, at 64 tokens per sequence. */
-static ml_batch_caps caps_for(int64_t tokens) {
-    int64_t n_seq = tokens / 64 + 1;
-    return (ml_batch_caps){ .n_token = (int32_t)tokens,
-                            .n_seq = (int32_t)n_seq,
-                            .n_loss = (int32_t)tokens,
-                            .n_page = (int32_t)(tokens / ML_PAGE + n_seq) };
+/* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
+ * each sequence into two pieces each. */
+static ml_batch_caps caps_for(int64_t tokens, int32_t n_context) {
+    int64_t n_seq = tokens / 64 + 1, n_page = tokens / ML_PAGE + n_seq;
+    ml_batch_caps c = { .n_page = (int32_t)n_page };
+
+    if (n_context > 1) {
+        tokens = tokens / n_context + 2 * n_seq;
+        n_seq *= 2;
+        c.n_context = n_context;
+        c.n_share = (int32_t)tokens;
+    }
+    c.n_token = c.n_loss = (int32_t)tokens;
+    c.n_seq = (int32_t)n_seq;
+    return c;
 }
 
+static int32_t n_context_of(const ml_memory_request *req) {
+    return req->opts.mesh ? req->opts.mesh->sizes.size[ML_MESH_CP] : 1;
+}
+
+/* Of a micro-batch, on all ranks that divide its sequences. */
 static int64_t tokens_of(const ml_memory_request *req, bool score) {
     const ml_trainer_opts *o = &req->opts;
-    int64_t n =
-        o->batch.dynamic ? o->batch.max_tokens : o->batch.micro_batch_size * req->longest;
+    int64_t n_context = n_context_of(req);
+    int64_t n = o->batch.dynamic ? o->batch.max_tokens * n_context
+                                 : o->batch.micro_batch_size * req->longest;
 
     if (score && o->score_max_tokens)
-        n = o->score_max_tokens;
+        n = o->score_max_tokens * n_context;
     n = n < req->longest ? req->longest : n;
     return n < 1 ? 1 : n;
 }
@@ -102,7 +117,7 @@ typedef struct stage_chunk {
 } stage_chunk;
 
 static int32_t find_chunks(stage_chunk **out, ml_arena *a, const ml_memory_request *req,
-                           const ml_spec *spec, bool train) {
+                           const ml_spec *spec, const int32_t *stage, bool train) {
     const ml_mesh *mesh = req->opts.mesh;
     ml_pipeline_opts o = { .n_stage = mesh ? mesh->sizes.size[ML_MESH_PP] : 1,
                            .backward = train };
@@ -112,8 +127,8 @@ static int32_t find_chunks(stage_chunk **out, ml_arena *a, const ml_memory_reque
     *out = ML_NEW(a, stage_chunk, spec->n_layer + 2);
     if (o.n_stage == 1)
         return 1;
-    while (ml_stage_chunk(req->opts.stage, spec->n_node, mesh->at[ML_MESH_PP], n,
-                          &(*out)[n].first, &(*out)[n].end))
+    while (ml_stage_chunk(stage, spec->n_node, mesh->at[ML_MESH_PP], n, &(*out)[n].first,
+                          &(*out)[n].end))
         n++;
     o.n_chunk = n;
     o.n_micro = 4 * o.n_stage; /* more do not need more memory */
@@ -121,6 +136,23 @@ static int32_t find_chunks(stage_chunk **out, ml_arena *a, const ml_memory_reque
     for (int32_t i = 0; i < n; i++)
         (*out)[i].n_set = p.n_set[i];
     return n;
+}
+
+/* The spec of a context-parallel rank, and the pipeline stages of its nodes. */
+static ml_status divide_context(ml_spec *out, const int32_t **stage, ml_arena *a,
+                                const ml_memory_request *req, const ml_spec *spec,
+                                ml_err *err) {
+    int32_t *origin, *own;
+    ml_status st = ml_spec_context(out, spec, n_context_of(req),
+                                   req->opts.mesh->at[ML_MESH_CP], &origin, err);
+
+    if (st != ML_OK || !*stage)
+        return st;
+    own = ML_NEW(a, int32_t, out->n_node);
+    for (int32_t i = 0; i < out->n_node; i++)
+        own[i] = (*stage)[origin[i]];
+    *stage = own;
+    return ML_OK;
 }
 
 static void add_bytes(ml_memory *m, const ml_plan *plan, bool train,
@@ -132,11 +164,14 @@ static void add_bytes(ml_memory *m, const ml_plan *plan, bool train,
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
-    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train)),
+    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train), n_context_of(req)),
                           .backward = train,
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
+    ml_spec pieces = { 0 };
+    const int32_t *stage = req->opts.stage;
+    const ml_spec *run;
     stage_chunk *chunk;
     int32_t n_chunk;
     ml_plan *plan;
@@ -146,13 +181,16 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
     ml_arena_init(&a, "a memory plan");
     memcpy(opts.given, req->opts.replay, sizeof opts.given);
     divide_plan(&opts, &a, req, spec);
-    n_chunk = find_chunks(&chunk, &a, req, spec, train);
+    if (opts.caps.n_context)
+        st = divide_context(&pieces, &stage, &a, req, spec, err);
+    run = opts.caps.n_context ? &pieces : spec;
+    n_chunk = st == ML_OK ? find_chunks(&chunk, &a, req, run, stage, train) : 0;
     for (int32_t i = 0; i < n_chunk && st == ML_OK; i++) {
         opts.first = chunk[i].first;
         opts.end = chunk[i].end;
         opts.n_set = chunk[i].n_set;
         plan = NULL;
-        st = ml_plan_new(&plan, spec, req->be, opts, err);
+        st = ml_plan_new(&plan, run, req->be, opts, err);
         if (st == ML_OK)
             add_bytes(m, plan, train, row);
         ml_plan_free(plan);
@@ -160,6 +198,7 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
             add_on_host(m, req->be, row[CHOICES],
                         ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
     }
+    ml_spec_close(&pieces);
     ml_arena_release(&a);
     return st;
 }

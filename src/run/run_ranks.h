@@ -46,17 +46,18 @@ typedef struct ml_place_opts {
     double timeout_min; /* of a wait for another rank in training; 0: none */
     /* How the ranks divide the model. */
     int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
-    int64_t first_layers, last_layers; /* of the pipeline's ends; 0: their share */
-    int64_t chunk_layers, chunks; /* interleaved: layers of a stage, or stages of a rank; 0:
-                                     not given */
-    bool count_embedding, count_loss; /* as a layer, when layers are dealt out */
-    int64_t replicas;                 /* sets of weights with FSDP */
-    int backend;                      /* ml_train_backend */
-    bool nccl;                        /* GPUs of one host use NCCL, too */
-    int64_t rollout;                  /* ranks of all engines, if they are apart */
-    int64_t engine_size;              /* ranks of an engine */
-    bool apart; /* engines have ranks of their own: see ml_run_ranks_place */
-    bool plans; /* one process plans a rank of the job that the sizes name */
+    int64_t replicas;       /* sets of weights with FSDP */
+    int backend;            /* ml_train_backend */
+    bool nccl;              /* GPUs of one host use NCCL, too */
+    int64_t rollout;        /* ranks of all engines, if they are apart */
+    int64_t engine_size;    /* ranks of an engine */
+    bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
+    bool plans;             /* one process plans a rank of the job that the sizes name */
+    /* Layers of the pipeline's ends, 0: their share.  Interleaved: layers of a stage, or
+     * stages of a rank; 0: not given.  What counts as a layer, when they are dealt out. */
+    int64_t first_layers, last_layers;
+    int64_t chunk_layers, chunks;
+    bool count_embedding, count_loss;
 } ml_place_opts;
 
 typedef enum ml_train_backend { ML_TRAIN_MEGATRON, ML_TRAIN_FSDP } ml_train_backend;

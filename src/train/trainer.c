@@ -80,6 +80,45 @@ static void join_grads(ml_trainer *t) {
 
 /* --- open and close --------------------------------------------------------- */
 
+/* The pipeline stage of each node of the context-parallel spec. */
+static void stage_context(ml_trainer *t, const int32_t *origin) {
+    int32_t *stage = ML_NEW(&t->long_arena, int32_t, t->context_spec.n_node);
+
+    for (int32_t i = 0; i < t->context_spec.n_node; i++)
+        stage[i] = t->opts.stage[origin[i]];
+    t->stage = stage;
+}
+
+/* Context parallel: plans run another spec, on pieces of samples. */
+static ml_status open_context(ml_trainer *t, ml_err *err) {
+    const ml_mesh *m = t->opts.mesh;
+    int32_t *origin;
+    ml_status st;
+
+    t->run_spec = t->spec;
+    t->stage = t->opts.stage;
+    if (!m || m->sizes.size[ML_MESH_CP] == 1)
+        return ML_OK;
+    if (!t->be->ops->forward[ML_OP_ORDER_ROWS])
+        return ml_fail(err, ML_EUNSUP,
+                       "--context-parallel-size: the backend %s does not divide sequences "
+                       "yet; use --device cpu, or 1",
+                       t->be->name);
+    t->context = (ml_context_opts){ .n_rank = m->sizes.size[ML_MESH_CP],
+                                    .rank = m->at[ML_MESH_CP],
+                                    .contiguous = t->opts.contiguous };
+    t->opts.batch.n_context = t->context.n_rank;
+    ml_ranks_open(&t->context_ranks, m->group[ML_GROUP_CP], t->be);
+    st = ml_spec_context(&t->context_spec, t->spec, t->context.n_rank, t->context.rank,
+                         &origin, err);
+    if (st != ML_OK)
+        return st;
+    t->run_spec = &t->context_spec;
+    if (t->opts.stage)
+        stage_context(t, origin);
+    return ML_OK;
+}
+
 static void open_map(ml_trainer *t) {
     const ml_mesh *m = t->opts.mesh;
 
@@ -110,7 +149,9 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
     open_map(t);
-    st = ml_trainer_open_pipeline(t, err);
+    st = open_context(t, err);
+    if (st == ML_OK)
+        st = ml_trainer_open_pipeline(t, err);
     if (st == ML_OK)
         st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
@@ -150,6 +191,8 @@ void ml_trainer_close(ml_trainer *t) {
     ml_optimizer_close(&t->optimizer);
     free_grads(t);
     ml_trainer_close_pipeline(t);
+    ml_ranks_close(&t->context_ranks);
+    ml_spec_close(&t->context_spec);
     ml_arena_release(&t->long_arena);
     free(t);
 }
@@ -224,7 +267,7 @@ void ml_trainer_set_samples(ml_trainer *t, int64_t n) {
 
 static bool covers(ml_batch_caps a, ml_batch_caps b) {
     return a.n_token >= b.n_token && a.n_seq >= b.n_seq && a.n_loss >= b.n_loss &&
-           a.n_page >= b.n_page;
+           a.n_page >= b.n_page && a.n_share >= b.n_share;
 }
 
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
@@ -252,14 +295,14 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
         opts.stored = t->stored;
     }
     close_runner(r);
-    st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
+    st = ml_plan_new(&r->plan, t->run_spec, t->be, opts, err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
     if (st != ML_OK) {
         close_runner(r);
         return st;
     }
-    ml_micro_init(&r->micro, opts.caps, t->spec->critic);
+    ml_micro_init(&r->micro, opts.caps, &t->context, t->spec->critic);
     ml_routing_replay_init(&r->micro.routing_replay, &r->micro.arena, t->spec,
                            t->opts.replay, opts.caps.n_token);
     ml_plan_dump_to(r->plan, backward ? t->opts.dump_train : t->opts.dump_score);
@@ -292,7 +335,8 @@ ml_status ml_trainer_rounds(ml_trainer *t, int32_t n, int32_t *out, ml_err *err)
 
 void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward) {
     static const float none[1];
-    ml_rows rows = { .temperature = 1 };
+    ml_context_rows nothing = { .n_rank = t->context.n_rank };
+    ml_rows rows = { .temperature = 1, .context = t->context.n_rank ? &nothing : NULL };
     ml_run run = { .weights = w,
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
@@ -304,10 +348,11 @@ void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool back
         ml_plan_forward(r->plan, &run);
 }
 
-ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
+ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
+                              const ml_bins *bins) {
     ml_batch_caps need = { .n_token = 1, .n_seq = 1, .n_loss = 1, .n_page = 1 };
     for (int32_t k = 0; k < bins->n; k++)
-        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
+        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k], &t->context));
     return need;
 }
 
@@ -318,7 +363,7 @@ ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
     if (w == t->weights)
-        ml_routing_replay_load(&m->routing_replay, &run, s, bin);
+        ml_routing_replay_load(m, &run, s, bin);
     return run;
 }
 
@@ -326,11 +371,33 @@ ml_status ml_trainer_read(ml_trainer *t, ml_runner *r, ml_err *err) {
     ml_micro *m = &r->micro;
     ml_status st;
 
-    ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
+    ml_plan_read(r->plan, &m->batch.rows, m->own_logprob, m->critic ? NULL : m->own_entropy,
                  NULL);
     st = t->be->dev->sync(t->be->stream, err);
     if (st == ML_OK)
+        st = ml_plan_check(r->plan, err);
+    if (st == ML_OK)
+        st = ml_micro_exchange(m, &t->context_ranks, err);
+    if (st == ML_OK)
         ml_micro_spread(m);
+    return st;
+}
+
+/* Context parallel: every rank gets the routing that the others recorded. */
+ml_status ml_trainer_record(ml_trainer *t, ml_runner *r, const ml_run *run,
+                            const ml_train_sample *s, const ml_bin *bin, bool add,
+                            ml_err *err) {
+    ml_status st = ML_OK;
+
+    ml_routing_replay_record(&r->micro, run, s, bin, add);
+    for (int k = 0; k < ML_N_ROUTING && t->context.n_rank; k++) {
+        int64_t width = ml_spec_routing_width(t->spec, (ml_routing_kind)k);
+        for (int32_t i = 0; run->chosen[k] && i < bin->n && st == ML_OK; i++) {
+            const ml_train_sample *x = &s[bin->item[i]];
+            st = ml_ranks_merge(&t->context_ranks, x->routed[k].record,
+                                (size_t)(width * x->n_token) * sizeof(int32_t), err);
+        }
+    }
     return st;
 }
 
@@ -339,12 +406,13 @@ ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              ml_err *err) {
     ml_micro *m = &r->micro;
     ml_run run = ml_trainer_load(t, r, w, s, bin, everywhere);
+    ml_status st;
 
     if (w == t->weights)
         ml_routing_replay_bind(&m->routing_replay, &run, s, bin);
     ml_plan_forward(r->plan, &run);
-    ml_routing_replay_record(&m->routing_replay, &run, s, bin, false);
-    return ml_trainer_read(t, r, err);
+    st = ml_trainer_record(t, r, &run, s, bin, false, err);
+    return st == ML_OK ? ml_trainer_read(t, r, err) : st;
 }
 
 /* --- packing ---------------------------------------------------------------- */
@@ -451,8 +519,8 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
         if (!x->out->bad[0])
             look_for_bad(&m->io[i], x->out);
     }
-    x->out->n_token += m->batch.rows.n_token;
-    x->out->n_loss += m->batch.rows.n_loss;
+    x->out->n_token += m->samples->n_token;
+    x->out->n_loss += m->samples->n_loss;
     /* Derivatives that are all 0 would add 0 to every gradient. */
     *live = ml_micro_collect(m);
     if (!*live)
@@ -479,8 +547,8 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     if (live)
-        ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
-                         x->step->entropy && !m->critic ? m->row_dentropy : NULL);
+        ml_plan_backward(t->train.plan, &run, m->own_dlogprob,
+                         x->step->entropy && !m->critic ? m->own_dentropy : NULL);
     else if (ml_trainer_is_joint(t))
         ml_trainer_join(t, &t->train, t->weights, true);
     return t->be->dev->sync(t->be->stream, err);
@@ -580,8 +648,8 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
     if (!ml_trainer_is_pipeline(t))
-        st = ml_trainer_grow(t, &t->train, true, ml_trainer_need(step->sample, step->micro),
-                             err);
+        st = ml_trainer_grow(t, &t->train, true,
+                             ml_trainer_need(t, step->sample, step->micro), err);
     if (st == ML_OK)
         st = ml_trainer_rounds(t, step->micro->n, &n_round, err);
     if (st == ML_OK) {

@@ -31,9 +31,9 @@ static ml_runner *chunk_of(ml_runner *r, int32_t chunk) {
 /* A runner for each stage of this rank, in order. */
 static ml_status find_chunks(ml_trainer *t, ml_runner *r, ml_err *err) {
     int32_t rank = t->opts.mesh->at[ML_MESH_PP], first, end, chunk = 0;
-    const int32_t *stage = t->opts.stage;
+    const int32_t *stage = t->stage;
 
-    while (ml_stage_chunk(stage, t->spec->n_node, rank, chunk, &first, &end)) {
+    while (ml_stage_chunk(stage, t->run_spec->n_node, rank, chunk, &first, &end)) {
         if (chunk > 0) {
             r->next = calloc(1, sizeof *r);
             if (!r->next)
@@ -54,7 +54,7 @@ ml_status ml_trainer_open_pipeline(ml_trainer *t, ml_err *err) {
     ml_ranks_open(&t->pipe, t->opts.mesh ? t->opts.mesh->group[ML_GROUP_PP] : NULL, t->be);
     if (!ml_trainer_is_pipeline(t))
         return ML_OK;
-    ML_BUG_IF(!t->opts.stage);
+    ML_BUG_IF(!t->stage);
     st = find_chunks(t, &t->train, err);
     return st == ML_OK ? find_chunks(t, &t->score, err) : st;
 }
@@ -96,14 +96,19 @@ static bool is_empty(const pipe_run *x, int32_t micro) {
 
 static ml_batch_caps need_of(const pipe_run *x, int32_t micro) {
     return is_empty(x, micro) ? (ml_batch_caps){ 0 }
-                              : ml_micro_need(x->work->sample, &x->work->micro->bin[micro]);
+                              : ml_micro_need(x->work->sample, &x->work->micro->bin[micro],
+                                              &x->t->context);
 }
 
 /* The memory that a move sends from, or receives to.  Returns the number of messages. */
 static int32_t add_messages(const pipe_run *x, const ml_pipeline_move *m, ml_message *out) {
     const ml_pass *p = &m->of;
     ml_batch_caps need = need_of(x, p->micro);
-    ml_rows rows = { .n_token = need.n_token, .n_seq = need.n_seq, .n_loss = need.n_loss };
+    ml_context_rows context = { .n_rank = need.n_context, .n_share = need.n_share };
+    ml_rows rows = { .n_token = need.n_token,
+                     .n_seq = need.n_seq,
+                     .n_loss = need.n_loss,
+                     .context = &context };
     ml_port_kind kind = p->backward ? (m->send ? ML_PORT_DIN : ML_PORT_DOUT)
                         : m->send   ? ML_PORT_OUT
                                     : ML_PORT_IN;
@@ -161,10 +166,11 @@ static ml_status run_forward(pipe_run *x, const ml_pass *p, ml_err *err) {
     if (w->weights == t->weights)
         ml_routing_replay_bind(&r->micro.routing_replay, &run, w->sample, bin);
     ml_plan_forward(r->plan, &run);
-    ml_routing_replay_record(&r->micro.routing_replay, &run, w->sample, bin, p->chunk > 0);
-    if (!ml_plan_has_head(r->plan))
+    st = ml_trainer_record(t, r, &run, w->sample, bin, p->chunk > 0, err);
+    if (st == ML_OK && !ml_plan_has_head(r->plan))
         return t->be->dev->sync(t->be->stream, err);
-    st = ml_trainer_read(t, r, err);
+    if (st == ML_OK)
+        st = ml_trainer_read(t, r, err);
     if (st == ML_OK)
         st = w->scored(w->ud, &r->micro, &live, err);
     x->live[p->micro] = live;
@@ -194,15 +200,15 @@ static ml_status run_backward(pipe_run *x, const ml_pass *p, ml_err *err) {
     run.set = set_of(x, p);
     run.grads = &t->grads;
     run.embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL;
-    ml_plan_backward(r->plan, &run, head ? m->row_dlogprob : NULL,
-                     head && w->step->entropy && !m->critic ? m->row_dentropy : NULL);
+    ml_plan_backward(r->plan, &run, head ? m->own_dlogprob : NULL,
+                     head && w->step->entropy && !m->critic ? m->own_dentropy : NULL);
     return t->be->dev->sync(t->be->stream, err);
 }
 
 /* --- all ticks -------------------------------------------------------------- */
 
 static ml_status grow_chunks(pipe_run *x, ml_err *err) {
-    ml_batch_caps need = ml_trainer_need(x->work->sample, x->work->micro);
+    ml_batch_caps need = ml_trainer_need(x->t, x->work->sample, x->work->micro);
     ml_status st = ML_OK;
     int32_t chunk = 0;
 

@@ -2,6 +2,7 @@
 #ifndef ML_TRAIN_TRAINER_PRIV_H
 #define ML_TRAIN_TRAINER_PRIV_H
 
+#include "model/spec_context.h"
 #include "train/trainer.h"
 
 /* A plan and the micro-batch it runs, both grown to the largest one seen. */
@@ -15,6 +16,11 @@ typedef struct ml_runner {
 
 struct ml_trainer {
     const ml_spec *spec;
+    const ml_spec *run_spec; /* of plans: spec, or context_spec */
+    const int32_t *stage;    /* [nodes of run_spec] pipeline stages; NULL: one */
+    ml_spec context_spec;    /* context parallel (spec_context.h); zeros: none */
+    ml_context_opts context;
+    ml_ranks context_ranks;
     ml_weights *weights;
     ml_backend *be;
     ml_trainer_opts opts;
@@ -43,7 +49,8 @@ void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool back
 /* Builds a larger plan if the batches need one. */
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err);
-ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins);
+ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
+                              const ml_bins *bins);
 /* The forward pass of a bin; its results are in the runner's micro-batch. */
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,
@@ -53,6 +60,10 @@ ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
 ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
                        const ml_train_sample *s, const ml_bin *bin, bool everywhere);
 ml_status ml_trainer_read(ml_trainer *t, ml_runner *r, ml_err *err);
+/* Records the routing of the last run.  add: see ml_routing_replay_record. */
+ml_status ml_trainer_record(ml_trainer *t, ml_runner *r, const ml_run *run,
+                            const ml_train_sample *s, const ml_bin *bin, bool add,
+                            ml_err *err);
 /* Whether this rank of the job reports the results of its data place; others have the same
  * ones, or none. */
 bool ml_trainer_reports(const ml_trainer *t, int32_t rank);

@@ -7,7 +7,8 @@
 static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
                                  int32_t n) {
     const ml_schedule_opts *b = &t->opts.batch;
-    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t each = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t cap = each * (b->n_context ? b->n_context : 1);
     int64_t *len = ml_trainer_lengths(a, s, n);
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
@@ -146,7 +147,7 @@ static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bin
     if (st == ML_OK && ml_trainer_is_pipeline(t))
         return score_in_stages(t, w, s, bins, &(scoring){ logprob, entropy }, n_round, err);
     if (st == ML_OK && n_round)
-        st = ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err);
+        st = ml_trainer_grow(t, &t->score, false, ml_trainer_need(t, s, bins), err);
     for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
         if (k >= bins->n) {
             ml_trainer_join(t, &t->score, w, false);
