@@ -103,7 +103,8 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
         }
     for (int k = 0; k < ML_OP_W; k++)
         if (n->w[k] != ML_NONE && r->grads)
-            a->dw[k] = r->grads->t[n->w[k]];
+            a->dw[k] =
+                n->again && r->again_grads ? r->again_grads[n->w[k]] : r->grads->t[n->w[k]];
     if (n->op == ML_OP_EMBED && r->embed_grad && n->w[0] == p->spec->node[p->head].w[0])
         a->dw[0] = *r->embed_grad;
 }

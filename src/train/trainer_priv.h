@@ -20,6 +20,8 @@ struct ml_trainer {
     ml_weights grads;
     ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
     ml_tensor embed_grad;
+    ml_buf again_buf;       /* gradients of nodes that use parameters again */
+    ml_tensor *again_grads; /* [n_param] in again_buf */
     ml_runner train, score;
     int64_t n_sample;
     ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
