@@ -58,6 +58,7 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
                           .grad_in = IN(0) | IN(1) },
     [ML_OP_STREAM_MIX] = { "stream-mix", .save_in = IN(0) | IN(1) | IN(2),
                            .grad_in = IN(0) | IN(1) | IN(2) },
+    [ML_OP_HYPER_COEF] = { "hyper-coef", .save_in = IN(0), .grad_in = IN(0) },
     [ML_OP_LMHEAD] = { "lmhead", .save_in = IN(0), .save_out = OUT(1) | OUT(2) | OUT(3),
                        .grad_in = IN(0), .cut = ML_CUT_OUTPUTS },
     [ML_OP_GATHER_COLS] = { "gather-cols", .comm = true },

@@ -51,6 +51,9 @@
  *  TANH         x [n,C]                -              y [n,C]
  *  CUTOFF       x [n,C]                -              y [n,C]      relu(x - mean - std z)
  *  MATCH_RMS    x [n,H] like [n,H]     -              y [n,H]      x with the RMS of like
+ *  HYPER_COEF   x [n,S+S+S*S]          scale [3] base [S+S+S*S]  c [n,S+S*(S+1)]
+ *                                                     or, of a head: x [n,S] scale [1] base [S]
+ *                                                     c [n,S]
  *  STREAM_MIX   x [n,S*H] y [n,H]? c [n,C]?  -        z [n,R*H]    sums of residual streams
  *  LAYERNORM    x [n,C]                w [C] b [C]    y [n,C]
  *  INDEX        q [n,h*d] k [n,d] weight [n,h]  -     chosen i32 [n,k] kpage [page,16,d]
@@ -111,6 +114,7 @@
     X(CUTOFF, "cutoff")                                                                    \
     X(MATCH_RMS, "match-rms")                                                              \
     X(STREAM_MIX, "stream-mix")                                                            \
+    X(HYPER_COEF, "hyper-coef")                                                            \
     X(GATHER_COLS, "gather-cols")                                                          \
     X(MERGE_COLS, "merge-cols")
 
@@ -220,6 +224,13 @@ typedef struct ml_op_attr {
         bool streams, extra;
         const float *base; /* [n_out, n_in + 1] */
     } mix;
+    /* HYPER_COEF: c has the coefficients that join S streams into the input of a layer,
+     * then those of a STREAM_MIX of the streams and its output. */
+    struct {
+        int32_t n_stream, n_iter; /* n_iter: Sinkhorn iterations */
+        float eps;
+        bool head; /* only the first S */
+    } hyper;
     struct {
         int32_t n_key, n_head, key_dim, value_dim; /* head h has key h / (n_head / n_key) */
         int64_t q_at, k_at, v_at;                  /* column offsets in a row */

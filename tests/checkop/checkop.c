@@ -24,7 +24,7 @@ static const ck_suite *const suites[] = {
     &ck_pick,      &ck_conv,       &ck_rates,      &ck_recur,       &ck_row_gate,
     &ck_scale,     &ck_moe_scale,  &ck_layernorm,  &ck_index,       &ck_attn_chosen,
     &ck_moe_weigh, &ck_merge,      &ck_col_scale,  &ck_tanh,        &ck_cutoff,
-    &ck_match_rms, &ck_stream_mix,
+    &ck_match_rms, &ck_stream_mix, &ck_hyper_coef,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -60,6 +60,7 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_CUTOFF] = { 1e-6, 5e-6, "two 16-lane sums, a root, a difference" },
     [ML_OP_MATCH_RMS] = { 1e-6, 5e-6, "two 16-lane sums, two roots and two products" },
     [ML_OP_STREAM_MIX] = { 1e-6, 3e-6, "an FMA per stream; a 16-lane dot product" },
+    [ML_OP_HYPER_COEF] = { 2e-7, 2e-6, "f64, rounded once; sums over tokens in backward" },
     [ML_OP_MERGE_COLS] = { 0, 0, "a copy" },
     [ML_OP_LMHEAD] = { 5e-6, 2e-5, "a chain, exp, sums over a vocabulary" },
 };

@@ -189,3 +189,96 @@ const ck_suite ck_stream_mix = {
     .grad_out = 1,
     .row_out = 1,
 };
+
+/* ---- hyper-coef ---- */
+
+static const struct hyper_variant {
+    int32_t n, streams, iter;
+    bool head;
+} hyper_variants[] = { { 0, 4, 20, false }, { 3, 1, 1, false }, { 5, 2, 3, false },
+                       { 6, 4, 20, false }, { 3, 8, 2, false }, { 7, 4, 1, true } };
+
+static void build_hyper(ck_case *c, int i) {
+    const struct hyper_variant *v = &hyper_variants[i];
+    int32_t s = v->streams, n_in = v->head ? s : s * (s + 2);
+
+    ck_name(c, "n%d-s%d-i%d%s", v->n, s, v->iter, v->head ? "-head" : "");
+    c->attr.hyper.n_stream = s;
+    c->attr.hyper.n_iter = v->iter;
+    c->attr.hyper.eps = 1e-3f;
+    c->attr.hyper.head = v->head;
+    c->exact = true;
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat(v->n, n_in);
+    ck_fill(c, &c->in[0], 2.0f);
+    c->w[0] = ck_vec(v->head ? 1 : 3);
+    ck_fill(c, &c->w[0], 1.0f);
+    c->w[1] = ck_vec(n_in);
+    ck_fill(c, &c->w[1], 1.0f);
+    c->out[0] = ck_mat(v->n, v->head ? s : s + s * (s + 1));
+}
+
+static double logistic(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+/* m [s][s] with lines that sum to 1: columns, then n_iter - 1 times rows and columns. */
+static void normalize(double *m, int32_t s, int32_t n_iter, double eps) {
+    for (int32_t step = 0; step < 2 * n_iter - 1; step++)
+        for (int32_t i = 0; i < s; i++) {
+            int32_t first = step % 2 ? i * s : i, by = step % 2 ? 1 : s;
+            double sum = eps;
+            for (int32_t k = 0; k < s; k++)
+                sum += m[first + k * by];
+            for (int32_t k = 0; k < s; k++)
+                m[first + k * by] /= sum;
+        }
+}
+
+static void hyper_row(const ck_case *c, const double *l, double *out) {
+    int32_t s = c->attr.hyper.n_stream;
+    double m[ML_STREAMS * ML_STREAMS], eps = (double)c->attr.hyper.eps;
+
+    for (int32_t i = 0; i < s; i++)
+        out[i] = logistic(l[i]) + eps;
+    if (c->attr.hyper.head)
+        return;
+    for (int32_t i = 0; i < s; i++) {
+        double sum = 0;
+        for (int32_t k = 0; k < s; k++)
+            sum += exp(l[2 * s + i * s + k]);
+        for (int32_t k = 0; k < s; k++)
+            m[i * s + k] = exp(l[2 * s + i * s + k]) / sum + eps;
+    }
+    normalize(m, s, c->attr.hyper.n_iter, eps);
+    for (int32_t r = 0; r < s; r++) {
+        for (int32_t k = 0; k < s; k++)
+            out[s + r * (s + 1) + k] = m[k * s + r];
+        out[s + r * (s + 1) + s] = 2 * logistic(l[s + r]);
+    }
+}
+
+static void hyper_forward(const ck_case *c, ck_ref *r) {
+    int32_t s = c->attr.hyper.n_stream;
+    int64_t n_in = c->in[0].shape[1];
+
+    for (int64_t t = 0; t < c->rows.n_token; t++) {
+        double l[ML_STREAMS * (ML_STREAMS + 2)];
+        for (int64_t i = 0; i < n_in; i++)
+            l[i] = r->in[0][t * n_in + i] * r->w[0][i < s       ? 0
+                                                    : i < 2 * s ? 1
+                                                                : 2] +
+                   r->w[1][i];
+        hyper_row(c, l, r->out[0] + t * c->out[0].shape[1]);
+    }
+}
+
+const ck_suite ck_hyper_coef = {
+    .op = ML_OP_HYPER_COEF,
+    .n_case = sizeof hyper_variants / sizeof *hyper_variants,
+    .build = build_hyper,
+    .forward = hyper_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};

@@ -144,6 +144,7 @@ static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
         [ML_OP_INDEX] = ml_cpu_index_scratch,
         [ML_OP_ATTN_CHOSEN] = ml_cpu_attn_chosen_scratch,
         [ML_OP_COL_SCALE] = ml_cpu_col_scale_scratch,
+        [ML_OP_HYPER_COEF] = ml_cpu_hyper_coef_scratch,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_scratch,
     };
     return fn[op] ? fn[op](ml_cpu(s), a, backward) : 0;
@@ -181,6 +182,7 @@ static const ml_ops cpu_ops = {
         [ML_OP_CUTOFF] = ml_cpu_cutoff_forward,
         [ML_OP_MATCH_RMS] = ml_cpu_match_rms_forward,
         [ML_OP_STREAM_MIX] = ml_cpu_stream_mix_forward,
+        [ML_OP_HYPER_COEF] = ml_cpu_hyper_coef_forward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_forward,
         [ML_OP_MERGE_COLS] = ml_cpu_merge_cols_forward,
     },
@@ -215,6 +217,7 @@ static const ml_ops cpu_ops = {
         [ML_OP_CUTOFF] = ml_cpu_cutoff_backward,
         [ML_OP_MATCH_RMS] = ml_cpu_match_rms_backward,
         [ML_OP_STREAM_MIX] = ml_cpu_stream_mix_backward,
+        [ML_OP_HYPER_COEF] = ml_cpu_hyper_coef_backward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
     },
     .together = ml_cpu_linear_together,
