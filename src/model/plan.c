@@ -77,13 +77,23 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             a->out[k] =
                 bound(p, n->out[k], store_of(p, node, n->out[k], forward), r->rows, n_page);
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->weights)
+        if (n->w[k] != ML_NONE && r->weights &&
+            !ml_plan_params_weight(p, node, k, &a->w[k]))
             a->w[k] = r->weights->t[n->w[k]];
     a->attr = &n->attr;
     a->rows = r->rows;
     a->loss_rows = p->opts.loss_rows;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
+}
+
+const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r) {
+    const ml_node *n = &p->spec->node[node];
+    bool tied = n->op == ML_OP_EMBED && n->w[0] == p->spec->node[p->head].w[0];
+
+    if (n->again && r->again_grads)
+        return &r->again_grads[n->w[k]];
+    return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
 
 static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op_args *a) {
@@ -102,11 +112,8 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
             a->din_add[k] = c->din_add[k];
         }
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->grads)
-            a->dw[k] =
-                n->again && r->again_grads ? r->again_grads[n->w[k]] : r->grads->t[n->w[k]];
-    if (n->op == ML_OP_EMBED && r->embed_grad && n->w[0] == p->spec->node[p->head].w[0])
-        a->dw[0] = *r->embed_grad;
+        if (n->w[k] != ML_NONE && r->grads && !ml_plan_params_grad(p, node, k, &a->dw[k]))
+            a->dw[k] = *ml_plan_grad(p, node, k, r);
 }
 
 /* A weight's shape without its data, for sizing. */
@@ -160,6 +167,7 @@ static ml_status check_ops(const ml_plan *p, ml_err *err) {
 ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
                       ml_err *err) {
     ml_plan *p = calloc(1, sizeof *p);
+    const ml_comm *tp = opts.group[ML_GROUP_TP];
     ml_status st;
 
     if (!p)
@@ -177,10 +185,11 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->head = s->n_node - 1;
     if (be->ops->together)
         p->bound = ML_NEW(&p->arena, ml_op_call, s->n_node);
-    ML_BUG_IF(s->n_rank && (!opts.logits || (opts.comm && opts.comm->size != s->n_rank)));
+    ML_BUG_IF(s->n_rank && (!opts.logits || (tp && tp->size != s->n_rank)));
     ML_BUG_IF(!s->n_rank &&
               s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
+    ml_plan_params_plan(p);
     st = size_scratch(p, err);
     if (st == ML_OK)
         *out = p;
@@ -199,6 +208,7 @@ void ml_plan_free(ml_plan *p) {
         p->scratch.dev->free(&p->scratch);
     if (p->rows.dev)
         p->rows.dev->free(&p->rows);
+    ml_plan_params_free(p);
     ml_arena_release(&p->arena);
     free(p);
 }
@@ -220,7 +230,7 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
         p->stage = ml_arena_take(&p->arena, ml_plan_rows_bytes(p), 1);
         st = dev->alloc(dev, &p->rows, ml_plan_rows_bytes(p), ML_MEM_ACT, err);
     }
-    return st;
+    return st == ML_OK ? ml_plan_params_alloc(p, err) : st;
 }
 
 static void check_fits(const ml_plan *p, const ml_run *r) {
@@ -265,12 +275,20 @@ static void run_op(ml_plan *p, ml_op_id op, const ml_op_args *a) {
         p->be->ops->forward[op](p->be->stream, a);
 }
 
+/* A rank without rows of its own takes part in what the others exchange. */
+static bool is_empty(const ml_run *r) {
+    return r->rows->n_token == 0;
+}
+
 /* Computes a node, for the first time or as recomputation. */
 static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
     ml_op_args a;
     double start = ml_clock_s();
 
+    ml_plan_params_need(p, node, r);
+    if (is_empty(r))
+        return;
     bind_forward(p, node, forward, r, &a);
     upload_given(p, n, &a);
     run_op(p, n->op, &a);
@@ -311,7 +329,7 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
         const ml_op_call *c = &p->bound[i];
         double start = ml_clock_s();
         upload_given(p, &p->spec->node[i], &p->bound[i].args);
-        took = ops->together(p->be->stream, c, n - i);
+        took = ops->together(p->be->stream, c, ml_plan_params_need(p, i, r) - i);
         if (took == 0) {
             run_op(p, c->op, &c->args);
             took = 1;
@@ -328,7 +346,7 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
 }
 
 static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
-    if (p->bound && !p->dump) {
+    if (p->bound && !p->dump && !is_empty(r)) {
         run_bound(p, r, recorded);
         return;
     }
@@ -383,8 +401,9 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_run run = *r;
 
     begin_run(p, r);
-    rows = ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;
+    ml_plan_params_forget(p);
     run_or_replay(p, &run);
     end_run(p);
 }
@@ -395,6 +414,9 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
     double start = ml_clock_s();
 
     if (!p->call[node].backward_runs)
+        return;
+    ml_plan_params_need(p, node, r);
+    if (is_empty(r))
         return;
     bind_backward(p, node, r, &a);
     if (node == p->head && !dentropy)
@@ -417,7 +439,7 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
 
     ML_BUG_IF(!p->opts.backward || !r->grads);
     begin_run(p, r);
-    rows = ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;
     dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
     if (dentropy)
@@ -428,8 +450,11 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                 run_node(p, i, false, &run);
                 ml_plan_spans_node(p, i, ML_PASS_AGAIN);
             }
-        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
+        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--) {
+            ml_plan_params_back(p, i);
             back_node(p, i, &run, dentropy != NULL);
+            ml_plan_params_backed(p, i, &run);
+        }
     }
     end_run(p);
 }

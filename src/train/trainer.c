@@ -23,19 +23,25 @@ static int32_t tied_table(const ml_spec *s) {
     return ML_NONE;
 }
 
-static size_t embed_bytes(const ml_spec *s) {
+static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
     int32_t table = tied_table(s);
     ml_tensor t;
 
     if (table == ML_NONE)
         return 0;
     t = ml_weights_tensor(&s->param[table], ML_F32, ML_PANELS);
-    return ml_tensor_bytes(&t);
+    return range ? (size_t)range[table].n * sizeof(float) : ml_tensor_bytes(&t);
+}
+
+/* Elements of a gradient here. */
+static int64_t grad_count(const ml_spec *s, int32_t param, const ml_shard_range *range) {
+    ml_tensor t = ml_weights_tensor(&s->param[param], ML_F32, ML_PANELS);
+    return range ? range[param].n : (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
 }
 
 /* Gradients of the nodes that use the parameters of earlier ones; `at` receives their
  * offsets, -1: none, unless it is NULL. */
-static size_t again_bytes(const ml_spec *s, int64_t *at) {
+static size_t again_bytes(const ml_spec *s, const ml_shard_range *range, int64_t *at) {
     size_t bytes = 0;
 
     for (int32_t i = 0; at && i < s->n_param; i++)
@@ -43,25 +49,35 @@ static size_t again_bytes(const ml_spec *s, int64_t *at) {
     for (int32_t i = 0; i < s->n_node; i++)
         for (int k = 0; s->node[i].again && k < ML_OP_W; k++) {
             int32_t w = s->node[i].w[k];
-            ml_tensor t;
-            if (w == ML_NONE || s->param[w].frozen)
+            if (w == ML_NONE || s->param[w].frozen || !grad_count(s, w, range))
                 continue;
-            t = ml_weights_tensor(&s->param[w], ML_F32, ML_PANELS);
             if (at)
                 at[w] = (int64_t)bytes;
-            bytes += (ml_tensor_bytes(&t) + 63) & ~(size_t)63;
+            bytes += ((size_t)grad_count(s, w, range) * sizeof(float) + 63) & ~(size_t)63;
         }
     return bytes;
 }
 
-size_t ml_trainer_grad_bytes(const ml_spec *s) {
-    return ml_weights_bytes(s, NULL, ML_WEIGHT_F32) + embed_bytes(s) + again_bytes(s, NULL);
+size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range) {
+    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range) +
+           again_bytes(s, range, NULL);
+}
+
+const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
+                                       const int32_t *stage, ml_layout linear) {
+    const ml_mesh_sizes *x = mesh ? &mesh->sizes : NULL;
+    ml_shard_map map;
+
+    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep == 1))
+        return NULL;
+    ml_shard_map_init(&map, a, s, linear, x, stage);
+    return ml_shard_residents(&map, a, mesh->rank);
 }
 
 static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
     int32_t n = t->spec->n_param;
     int64_t *at = ML_NEW(&t->arena, int64_t, n);
-    size_t bytes = again_bytes(t->spec, at);
+    size_t bytes = again_bytes(t->spec, t->weights->range, at);
     ml_status st = ML_OK;
 
     if (bytes)
@@ -78,8 +94,9 @@ static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
-    size_t bytes = embed_bytes(t->spec);
-    ml_status st = ml_weights_zeros(&t->grads, t->spec, t->be, &t->arena, err);
+    const ml_shard_range *range = t->weights->range;
+    size_t bytes = embed_bytes(t->spec, range);
+    ml_status st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
 
     if (st == ML_OK && bytes) {
         st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
@@ -99,17 +116,37 @@ static void zero_grads(ml_trainer *t) {
 
 /* Adds the two gradients of a tied table, and of other parameters that are used twice. */
 static void join_grads(ml_trainer *t) {
+    const ml_shard_range *range = t->weights->range;
+
     for (int32_t i = 0; t->again_buf.ptr && i < t->spec->n_param; i++)
         if (t->again_grads[i].data)
             t->be->optim->add(
                 t->be->stream, t->grads.t[i].data, t->again_grads[i].data,
-                (int64_t)(ml_tensor_bytes(&t->again_grads[i]) / sizeof(float)));
+                range ? range[i].n
+                      : (int64_t)(ml_tensor_bytes(&t->again_grads[i]) / sizeof(float)));
     if (t->embed_buf.ptr)
         t->be->optim->add(t->be->stream, t->grads.t[tied_table(t->spec)].data,
                           t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
 }
 
 /* --- open and close --------------------------------------------------------- */
+
+static void open_map(ml_trainer *t) {
+    const ml_mesh *m = t->opts.mesh;
+
+    ml_arena_init(&t->long_arena, "trainer");
+    if (!m)
+        return;
+    ml_shard_map_init(&t->map, &t->long_arena, t->spec, t->be->linear, &m->sizes,
+                      t->opts.stage);
+    t->stored = ML_NEW(&t->long_arena, ml_dtype, t->spec->n_param + 1);
+    for (int32_t i = 0; i < t->spec->n_param; i++) {
+        ml_shard_range want = ml_shard_resident(&t->map, i, m->rank);
+        ml_shard_range has = ml_weights_range(t->weights, i);
+        ML_BUG_IF(want.n != has.n || (has.n && want.begin != has.begin));
+        t->stored[i] = t->weights->t[i].dtype;
+    }
+}
 
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err) {
@@ -119,9 +156,11 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     if (!t)
         return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
-    t->opts.optimizer.comm = opts->comm;
-    t->opts.batch.n_rank = opts->comm ? opts->comm->size : 1;
+    t->opts.optimizer.mesh = opts->mesh;
+    t->opts.optimizer.stage = opts->stage;
+    t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
+    open_map(t);
     st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
         st = take_grads(t, err);
@@ -156,6 +195,7 @@ void ml_trainer_close(ml_trainer *t) {
     close_runner(&t->score);
     ml_optimizer_close(&t->optimizer);
     free_grads(t);
+    ml_arena_release(&t->long_arena);
     free(t);
 }
 
@@ -203,6 +243,20 @@ ml_ranks *ml_trainer_ranks(ml_trainer *t) {
     return &t->optimizer.ranks;
 }
 
+int32_t ml_trainer_data_size(const ml_trainer *t) {
+    return t->opts.mesh ? ml_mesh_data_size(&t->opts.mesh->sizes) : 1;
+}
+
+int32_t ml_trainer_data_place(const ml_trainer *t) {
+    const ml_mesh *m = t->opts.mesh;
+    return m ? ml_mesh_at_data(&m->sizes, m->rank) : 0;
+}
+
+bool ml_trainer_reports(const ml_trainer *t, int32_t rank) {
+    const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
+    return !m || rank == ml_mesh_reporter(m, ml_mesh_at_data(m, rank));
+}
+
 int64_t ml_trainer_samples(const ml_trainer *t) {
     return t->n_sample;
 }
@@ -232,6 +286,13 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
+    if (t->opts.mesh) {
+        memcpy(opts.group, t->opts.mesh->group, sizeof opts.group);
+        opts.group[ML_GROUP_TP] = NULL; /* of specs that are cut */
+        opts.map = &t->map;
+        opts.rank = t->opts.mesh->rank;
+        opts.stored = t->stored;
+    }
     close_runner(r);
     st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
     if (st == ML_OK)
@@ -249,8 +310,44 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
+bool ml_trainer_is_joint(const ml_trainer *t) {
+    return t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+}
+
+ml_status ml_trainer_rounds(ml_trainer *t, int32_t n, int32_t *out, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    ml_status st = ML_OK;
+    int32_t *all;
+    ml_arena a;
+
+    *out = n;
+    if (!ml_trainer_is_joint(t))
+        return ML_OK;
+    ml_arena_init(&a, "numbers of micro-batches");
+    all = ML_NEW(&a, int32_t, ranks->comm->size);
+    st = ml_ranks_collect(ranks, all, &n, sizeof n, err);
+    for (int32_t k = 0; k < ranks->comm->size && st == ML_OK; k++)
+        *out = all[k] > *out ? all[k] : *out;
+    ml_arena_release(&a);
+    return st;
+}
+
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward) {
+    static const float none[1];
+    ml_rows rows = { .temperature = 1 };
+    ml_run run = { .weights = w,
+                   .grads = &t->grads,
+                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .rows = &rows };
+
+    if (backward)
+        ml_plan_backward(r->plan, &run, none, NULL);
+    else
+        ml_plan_forward(r->plan, &run);
+}
+
 ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
-    ml_batch_caps need = { 0 };
+    ml_batch_caps need = { .n_token = 1, .n_seq = 1, .n_loss = 1, .n_page = 1 };
     for (int32_t k = 0; k < bins->n; k++)
         need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
     return need;
@@ -372,6 +469,7 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
                    .rows = &m->batch.rows };
     ml_status st =
         ml_trainer_forward(t, &t->train, t->weights, step->sample, bin, false, err);
+    bool idle;
 
     if (st == ML_OK)
         st = step->loss(step->ud, m->io, m->n_sample, err);
@@ -387,11 +485,13 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     /* Derivatives that are all 0 would add 0 to every gradient. */
-    if (!ml_micro_collect(m))
-        out->n_idle += m->n_sample;
-    else if (!out->bad[0])
+    idle = !ml_micro_collect(m);
+    out->n_idle += idle ? m->n_sample : 0;
+    if (!idle && !out->bad[0])
         ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
                          step->entropy && !m->critic ? m->row_dentropy : NULL);
+    else if (ml_trainer_is_joint(t))
+        ml_trainer_join(t, &t->train, t->weights, true);
     return t->be->dev->sync(t->be->stream, err);
 }
 
@@ -405,7 +505,7 @@ typedef struct rank_result {
 static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
                               ml_step_result *out, ml_err *err) {
     ml_ranks *ranks = ml_trainer_ranks(t);
-    int32_t n_rank = ranks->comm->size, mine = ranks->comm->rank;
+    int32_t n_rank = ranks->comm->size;
     rank_result own = { .n_term = terms->n,
                         .n_token = out->n_token,
                         .n_loss = out->n_loss,
@@ -417,11 +517,13 @@ static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
     memcpy(own.bad, out->bad, sizeof own.bad);
     st = ml_ranks_collect(ranks, all, &own, sizeof own, err);
     out->bad[0] = 0;
+    out->n_token = out->n_loss = out->n_idle = 0;
     for (int32_t k = 0; k < n_rank; k++) {
+        bool reports = ml_trainer_reports(t, k);
         terms->n = all[k].n_term > terms->n ? (int32_t)all[k].n_term : terms->n;
-        out->n_token += k == mine ? 0 : all[k].n_token;
-        out->n_loss += k == mine ? 0 : all[k].n_loss;
-        out->n_idle += k == mine ? 0 : all[k].n_idle;
+        out->n_token += reports ? all[k].n_token : 0;
+        out->n_loss += reports ? all[k].n_loss : 0;
+        out->n_idle += reports ? all[k].n_idle : 0;
         if (!out->bad[0])
             memcpy(out->bad, all[k].bad, sizeof out->bad);
     }
@@ -451,6 +553,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
                                 ml_err *err) {
     ml_status st = ml_trainer_grow(t, &t->train, true,
                                    ml_trainer_need(step->sample, step->micro), err);
+    int32_t n_round = 0;
     ml_arena a;
     loss_terms terms;
 
@@ -459,10 +562,18 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
-    zero_grads(t);
-    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++) {
-        st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
-        ml_work_count_add(t->work_count);
+    if (st == ML_OK)
+        st = ml_trainer_rounds(t, step->micro->n, &n_round, err);
+    if (st == ML_OK)
+        zero_grads(t);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k < step->micro->n) {
+            st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
+            ml_work_count_add(t->work_count);
+        } else {
+            ml_trainer_join(t, &t->train, t->weights, false);
+            ml_trainer_join(t, &t->train, t->weights, true);
+        }
     }
     join_grads(t);
     st = join_ranks(t, &a, &terms, out, st, err);

@@ -31,18 +31,21 @@ static void copy_scores(const ml_micro *m, float *const *logprob, float *const *
 static void add_span(const ml_trainer *t, ml_rank_spans *s, int32_t rank, int32_t *row,
                      void *data, size_t bytes) {
     if (data && s->span)
-        s->span[(int64_t)*row * t->opts.batch.n_rank + rank] =
+        s->span[(int64_t)*row * t->optimizer.ranks.comm->size + rank] =
             (ml_rank_span){ data, bytes };
     *row += data != NULL;
 }
 
-/* A rank's column: scores and recorded routing of its samples.  Returns its length. */
-static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *bins,
+/* A rank's column: scores and recorded routing of its samples, if it reports them.  Returns
+ * its length. */
+static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *deal,
                           int32_t rank, const ml_train_sample *s, float *const *logprob,
                           float *const *entropy) {
+    const ml_mesh *m = t->opts.mesh;
+    const ml_bins *bins = &deal[m ? ml_mesh_at_data(&m->sizes, rank) : 0];
     int32_t row = 0;
 
-    for (int32_t k = 0; k < bins->n; k++)
+    for (int32_t k = 0; k < bins->n && ml_trainer_reports(t, rank); k++)
         for (int32_t j = 0; j < bins->bin[k].n; j++) {
             int32_t i = bins->bin[k].item[j];
             size_t bytes = (size_t)s[i].n_response * sizeof(float);
@@ -65,13 +68,49 @@ static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
     int32_t most = 0;
 
     for (int32_t r = 0; r < ranks->comm->size; r++) {
-        int32_t n = add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        int32_t n = add_scores(t, &spans, deal, r, s, logprob, entropy);
         most = n > most ? n : most;
     }
     spans = ml_ranks_spans(ranks, a, most, true);
     for (int32_t r = 0; r < ranks->comm->size; r++)
-        add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        add_scores(t, &spans, deal, r, s, logprob, entropy);
     return ml_ranks_gather(ranks, &spans, err);
+}
+
+/* Ranks gather each other's weights, as the plan has their dtypes. */
+static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err *err) {
+    for (int32_t i = 0; i < w->n && ml_trainer_is_joint(t); i++)
+        if (w->t[i].dtype != t->stored[i])
+            return ml_fail(
+                err, ML_EUNSUP,
+                "parameter %s has another dtype than in the trained model: with "
+                "--tensor-model-parallel-size or --train-backend fsdp all models "
+                "of a run have the same; give --dtype",
+                t->spec->param[i].name);
+    return ML_OK;
+}
+
+static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bins,
+                          const ml_train_sample *s, float *const *logprob,
+                          float *const *entropy, ml_err *err) {
+    int32_t n_round = 0;
+    ml_status st = check_weights(t, w, err);
+
+    if (st == ML_OK)
+        st = ml_trainer_rounds(t, bins->n, &n_round, err);
+    if (st == ML_OK && n_round)
+        st = ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k >= bins->n) {
+            ml_trainer_join(t, &t->score, w, false);
+            continue;
+        }
+        st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);
+        if (st == ML_OK)
+            copy_scores(&t->score.micro, logprob, entropy);
+        ml_work_count_add(t->work_count);
+    }
+    return st;
 }
 
 ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
@@ -84,17 +123,10 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
     ml_arena_init(&a, "scoring");
     deal = pack_for_scoring(t, &a, s, n);
-    bins = &deal[ranks->comm->rank];
+    bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
-    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
-                 : ML_OK;
-    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
-        st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true,
-                                err);
-        if (st == ML_OK)
-            copy_scores(&t->score.micro, logprob, entropy);
-        ml_work_count_add(t->work_count);
-    }
+    w = w ? w : t->weights;
+    st = run_bins(t, w, bins, s, logprob, entropy, err);
     st = ml_ranks_agree(ranks, st, err);
     if (st == ML_OK && ranks->comm->size > 1)
         st = gather_scores(t, &a, deal, s, logprob, entropy, err);
