@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "comm/device/device_comm.h"
 #include "model/spec_shard.h"
 #include "train/memory.h"
 
@@ -135,16 +136,12 @@ bool ml_generator_own_set(const ml_run_opts *c) {
 
 /* What the ranks that train have. */
 static void list_senders(ml_generator *g, const ml_run_ranks *ranks) {
-    const ml_spec *s = &g->run->spec;
     const ml_shard_range **from =
         ML_NEW(&g->arena, const ml_shard_range *, g->moves.n_rank);
     ml_shard_map map;
 
-    if (ranks->world)
-        ml_shard_map_init(&map, &g->arena, s, g->run->be.linear, &ranks->sizes,
-                          g->run->opts.trainer.stage);
-    else
-        ml_shard_map_one(&map, &g->arena, s, g->run->be.linear);
+    ml_shard_map_init(&map, &g->arena, &g->run->spec, g->run->be.linear, &ranks->sizes,
+                      g->run->opts.trainer.stage);
     for (int32_t r = 0; r < ml_run_ranks_n_actor(ranks); r++)
         from[r] = ml_shard_residents(&map, &g->arena, r);
     g->moves.from = from;
@@ -154,7 +151,7 @@ static void list_receivers(ml_generator *g, const ml_run_ranks *ranks) {
     const ml_spec **to = ML_NEW(&g->arena, const ml_spec *, g->moves.n_rank);
 
     for (int32_t r = ranks->n_actor; r < g->moves.n_rank; r++)
-        to[r] = &g->part[(r - ranks->n_actor) % ranks->engine_size];
+        to[r] = &g->part[(r - ranks->n_actor) % ml_run_ranks_engine_size(ranks)];
     g->moves.to = to;
 }
 
@@ -180,7 +177,7 @@ static ml_status plan_moves(ml_generator *g, const ml_run_opts *c, ml_err *err) 
     ml_weight_dtype want = ml_weights_dtype(&g->run->be, g->run->opts.dtype);
     const ml_spec *s = &g->run->spec;
     ml_dtype *dtype = ML_NEW(&g->arena, ml_dtype, s->n_param);
-    ml_status st = cut_spec(g, ranks->engine_size, err);
+    ml_status st = cut_spec(g, ml_run_ranks_engine_size(ranks), err);
 
     if (st != ML_OK)
         return st;
@@ -215,6 +212,8 @@ static ml_status open_engine(ml_generator *g, const ml_demand *demand, const ml_
     }
     opts.n_thread = ml_generator_threads(c, true);
     st = ml_backend_open(&g->be, &opts, err);
+    if (st == ML_OK && g->group)
+        st = ml_comm_device_attach(g->group, g->be.stream, c->place.nccl, err);
     return st == ML_OK ? size_engine(g, demand, c, err) : st;
 }
 
@@ -271,6 +270,8 @@ void ml_generator_close(ml_generator *g) {
         return;
     for (int32_t r = 0; g->part && r < g->run->opts.ranks.engine_size; r++)
         ml_spec_close(&g->part[r]);
+    if (g->be.name && g->group)
+        ml_comm_device_detach(g->group);
     if (g->be.name)
         ml_backend_close(&g->be);
     ml_arena_release(&g->arena);

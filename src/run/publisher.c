@@ -186,7 +186,7 @@ static ml_status share_dtypes(mover *m, ml_generator *g, ml_err *err) {
     for (int32_t i = 0; i < n; i++)
         if (g->run->spec.param[i].n_dim == 2)
             count[dtype[i] == ML_BF16] += ml_param_count(&g->run->spec.param[i]);
-    for (int32_t r = 0; r < g->run->opts.ranks.engine_size; r++)
+    for (int32_t r = 0; r < ml_run_ranks_engine_size(&g->run->opts.ranks); r++)
         ml_spec_keep_kv(&g->part[r], count[1] > count[0] ? ML_BF16 : ML_F32);
     return st;
 }

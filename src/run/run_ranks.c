@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "comm/device/device_comm.h"
 #include "run/opts.h"
 
 /* --- hosts -------------------------------------------------------------------- */
@@ -87,14 +88,6 @@ static void take_device(ml_run_ranks *r, const place *of) {
 
 /* --- opening --- */
 
-void ml_run_ranks_place(ml_run_opts *o) {
-    bool engines = !ml_run_elsewhere(o) && !o->rollout.load_debug;
-
-    o->place.apart =
-        engines && o->place.rollout && !o->mode.colocate && !o->rollout.rollout_only;
-    o->place.engine_size = engines ? o->place.engine_size : 1;
-}
-
 ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
     return (ml_mesh_opts){ .tp = (int32_t)p->tp,
                            .cp = (int32_t)p->cp,
@@ -104,18 +97,78 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
                            .replicate = (int32_t)p->replicas };
 }
 
+/* Stages of a rank, from either of the two flags. */
+static ml_status count_chunks(const ml_place_opts *p, const ml_spec *s, int32_t *out,
+                              ml_err *err) {
+    int64_t in_all = p->pp * p->chunk_layers;
+
+    *out = p->chunks ? (int32_t)p->chunks : 1;
+    if (!p->chunk_layers)
+        return ML_OK;
+    if (s->n_layer % in_all)
+        return ml_fail(err, ML_EUSAGE,
+                       "--num-layers-per-virtual-pipeline-stage %lld and "
+                       "--pipeline-model-parallel-size %lld do not divide the %d layers of "
+                       "this model; choose others, or use "
+                       "--num-virtual-stages-per-pipeline-rank",
+                       (long long)p->chunk_layers, (long long)p->pp, (int)s->n_layer);
+    *out = (int32_t)(s->n_layer / in_all);
+    return ML_OK;
+}
+
+ml_status ml_run_ranks_stages(const int32_t **out, ml_arena *a, const ml_place_opts *p,
+                              const ml_spec *s, ml_err *err) {
+    ml_stage_opts o = { .n_stage = (int32_t)p->pp,
+                        .n_first = (int32_t)p->first_layers,
+                        .n_last = (int32_t)p->last_layers,
+                        .count_embedding = p->count_embedding,
+                        .count_loss = p->count_loss };
+    int32_t *stage = ML_NEW(a, int32_t, s->n_node);
+    ml_status st;
+
+    *out = NULL;
+    if (p->pp <= 1)
+        return ML_OK;
+    *out = stage;
+    st = count_chunks(p, s, &o.n_chunk, err);
+    return st == ML_OK ? ml_stage_of_nodes(stage, s, &o, err) : st;
+}
+
 int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
-    return r->train ? ml_mesh_data_size(&r->mesh.sizes) : 1;
+    return r->sizes.gather ? ml_mesh_data_size(&r->sizes) : 1;
+}
+
+void ml_run_ranks_place(ml_run_opts *o) {
+    bool engines = !ml_run_elsewhere(o) && !o->rollout.load_debug;
+
+    o->place.apart =
+        engines && o->place.rollout && !o->mode.colocate && !o->rollout.rollout_only;
+    o->place.engine_size = engines ? o->place.engine_size : 1;
+    o->place.plans = o->dry_run;
+}
+
+/* A process of its own: it is the only rank, or plans one of those that the flags name. */
+static ml_status plan_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
+    int64_t nodes = p->nodes ? p->nodes : 1;
+    int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1) * (p->pp ? p->pp : 1);
+    int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : model;
+    ml_status st =
+        ml_mesh_size(&r->sizes, p->plans ? (int32_t)n : 1, ml_run_ranks_sizes(p), err);
+
+    r->mesh.sizes = r->sizes;
+    return st;
 }
 
 /* The ranks that train. */
 static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
+    ml_comm *host = NULL;
     int32_t color = ml_run_ranks_trains(r) ? 0 : -1;
     ml_status st =
         ml_mesh_size(&r->sizes, ml_run_ranks_n_actor(r), ml_run_ranks_sizes(p), err);
 
     if (st == ML_OK)
-        st = r->world->split(r->world, &r->train, color, r->world->rank, err);
+        st = r->world->split(r->world, &host, color, r->world->rank, err);
+    r->train = host ? ml_comm_device(host) : NULL;
     r->world->group = "the job";
     r->actors = r->world;
     if (st == ML_OK && r->n_actor) {
@@ -131,29 +184,43 @@ static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err)
 
 static ml_status open_engine(ml_run_ranks *r, ml_err *err) {
     int32_t at = r->world->rank - r->n_actor;
+    ml_comm *host = NULL;
     ml_status st;
 
     if (r->engine_size < 2 || (r->world->size - r->n_actor) % r->engine_size != 0)
         return ML_OK;
-    st = r->world->split(r->world, &r->engine, at < 0 ? -1 : at / r->engine_size,
-                         r->world->rank, err);
-    if (r->engine)
+    st = r->world->split(r->world, &host, at < 0 ? -1 : at / r->engine_size, r->world->rank,
+                         err);
+    if (host) {
+        r->engine = ml_comm_device(host);
         r->engine->group = "engine";
+    }
     return st;
 }
 
 ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts *p,
                             ml_err *err) {
+    ml_status st = ml_run_ranks_hosts(r, world, err);
+
+    r->engine_size = (int32_t)p->engine_size;
+    r->publish_s = 60 * p->timeout_min;
+    if (st != ML_OK)
+        return st;
+    if (ml_comm_size(world) == 1)
+        return plan_mesh(r, p, err);
+    if (p->apart && p->rollout < world->size)
+        r->n_actor = world->size - (int32_t)p->rollout;
+    st = open_mesh(r, p, err);
+    return st == ML_OK ? open_engine(r, err) : st;
+}
+
+ml_status ml_run_ranks_hosts(ml_run_ranks *r, ml_comm *world, ml_err *err) {
     place mine = { .host = "" }, *all;
     ml_status st;
 
-    *r = (ml_run_ranks){ .world = world,
-                         .engine_size = (int32_t)p->engine_size,
-                         .publish_s = 60 * p->timeout_min };
+    *r = (ml_run_ranks){ .world = world };
     if (ml_comm_size(world) == 1)
         return ML_OK;
-    if (p->apart && p->rollout < world->size)
-        r->n_actor = world->size - (int32_t)p->rollout;
     gethostname(mine.host, sizeof mine.host - 1);
     list_devices(mine.devices);
     sched_getaffinity(0, sizeof mine.cores, &mine.cores);
@@ -168,9 +235,7 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
         take_device(r, all);
     }
     free(all);
-    if (st == ML_OK)
-        st = open_mesh(r, p, err);
-    return st == ML_OK ? open_engine(r, err) : st;
+    return st;
 }
 
 void ml_run_ranks_close(ml_run_ranks *r) {
@@ -214,26 +279,11 @@ static bool dumps_tensors(const ml_run_opts *o) {
     " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
     "state; remove the flag"
 
-static bool divides_tensors(const ml_run_opts *o) {
-    return o->place.tp > 1;
-}
-
-static bool divides_contexts(const ml_run_opts *o) {
-    return o->place.cp > 1;
-}
-
-static bool divides_layers(const ml_run_opts *o) {
-    return o->place.pp > 1;
-}
-
 static bool divides_experts(const ml_run_opts *o) {
     return o->place.ep > 1;
 }
 
 static const rank_rule size_rules[] = {
-    { divides_tensors, "--tensor-model-parallel-size" NOT_YET },
-    { divides_contexts, "--context-parallel-size" NOT_YET },
-    { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
     { divides_experts, "--expert-model-parallel-size" NOT_YET },
 };
 

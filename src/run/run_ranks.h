@@ -14,6 +14,7 @@
 
 #include "comm/mesh.h"
 #include "comm/share.h"
+#include "model/stage.h"
 
 struct ml_run_opts;
 
@@ -47,9 +48,15 @@ typedef struct ml_place_opts {
     int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
     int64_t replicas;       /* sets of weights with FSDP */
     int backend;            /* ml_train_backend */
+    bool nccl;              /* GPUs of one host use NCCL, too */
     int64_t rollout;        /* ranks of all engines, if they are apart */
     int64_t engine_size;    /* ranks of an engine */
     bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
+    bool plans;             /* one process plans a rank of the job that the sizes name */
+    int64_t first_layers, last_layers; /* of the pipeline's ends; 0: their share */
+    int64_t chunk_layers, chunks;      /* interleaved: layers of a stage, or stages of
+                                               a rank; 0: not given */
+    bool count_embedding, count_loss;  /* as a layer, when layers are dealt out */
 } ml_place_opts;
 
 typedef enum ml_train_backend { ML_TRAIN_MEGATRON, ML_TRAIN_FSDP } ml_train_backend;
@@ -61,6 +68,10 @@ static inline bool ml_run_ranks_first(const ml_run_ranks *r) {
 static inline int32_t ml_run_ranks_size(const ml_run_ranks *r) {
     return ml_comm_size(r->world);
 }
+
+/* The pipeline stage of each node, [n_node] in the arena; NULL: there is one stage. */
+ml_status ml_run_ranks_stages(const int32_t **out, ml_arena *a, const ml_place_opts *p,
+                              const ml_spec *s, ml_err *err);
 
 /* Ranks that have different samples. */
 int32_t ml_run_ranks_data_size(const ml_run_ranks *r);
@@ -85,11 +96,20 @@ static inline int32_t ml_run_ranks_n_engine(const ml_run_ranks *r) {
     return r->engine_size > 1 && n > 1 ? n / r->engine_size : n;
 }
 
-/* Whether the rows of an engine are not those of the trainer in its place: engines are
- * apart or have several ranks, or ranks that train have a part of the weights. */
+static inline int32_t ml_run_ranks_engine_size(const ml_run_ranks *r) {
+    return r->engine_size > 1 ? r->engine_size : 1;
+}
+
+/* Whether ranks that train have a part of the weights. */
+static inline bool ml_run_ranks_divides(const ml_run_ranks *r) {
+    const ml_mesh_sizes *m = &r->sizes;
+    return m->gather > 1 || m->size[ML_MESH_PP] > 1 || m->ep > 1;
+}
+
+/* Whether the rows of the engines are not those of the trainer in their place: engines are
+ * apart, or have several ranks, or a trainer has a part. */
 static inline bool ml_run_ranks_moves(const ml_run_ranks *r) {
-    return r->n_actor || r->engine_size > 1 || r->sizes.gather > 1 || r->sizes.ep > 1 ||
-           r->sizes.size[ML_MESH_PP] > 1;
+    return r->n_actor || r->engine_size > 1 || ml_run_ranks_divides(r);
 }
 
 /* Decides whether engines have ranks of their own, and how many. */
@@ -100,6 +120,8 @@ void ml_run_ranks_place(struct ml_run_opts *o);
  * ml_run_ranks_check reports those that do not.  world NULL: one rank. */
 ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, const ml_place_opts *p,
                             ml_err *err);
+/* The hosts and GPUs alone, without groups; not closed. */
+ml_status ml_run_ranks_hosts(ml_run_ranks *out, ml_comm *world, ml_err *err);
 void ml_run_ranks_close(ml_run_ranks *r); /* not the world; zeros are allowed */
 
 /* The sizes that the flags ask for. */
