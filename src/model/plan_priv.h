@@ -4,6 +4,7 @@
 #define ML_MODEL_PLAN_PRIV_H
 
 #include "model/plan_dump.h"
+#include "model/stage.h"
 
 /* A value has a copy that forward writes and, if backward recomputes it, a second one. */
 enum { ML_FIRST_COPY, ML_SECOND_COPY, ML_COPIES };
@@ -40,9 +41,12 @@ typedef struct ml_plan_recording {
 enum { ML_PLAN_RECORDINGS = 64 };
 
 struct ml_plan {
-    const ml_spec *spec;
+    const ml_spec *whole;
+    const ml_spec *spec;  /* its nodes are those of the plan; node numbers refer to it */
+    ml_model_stage range; /* without ports if the plan has all nodes */
     ml_backend *be;
     ml_plan_opts opts;
+    int32_t set; /* of the current run */
     ml_plan_store *store;
     int32_t n_store;
     int32_t *value_store[ML_COPIES]; /* [n_value] index into store, or ML_NONE */
@@ -54,7 +58,8 @@ struct ml_plan {
     ml_op_call *bound;  /* [n_node] bound calls of a forward; NULL: bound one by one */
     ml_plan_unit *unit;
     int32_t n_unit;
-    int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits */
+    int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits;
+                      ML_NONE: another stage has it */
     ml_err failed; /* of the communicator */
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: no dump */
