@@ -176,6 +176,7 @@ static void choose_nodes(ml_plan *p) {
 ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
                       ml_err *err) {
     ml_plan *p = calloc(1, sizeof *p);
+    const ml_comm *tp = opts.group[ML_GROUP_TP];
     ml_status st;
 
     if (!p)
@@ -193,7 +194,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     }
     if (be->ops->together)
         p->bound = ML_NEW(&p->arena, ml_op_call, p->spec->n_node);
-    ML_BUG_IF(s->n_rank && (!opts.logits || (opts.comm && opts.comm->size != s->n_rank)));
+    ML_BUG_IF(s->n_rank && (!opts.logits || (tp && tp->size != s->n_rank)));
     ML_BUG_IF(!s->n_rank &&
               s->node[s->n_node - 1].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);

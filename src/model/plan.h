@@ -12,7 +12,7 @@
 
 #include "backend/backend.h"
 #include "base/timeline.h"
-#include "comm/comm.h"
+#include "comm/mesh.h"
 #include "model/batch.h"
 #include "model/kv.h"
 #include "model/spec.h"
@@ -55,9 +55,11 @@ typedef struct ml_plan_opts {
     ml_recompute recompute;   /* with backward only */
     bool given[ML_N_ROUTING]; /* runs may pass recorded selections (routing replay) */
     int32_t record_rows; /* most rows of a captured run; 0: default limit; -1: no capture */
-    ml_comm *comm;       /* of a spec for several ranks: moves its cut values, in runs */
     int32_t first, end;  /* the nodes of a pipeline stage (stage.h); end 0: all */
     int32_t n_set;       /* runs of which the activations are kept at once; 0: 1 */
+    /* The ranks that ops exchange data with; NULL: none.  TP: of a spec for several ranks,
+     * moves its cut values. */
+    ml_comm *group[ML_MESH_GROUPS];
 } ml_plan_opts;
 
 /* Plans the memory but allocates only bookkeeping; afterwards the sizes are known. */

@@ -3,7 +3,7 @@
 #include "model/plan_priv.h"
 
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a) {
-    ml_comm *c = p->opts.comm;
+    ml_comm *c = p->opts.group[ML_GROUP_TP];
 
     ML_BUG_IF(op != ML_OP_GATHER_COLS || !c);
     if (p->failed.code == ML_OK)
