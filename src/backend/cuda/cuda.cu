@@ -195,6 +195,7 @@ static ml_ops table(void) {
     o.backward[ML_OP_##id] = ml_cuda_##name##_backward;
     ML_CUDA_OP_LIST(FILL)
 #undef FILL
+    o.forward[ML_OP_MERGE_COLS] = ml_cuda_merge_cols_forward;
     o.scratch = ml_cuda_op_scratch;
     o.prepare = op_prepare;
     o.together = ml_cuda_together;
@@ -306,6 +307,7 @@ static void fill_device(ml_device *d) {
     d->peak = peak;
     d->host_alloc = host_alloc;
     d->host_free = host_free;
+    d->peer = &ml_cuda_peer_memory;
     d->later = LATER;
 }
 
