@@ -23,8 +23,7 @@ static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
         m->on_host += bytes;
 }
 
-/* The capacity of a full micro-batch, at 64 tokens per sequence. */
-static ml_batch_caps caps_for(int64_t tokens) {
+ml_batch_caps ml_memory_caps(int64_t tokens) {
     int64_t n_seq = tokens / 64 + 1;
     return (ml_batch_caps){ .n_token = (int32_t)tokens,
                             .n_seq = (int32_t)n_seq,
@@ -59,7 +58,7 @@ static const char *const critic_rows[N_ROW] = {
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
-    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train)),
+    ml_plan_opts opts = { .caps = ml_memory_caps(tokens_of(req, !train)),
                           .backward = train,
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
