@@ -22,7 +22,6 @@ const char *const ml_job_memory_names[ML_JOB_MEMORY_ROWS] = {
     "scratch",
     "forward-only activations",
     "forward-only scratch",
-    "engine weights",
 };
 
 const char *const ml_job_traffic_names[ML_TRAFFICS] = {
@@ -358,10 +357,10 @@ static double owned(const layout_cost *c, const ml_job_stage *s) {
 
 static ml_job_memory memory_of(layout_cost *c, int32_t rank) {
     const ml_job_request *req = c->req;
-    double all = all_elements(req), mine = 0, own = 0, engine = fmax(1, req->engine_ranks);
+    double all = all_elements(req), mine = 0, own = 0;
     const double *sets = sets_of(c, rank);
     double more = 0;
-    bool several = ml_mesh_world(&c->out->mesh) > 1, whole;
+    bool several = ml_mesh_world(&c->out->mesh) > 1;
     ml_job_memory m = { .row = { [ML_JOB_BASE] = req->speeds->base_bytes,
                                  [ML_JOB_COMM] = several ? req->speeds->comm_bytes : 0 } };
 
@@ -377,28 +376,41 @@ static ml_job_memory memory_of(layout_cost *c, int32_t rank) {
         m.row[ML_JOB_SCORE_SCRATCH] = fmax(m.row[ML_JOB_SCORE_SCRATCH], s->score_scratch);
     }
     m.row[ML_JOB_ACTIVATIONS] += more;
-    whole = mine >= all && engine == 1;
     m.row[ML_JOB_WEIGHTS] = (double)req->weight_bytes * req->n_set * mine / all;
     m.row[ML_JOB_GRADIENTS] = c->p->grad_bytes * mine / all;
     m.row[ML_JOB_STATE] = c->p->state_bytes * own / all;
     m.row[ML_JOB_EXCHANGE] = (double)ml_ranks_stage_bytes((int32_t)c->g.replica.size);
-    m.row[ML_JOB_ENGINE_WEIGHTS] = whole ? 0 : (double)req->weight_bytes / engine;
     for (int i = 0; i < ML_JOB_MEMORY_ROWS; i++)
         m.total += m.row[i];
     return m;
 }
 
-/* The KV cache gets what is left; in turns with training, all but weights. */
+/* The fewest ranks of an engine whose weights take half of the memory at most. */
+static int32_t engine_ranks_of(const ml_job_request *req) {
+    int32_t n = req->engine_ranks > 0 ? req->engine_ranks : 1;
+
+    while (!req->engine_ranks &&
+           (double)req->weight_bytes / n > req->speeds->memory_bytes / 2)
+        n *= 2;
+    return n;
+}
+
+/* The KV cache gets what is left; in turns with training, all but weights.  Keys of latent
+ * attention are not divided; for the others there are enough heads. */
 static void leave_kv(layout_cost *c) {
     const ml_job_request *req = c->req;
     ml_job_cost *out = c->out;
+    const ml_mesh_sizes *m = &out->mesh;
     const double *row = out->memory.row;
-    double used = req->in_turns ? row[ML_JOB_BASE] + row[ML_JOB_COMM] +
-                                      row[ML_JOB_WEIGHTS] + row[ML_JOB_ENGINE_WEIGHTS]
+    bool whole = m->gather == 1 && m->ep == 1 && m->size[ML_MESH_PP] == 1;
+    double used = req->in_turns ? row[ML_JOB_BASE] + row[ML_JOB_COMM] + row[ML_JOB_WEIGHTS]
                                 : out->memory.total;
-    double page = (double)ml_kv_bytes(req->spec, req->be, 1) / fmax(1, req->engine_ranks);
-    double left = req->speeds->memory_bytes - used - (double)req->engine_bytes;
+    double page = (double)ml_kv_bytes(req->spec, req->be, 1), left;
 
+    out->engine_ranks = engine_ranks_of(req);
+    out->engine_bytes =
+        whole && out->engine_ranks == 1 ? 0 : (double)req->weight_bytes / out->engine_ranks;
+    left = req->speeds->memory_bytes - used - out->engine_bytes - (double)req->engine_bytes;
     out->kv_bytes = fmax(0, left * (req->mem_fraction > 0 ? req->mem_fraction : 1));
     out->kv_tokens = page > 0 ? floor(out->kv_bytes / page) * ML_PAGE : 0;
 }

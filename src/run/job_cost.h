@@ -34,7 +34,7 @@ typedef struct ml_job_request {
     int32_t n_set;           /* weight sets of the trainer: actor, reference, teacher */
     bool scores;             /* samples are also scored (forward only) */
     int32_t n_first, n_last; /* layers of the first and last stage; 0: their share */
-    int32_t engine_ranks;    /* of an engine; 0: 1 */
+    int32_t engine_ranks;    /* of an engine; 0: as few as its weights need */
     size_t engine_bytes;     /* an engine's memory beside weights and KV cache */
     double mem_fraction;     /* of the memory left, for the KV cache */
     bool in_turns;           /* generation and training use their memory alternately */
@@ -52,7 +52,6 @@ typedef enum ml_job_memory_row {
     ML_JOB_SCRATCH,
     ML_JOB_SCORE_ACTIVATIONS,
     ML_JOB_SCORE_SCRATCH,
-    ML_JOB_ENGINE_WEIGHTS,
     ML_JOB_MEMORY_ROWS
 } ml_job_memory_row;
 
@@ -83,7 +82,11 @@ typedef struct ml_job_cost {
     ml_job_memory memory;          /* of the rank that needs most */
     int32_t worst_stage;
     bool fits;
-    double kv_bytes, kv_tokens; /* left for the KV cache, of the worst rank */
+    /* Generation on the same GPUs: ranks of an engine, its copy of weights (0: it reads the
+     * trainer's), and what is left for its KV cache on the worst rank (0: it does not fit
+     * beside training). */
+    int32_t engine_ranks;
+    double engine_bytes, kv_bytes, kv_tokens;
     /* Seconds of a step, which add up to step_s; of the rank that has most to compute. */
     double compute_s, exposed_s, bubble_s, reduce_s, optimizer_s, host_s, step_s;
     double comm_s;                        /* all of it, hidden or not */

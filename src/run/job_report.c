@@ -127,6 +127,23 @@ static void say_head(ml_text *out, const ml_job_plan *p) {
                    p->speeds.name, (int)p->req.gpus_per_node);
 }
 
+static void say_engine(ml_text *out, const ml_job_plan *p, const ml_job_cost *c) {
+    if (c->kv_bytes <= 0) {
+        ml_text_printf(out, "  no room for an engine of %d GPUs beside training: %s\n",
+                       (int)c->engine_ranks,
+                       p->req.in_turns ? "give engines GPUs of their own"
+                                       : "use --offload, or GPUs of their own");
+        return;
+    }
+    if (c->engine_bytes > 0)
+        ml_text_printf(out, "  %-34s %10.3f, engines of %d GPUs\n", "rollout weights",
+                       c->engine_bytes / GIB, (int)c->engine_ranks);
+    ml_text_printf(out, "  %-34s %10.3f, %.0f tokens\n",
+                   p->req.in_turns ? "KV cache, in turns with training"
+                                   : "KV cache, from what is left",
+                   c->kv_bytes / GIB, c->kv_tokens);
+}
+
 static void say_memory(ml_text *out, const ml_job_plan *p, const ml_job_cost *c) {
     ml_text_printf(out, "\nmemory of a rank%s, GiB\n",
                    c->mesh.size[ML_MESH_PP] > 1 ? ", of the stage that needs most" : "");
@@ -136,10 +153,7 @@ static void say_memory(ml_text *out, const ml_job_plan *p, const ml_job_cost *c)
                            c->memory.row[i] / GIB);
     ml_text_printf(out, "  %-34s %10.3f of %.1f%s\n", "total", c->memory.total / GIB,
                    p->speeds.memory_bytes / GIB, c->fits ? "" : ": it does not fit");
-    ml_text_printf(out, "  %-34s %10.3f, %.0f tokens\n",
-                   p->req.in_turns ? "KV cache, in turns with training"
-                                   : "KV cache, from what is left",
-                   c->kv_bytes / GIB, c->kv_tokens);
+    say_engine(out, p, c);
 }
 
 static void say_time(ml_text *out, const ml_job_cost *c) {
@@ -301,6 +315,8 @@ static void put_memory(ml_json_out *o, const ml_job_cost *c) {
     ml_json_end(o, '}');
     ml_json_put_bool(o, "fits", c->fits);
     ml_json_put_int(o, "worst_stage", c->worst_stage);
+    ml_json_put_int(o, "engine_gpus", c->engine_ranks);
+    put(o, "engine_weight_bytes", floor(c->engine_bytes));
     put(o, "kv_cache_bytes", floor(c->kv_bytes));
     put(o, "kv_cache_tokens", c->kv_tokens);
 }

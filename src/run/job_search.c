@@ -61,42 +61,42 @@ static ml_status try_recompute(search *s, ml_job_layout l, ml_err *err) {
     return try_layout(s, &l, err);
 }
 
-static ml_status try_chunks(search *s, ml_job_layout l, ml_err *err) {
+/* Experts are divided over ranks that are neighbours, of one node or of whole nodes. */
+static ml_status try_experts(search *s, ml_job_layout l, ml_err *err) {
+    int32_t n_place = n_rank_of(s->p->req) / l.mesh.pp;
     ml_status st = ML_OK;
 
-    for (l.n_chunk = 1; l.n_chunk <= MOST_CHUNKS && st == ML_OK; l.n_chunk *= 2) {
-        if (l.n_chunk > 1 &&
-            (l.mesh.pp == 1 || l.mesh.pp * l.n_chunk > s->p->req->spec->n_layer))
-            break;
-        st = try_recompute(s, l, err);
+    for (int32_t i = 0; i < s->p->n_ep && st == ML_OK; i++) {
+        l.mesh.ep = s->p->ep[i];
+        if (n_place % l.mesh.ep == 0)
+            st = try_recompute(s, l, err);
     }
     return st;
 }
 
-/* Experts are divided over ranks that are neighbours, of one node or of whole nodes. */
-static ml_status try_experts(search *s, ml_job_layout l, int32_t n_place, ml_err *err) {
+static ml_status try_places(search *s, ml_job_layout l, ml_err *err) {
+    int32_t n_place = n_rank_of(s->p->req) / l.mesh.pp;
+    int64_t pieces = s->p->req->sample_tokens / 1024; /* shorter ones do not pay */
+    ml_mesh_opts *m = &l.mesh;
     ml_status st = ML_OK;
-    int32_t most = s->p->n_expert > 0 ? s->p->n_expert : 1;
 
-    for (l.mesh.ep = 1; l.mesh.ep <= most && st == ML_OK; l.mesh.ep++)
-        if (n_place % l.mesh.ep == 0 && most % l.mesh.ep == 0)
-            st = try_chunks(s, l, err);
+    for (m->cp = 1; m->cp == 1 || m->cp <= pieces; m->cp *= 2)
+        for (m->tp = 1; m->tp <= MOST_GATHER && st == ML_OK; m->tp++)
+            if (n_place % (m->cp * m->tp) == 0)
+                st = try_experts(s, l, err);
     return st;
 }
 
 static ml_status try_all(search *s, ml_err *err) {
-    const ml_job_request *req = s->p->req;
-    int32_t world = n_rank_of(req);
-    int64_t pieces = req->sample_tokens / 1024; /* shorter ones are not worth a rank */
+    int32_t world = n_rank_of(s->p->req), n_layer = s->p->req->spec->n_layer;
     ml_job_layout l = { 0 };
-    ml_mesh_opts *m = &l.mesh;
     ml_status st = ML_OK;
 
-    for (m->pp = 1; m->pp <= req->spec->n_layer && m->pp <= world; m->pp++)
-        for (m->cp = 1; m->cp == 1 || m->cp <= pieces; m->cp *= 2)
-            for (m->tp = 1; m->tp <= MOST_GATHER && st == ML_OK; m->tp++)
-                if (world % (m->pp * m->cp * m->tp) == 0)
-                    st = try_experts(s, l, world / m->pp, err);
+    for (l.mesh.pp = 1; l.mesh.pp <= n_layer && l.mesh.pp <= world; l.mesh.pp++)
+        for (l.n_chunk = 1; l.n_chunk <= MOST_CHUNKS && st == ML_OK; l.n_chunk *= 2)
+            if (world % l.mesh.pp == 0 && l.mesh.pp * l.n_chunk <= n_layer &&
+                (l.n_chunk == 1 || l.mesh.pp > 1))
+                st = try_places(s, l, err);
     return st;
 }
 

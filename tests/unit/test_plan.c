@@ -130,7 +130,7 @@ static void bad_sizes(void) {
     refused(QWEN8 "--device-kind b9000", "--device-kind 'b9000' is not known: use h200");
     refused("", "--hf-checkpoint DIR is required");
     refused(QWEN8 "--nodes 0", "--nodes '0': expected a whole number from 1");
-    CHECK(plan("--hf-checkpoint tests/golden") == 2);
+    CHECK(plan("--hf-checkpoint tests/golden") == 1);
     CHECK_HAS(out, "config.json");
     /* A file of speeds that is not one. */
     CHECK(plan(QWEN8 "--device-kind share/configs/Qwen3-8B/config.json") == 1);
@@ -141,13 +141,15 @@ static void bad_sizes(void) {
 static void dry_run(void) {
     CHECK(ml_test_miles(out, sizeof out,
                         "train " QWEN8 "--prompt-data none.jsonl --rm-type math "
-                        "--rollout-batch-size 32 --num-rollout 1 --max-tokens-per-gpu 8192 "
+                        "--rollout-batch-size 32 --n-samples-per-prompt 8 --num-rollout 1 "
+                        "--max-tokens-per-gpu 8192 "
                         "--tensor-model-parallel-size 8 --dry-run") == 0);
     CHECK_HAS(out, "on 8 x NVIDIA H200");
     CHECK_HAS(out, "tp 8, cp 1, dp 1, pp 1, ep 1");
     CHECK(ml_test_miles(out, sizeof out,
                         "train --hf-checkpoint share/configs/Qwen3-32B --prompt-data "
-                        "none.jsonl --rm-type math --rollout-batch-size 32 --num-rollout 1 "
+                        "none.jsonl --rm-type math --rollout-batch-size 32 "
+                        "--n-samples-per-prompt 8 --num-rollout 1 "
                         "--max-tokens-per-gpu 65536 --context-parallel-size 4 --dry-run") ==
           1);
     CHECK_HAS(out, "miles plan --search finds layouts that fit");
