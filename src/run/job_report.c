@@ -129,15 +129,16 @@ static void say_head(ml_text *out, const ml_job_plan *p) {
 
 static void say_engine(ml_text *out, const ml_job_plan *p, const ml_job_cost *c) {
     if (c->kv_bytes <= 0) {
-        ml_text_printf(out, "  no room for an engine of %d GPUs beside training: %s\n",
-                       (int)c->engine_ranks,
+        ml_text_printf(out, "  no room for an engine of %d GPU%s beside training: %s\n",
+                       (int)c->engine_ranks, c->engine_ranks == 1 ? "" : "s",
                        p->req.in_turns ? "give engines GPUs of their own"
                                        : "use --offload, or GPUs of their own");
         return;
     }
     if (c->engine_bytes > 0)
-        ml_text_printf(out, "  %-34s %10.3f, engines of %d GPUs\n", "rollout weights",
-                       c->engine_bytes / GIB, (int)c->engine_ranks);
+        ml_text_printf(out, "  %-34s %10.3f, engines of %d GPU%s\n", "rollout weights",
+                       c->engine_bytes / GIB, (int)c->engine_ranks,
+                       c->engine_ranks == 1 ? "" : "s");
     ml_text_printf(out, "  %-34s %10.3f, %.0f tokens\n",
                    p->req.in_turns ? "KV cache, in turns with training"
                                    : "KV cache, from what is left",
