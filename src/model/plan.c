@@ -79,13 +79,23 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             a->out[k] =
                 bound(p, n->out[k], store_of(p, node, n->out[k], forward), r->rows, n_page);
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->weights)
+        if (n->w[k] != ML_NONE && r->weights &&
+            !ml_plan_params_weight(p, node, k, &a->w[k]))
             a->w[k] = r->weights->t[n->w[k]];
     a->attr = &n->attr;
-    a->rows = r->rows;
+    a->rows =
+        p->spec->value[n->out[0]].axis == ML_PER_CONTEXT ? ml_key_rows(r->rows) : r->rows;
     a->loss_rows = p->opts.loss_rows;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
+}
+
+const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r) {
+    const ml_node *n = &p->spec->node[node];
+    bool tied =
+        n->op == ML_OP_EMBED && n->w[0] == p->whole->node[p->whole->n_node - 1].w[0];
+
+    return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
 
 static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op_args *a) {
@@ -104,11 +114,8 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
             a->din_add[k] = c->din_add[k];
         }
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->grads)
-            a->dw[k] = r->grads->t[n->w[k]];
-    if (n->op == ML_OP_EMBED && r->embed_grad &&
-        n->w[0] == p->whole->node[p->whole->n_node - 1].w[0])
-        a->dw[0] = *r->embed_grad;
+        if (n->w[k] != ML_NONE && r->grads && !ml_plan_params_grad(p, node, k, &a->dw[k]))
+            a->dw[k] = *ml_plan_grad(p, node, k, r);
 }
 
 /* A weight's shape without its data, for sizing. */
@@ -149,7 +156,7 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
     for (int32_t i = 0; i < p->spec->n_node; i++) {
         ml_op_id op = p->spec->node[i].op;
-        if (ml_op_infos[op].comm && !p->opts.backward)
+        if (ml_op_infos[op].comm && (!p->opts.backward || ml_op_infos[op].grad_in))
             continue;
         if (!p->be->ops->forward[op] || (p->opts.backward && !p->be->ops->backward[op]))
             return ml_fail(err, ML_EUNSUP, "backend %s has no %s of op %s", p->be->name,
@@ -192,12 +199,18 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
         ml_plan_free(p);
         return st;
     }
+    p->context = (ml_context_rows){ .whole = { .n_token = s->n_context * opts.caps.n_share,
+                                               .n_seq = opts.caps.n_seq },
+                                    .n_rank = s->n_context,
+                                    .n_share = opts.caps.n_share };
+    p->block_size = ML_NEW(&p->arena, int64_t, 2 * s->n_context + 1);
     if (be->ops->together)
         p->bound = ML_NEW(&p->arena, ml_op_call, p->spec->n_node);
     ML_BUG_IF(s->n_rank && (!opts.logits || (tp && tp->size != s->n_rank)));
     ML_BUG_IF(!s->n_rank &&
               s->node[s->n_node - 1].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
+    ml_plan_params_plan(p);
     st = size_scratch(p, err);
     if (st == ML_OK)
         *out = p;
@@ -216,6 +229,7 @@ void ml_plan_free(ml_plan *p) {
         p->scratch.dev->free(&p->scratch);
     if (p->rows.dev)
         p->rows.dev->free(&p->rows);
+    ml_plan_params_free(p);
     ml_arena_release(&p->arena);
     free(p);
 }
@@ -238,7 +252,7 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
         p->stage = ml_arena_take(&p->arena, ml_plan_rows_bytes(p), 1);
         st = dev->alloc(dev, &p->rows, ml_plan_rows_bytes(p), ML_MEM_ACT, err);
     }
-    return st;
+    return st == ML_OK ? ml_plan_params_alloc(p, err) : st;
 }
 
 static void check_fits(const ml_plan *p, const ml_run *r) {
@@ -246,6 +260,8 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
     ML_BUG_IF(r->rows->n_token > c->n_token || r->rows->n_seq > c->n_seq);
     ML_BUG_IF(r->set < 0 || r->set >= p->opts.n_set);
     ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
+    ML_BUG_IF((p->spec->n_context > 0) != (r->rows->context != NULL));
+    ML_BUG_IF(r->rows->context && r->rows->context->n_share > c->n_share);
     for (int i = 0; i < ML_N_ROUTING; i++)
         ML_BUG_IF(r->given[i] && !p->opts.given[i]);
 }
@@ -288,12 +304,22 @@ static int32_t number_of(const ml_plan *p, int32_t node) {
     return p->opts.end ? p->range.number[node] : node;
 }
 
+/* A rank without rows of its own takes part in what the others exchange; one that has no
+ * piece of the samples of its group computes with their keys. */
+static bool is_empty(const ml_run *r) {
+    const ml_context_rows *context = r->rows->context;
+    return r->rows->n_token == 0 && (!context || context->n_share == 0);
+}
+
 /* Computes a node, for the first time or as recomputation. */
 static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
     ml_op_args a;
     double start = ml_clock_s();
 
+    ml_plan_params_need(p, node, r);
+    if (is_empty(r))
+        return;
     bind_forward(p, node, forward, r, &a);
     upload_given(p, n, &a);
     run_op(p, n->op, &a);
@@ -334,7 +360,7 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
         const ml_op_call *c = &p->bound[i];
         double start = ml_clock_s();
         upload_given(p, &p->spec->node[i], &p->bound[i].args);
-        took = ops->together(p->be->stream, c, n - i);
+        took = ops->together(p->be->stream, c, ml_plan_params_need(p, i, r) - i);
         if (took == 0) {
             run_op(p, c->op, &c->args);
             took = 1;
@@ -351,7 +377,7 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
 }
 
 static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
-    if (p->bound && !p->dump) {
+    if (p->bound && !p->dump && !is_empty(r)) {
         run_bound(p, r, recorded);
         return;
     }
@@ -407,8 +433,9 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_run run = *r;
 
     begin_run(p, r);
-    rows = ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;
+    ml_plan_params_forget(p);
     run_or_replay(p, &run);
     end_run(p);
 }
@@ -420,10 +447,16 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
 
     if (!p->call[node].backward_runs)
         return;
+    ml_plan_params_need(p, node, r);
+    if (is_empty(r))
+        return;
     bind_backward(p, node, r, &a);
     if (node == p->head && !dentropy)
         a.dout[1] = (ml_tensor){ 0 };
-    p->be->ops->backward[op](p->be->stream, &a);
+    if (ml_op_infos[op].comm)
+        ml_plan_comm_back(p, op, &a);
+    else
+        p->be->ops->backward[op](p->be->stream, &a);
     for (int k = 0; p->dump && k < ML_OP_IN; k++)
         ml_plan_dump_value(p->dump, p->whole, number_of(p, node), k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;
@@ -449,7 +482,7 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
 
     ML_BUG_IF(!p->opts.backward || !r->grads);
     begin_run(p, r);
-    rows = ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;
     if (p->head != ML_NONE)
         send_derivatives(p, r, dlogprob, dentropy);
@@ -459,8 +492,11 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                 run_node(p, i, false, &run);
                 ml_plan_spans_node(p, i, ML_PASS_AGAIN);
             }
-        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
+        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--) {
+            ml_plan_params_back(p, i);
             back_node(p, i, &run, dentropy != NULL);
+            ml_plan_params_backed(p, i, &run);
+        }
     }
     end_run(p);
 }

@@ -55,11 +55,18 @@ typedef struct ml_plan_opts {
     ml_recompute recompute;   /* with backward only */
     bool given[ML_N_ROUTING]; /* runs may pass recorded selections (routing replay) */
     int32_t record_rows; /* most rows of a captured run; 0: default limit; -1: no capture */
-    int32_t first, end;  /* the nodes of a pipeline stage (stage.h); end 0: all */
-    int32_t n_set;       /* runs of which the activations are kept at once; 0: 1 */
     /* The ranks that ops exchange data with; NULL: none.  TP: of a spec for several ranks,
      * moves its cut values. */
     ml_comm *group[ML_MESH_GROUPS];
+    int32_t first, end; /* the nodes of a pipeline stage (stage.h); end 0: all */
+    int32_t n_set;      /* runs of which the activations are kept at once; 0: 1 */
+    /* Weights that ranks divide: runs get this rank's part (map), gather those of a layer
+     * from the ranks of group GATHER before its ops, and add the ranks' gradients of it to
+     * the parts.  These ranks run together: each forward and backward of one has its
+     * counterparts, those of a rank without work have no rows.  NULL: weights are whole. */
+    const ml_shard_map *map;
+    int32_t rank;           /* of the mesh */
+    const ml_dtype *stored; /* [n_param] dtypes of the weights */
 } ml_plan_opts;
 
 /* Plans the memory but allocates only bookkeeping; afterwards the sizes are known. */
@@ -69,6 +76,7 @@ void ml_plan_free(ml_plan *p);
 
 size_t ml_plan_act_bytes(const ml_plan *p);     /* activations, saved ones and gradients */
 size_t ml_plan_scratch_bytes(const ml_plan *p); /* maximum over all ops */
+size_t ml_plan_gather_bytes(const ml_plan *p);  /* gathered weights, their gradients */
 
 /* Allocates the memory.  After this, running cannot fail. */
 ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
@@ -76,7 +84,7 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 /* Inputs of a run other than the batch. */
 typedef struct ml_run {
     const ml_weights *weights;
-    const ml_weights *grads; /* backward only */
+    const ml_weights *grads; /* backward only; the same parts */
     /* Where the embedding's gradient is accumulated; NULL: with its table's.  A tied
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */

@@ -17,6 +17,10 @@ ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32
     case ML_PER_LOSS: t.shape[0] = (int64_t)v->mul * r->n_loss; break;
     case ML_PER_PAGE: t.shape[0] = n_page; break;
     case ML_PER_SLOT: t.shape[0] = r->n_seq; break;
+    case ML_PER_SHARE: t.shape[0] = r->context->n_share; break;
+    case ML_PER_CONTEXT:
+        t.shape[0] = (int64_t)r->context->n_rank * r->context->n_share;
+        break;
     case ML_GROUP:
         t.n_dim = 1;
         t.shape[0] = v->width + (int64_t)v->mul * r->n_token;
@@ -29,7 +33,8 @@ ml_rows ml_plan_full_rows(const ml_plan *p) {
     return (ml_rows){ .n_token = p->opts.caps.n_token,
                       .n_seq = p->opts.caps.n_seq,
                       .n_loss = p->opts.caps.n_loss,
-                      .temperature = 1 };
+                      .temperature = 1,
+                      .context = p->spec->n_context ? &p->context : NULL };
 }
 
 static size_t value_bytes(const ml_plan *p, int32_t value) {
@@ -48,7 +53,11 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
 
     switch (n->op) {
     case ML_OP_ATTN:
-    case ML_OP_ATTN_CHOSEN: return modules & ML_MODULE_CORE_ATTN;
+    case ML_OP_ATTN_CHOSEN:
+    case ML_OP_GATHER_ROWS: return modules & ML_MODULE_CORE_ATTN;
+    case ML_OP_ORDER_ROWS: /* of gathered keys */
+        return modules & ML_MODULE_CORE_ATTN &&
+               s->node[p->producer[n->in[0]]].op == ML_OP_GATHER_ROWS;
     case ML_OP_RMSNORM: return modules & ML_MODULE_LAYERNORM;
     case ML_OP_LINEAR:
         return modules & ML_MODULE_MLP &&

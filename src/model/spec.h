@@ -68,11 +68,13 @@ typedef struct ml_param {
 
 /* What determines a value's number of rows. */
 typedef enum ml_axis {
-    ML_PER_TOKEN, /* mul rows of `width` for each token of the batch */
-    ML_PER_LOSS,  /* one row for each scored position */
-    ML_PER_PAGE,  /* one row for each KV page */
-    ML_PER_SLOT,  /* one row for each state slot */
-    ML_GROUP      /* MoE grouping: width + mul * tokens integers, one row */
+    ML_PER_TOKEN,   /* mul rows of `width` for each token of the batch */
+    ML_PER_LOSS,    /* one row for each scored position */
+    ML_PER_PAGE,    /* one row for each KV page */
+    ML_PER_SLOT,    /* one row for each state slot */
+    ML_PER_SHARE,   /* context parallel: one for each row that a rank may have */
+    ML_PER_CONTEXT, /* and those of all ranks; see spec_context.h */
+    ML_GROUP        /* MoE grouping: width + mul * tokens integers, one row */
 } ml_axis;
 
 /* Whether rows outlive a run. */
@@ -122,6 +124,7 @@ typedef struct ml_spec {
     bool critic;        /* one value per token instead of the LM head */
     uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
     int32_t n_rank;     /* ranks the model is cut for (spec_shard.h); 0: not cut */
+    int32_t n_context;  /* ranks that have pieces of sequences (spec_context.h); 0: none */
     ml_param *param;
     ml_value *value;
     ml_node *node;
@@ -131,16 +134,26 @@ typedef struct ml_spec {
     ml_arena arena; /* owns all of the above */
 } ml_spec;
 
+#define ML_VALUE_HEAD "value_head"
+
+typedef struct ml_spec_opts {
+    const struct miles_family *plugin; /* builds the model (miles/model.h); NULL: the
+                                          built-in family of its model_type */
+    const char *layers_of;             /* NULL, or how the family's model_type must begin */
+    const char *layers_name;           /* what said so, for the message */
+    /* The last op is a linear layer to one value per token, with a bias, whose weights
+     * (ML_VALUE_HEAD) a checkpoint of the language model does not have. */
+    bool critic;
+} ml_spec_opts;
+
 /* Reads dir/config.json.  Rejects other architectures by name, with the list of those
  * supported; warns of unknown keys. */
+ml_status ml_spec_open_with(ml_spec *out, const char *dir, const ml_spec_opts *o,
+                            ml_err *err);
+/* With a built-in family, as a language model. */
 ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err);
 /* The same from text; path is for messages. */
 ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err);
-/* Opens the model as a critic: its last op is a linear layer to one value per token, with
- * a bias, whose weights (ML_VALUE_HEAD) a checkpoint of the language model does not have.
- */
-#define ML_VALUE_HEAD "value_head"
-ml_status ml_spec_open_critic(ml_spec *out, const char *dir, ml_err *err);
 void ml_spec_close(ml_spec *s);
 
 /* Sets the dtype of KV pages, f32 by default; call it before the first plan is created or

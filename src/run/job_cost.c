@@ -8,7 +8,6 @@
 #include "model/kv.h"
 #include "model/stage.h"
 #include "train/pipeline.h"
-#include "train/ranks.h"
 
 const char *const ml_job_memory_names[ML_JOB_MEMORY_ROWS] = {
     "device context",
@@ -361,6 +360,8 @@ static ml_job_memory memory_of(layout_cost *c, int32_t rank) {
     const double *sets = sets_of(c, rank);
     double more = 0;
     bool several = ml_mesh_world(&c->out->mesh) > 1;
+    ml_mesh mesh = { .sizes = c->out->mesh };
+    ml_optimizer_opts exchange = { .mesh = &mesh };
     ml_job_memory m = { .row = { [ML_JOB_BASE] = req->speeds->base_bytes,
                                  [ML_JOB_COMM] = several ? req->speeds->comm_bytes : 0 } };
 
@@ -379,7 +380,7 @@ static ml_job_memory memory_of(layout_cost *c, int32_t rank) {
     m.row[ML_JOB_WEIGHTS] = (double)req->weight_bytes * req->n_set * mine / all;
     m.row[ML_JOB_GRADIENTS] = c->p->grad_bytes * mine / all;
     m.row[ML_JOB_STATE] = c->p->state_bytes * own / all;
-    m.row[ML_JOB_EXCHANGE] = (double)ml_ranks_stage_bytes((int32_t)c->g.replica.size);
+    m.row[ML_JOB_EXCHANGE] = several ? (double)ml_optimizer_exchange_bytes(&exchange) : 0;
     for (int i = 0; i < ML_JOB_MEMORY_ROWS; i++)
         m.total += m.row[i];
     return m;

@@ -150,7 +150,7 @@ int64_t ml_job_micro_samples(const ml_job_request *req, int32_t cp) {
 static ml_status new_plan(ml_plan **out, const ml_job_request *req, const ml_job_stage *s,
                           int64_t tokens, bool train, ml_err *err) {
     bool last = s->end == req->spec->n_node;
-    ml_plan_opts o = { .caps = ml_memory_caps(tokens),
+    ml_plan_opts o = { .caps = ml_memory_caps(tokens, 1),
                        .backward = train,
                        .logits = train && req->opts.keep_logits && last,
                        .loss_rows = req->opts.loss_rows,

@@ -1,9 +1,11 @@
 #include "rl/learn/critic.h"
 
-ml_status ml_critic_open(ml_critic *c, const char *dir, uint64_t seed,
+ml_status ml_critic_open(ml_critic *c, const char *dir, ml_spec_opts spec, uint64_t seed,
                          ml_weight_dtype dtype, ml_err *err) {
-    ml_status st = ml_spec_open_critic(&c->spec, dir, err);
+    ml_status st;
 
+    spec.critic = true;
+    st = ml_spec_open_with(&c->spec, dir, &spec, err);
     c->spec.head_seed = seed;
     if (st == ML_OK)
         st = ml_checkpoint_open(&c->from, dir, err);
@@ -29,7 +31,9 @@ ml_status ml_critic_start(ml_critic *c, const char *snapshot, ml_weight_dtype dt
     ml_status st = snapshot ? ml_checkpoint_open(&own, snapshot, err) : ML_OK;
 
     if (st == ML_OK)
-        st = ml_weights_load(&c->weights, &c->spec, own ? own : c->from, dtype, be, a, err);
+        st = ml_weights_load_part(
+            &c->weights, &c->spec, own ? own : c->from, dtype,
+            ml_trainer_parts(a, &c->spec, opts->mesh, opts->stage, be->linear), be, a, err);
     ml_checkpoint_close(own);
     if (st == ML_OK)
         st = ml_trainer_open(&c->trainer, &c->spec, &c->weights, be, opts, err);

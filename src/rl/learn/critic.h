@@ -12,13 +12,14 @@
 
 typedef struct ml_critic {
     ml_spec spec;
-    ml_checkpoint *from; /* initial weights; also gives names and dtypes for saving */
+    ml_checkpoint *from;  /* initial weights; also gives names and dtypes for saving */
+    const int32_t *stage; /* the pipeline stage of each node; NULL: one */
     ml_weights weights;
     ml_trainer *trainer; /* NULL: not started */
 } ml_critic;
 
-/* Reads and checks the checkpoint; does not allocate the model yet. */
-ml_status ml_critic_open(ml_critic *out, const char *dir, uint64_t seed,
+/* Reads and checks the checkpoint; does not allocate the model yet.  `spec`: the actor's. */
+ml_status ml_critic_open(ml_critic *out, const char *dir, ml_spec_opts spec, uint64_t seed,
                          ml_weight_dtype dtype, ml_err *err);
 void ml_critic_close(ml_critic *c); /* also after a failed open; zeros are allowed */
 
