@@ -6,7 +6,6 @@
 
 #include "base/bug.h"
 #include "model/kv.h"
-#include "model/stage.h"
 #include "train/pipeline.h"
 
 const char *const ml_job_memory_names[ML_JOB_MEMORY_ROWS] = {
@@ -173,16 +172,15 @@ static double pass_seconds(const layout_cost *c, const ml_job_stage *s, bool bac
 /* Which stage has each node; the last answer is kept, for other layouts. */
 static ml_status deal_nodes(layout_cost *c, const int32_t **out, ml_err *err) {
     ml_job_planner *p = c->p;
-    ml_stage_opts o = { .n_stage = c->n_stage,
-                        .n_chunk = c->n_chunk,
-                        .n_first = c->req->n_first,
-                        .n_last = c->req->n_last };
+    ml_stage_opts o = c->req->stages;
     ml_status st = ML_OK;
 
     *out = p->node_stage;
     if (p->n_pp == c->n_stage && p->n_chunk == c->n_chunk)
         return ML_OK;
     p->n_pp = 0;
+    o.n_stage = c->n_stage;
+    o.n_chunk = c->n_chunk;
     st = ml_stage_of_nodes(p->node_stage, c->req->spec, &o, err);
     if (st == ML_OK) {
         p->n_pp = c->n_stage;
@@ -517,7 +515,7 @@ ml_status ml_job_planner_open(ml_job_planner **out, const ml_job_request *req,
     for (int32_t k = 1; k <= p->n_expert || k == 1; k++)
         if ((k == 1 || p->n_expert % k == 0) && p->n_ep < ML_JOB_SIZES)
             p->ep[p->n_ep++] = k;
-    p->grad_bytes = (double)ml_trainer_grad_bytes(req->spec);
+    p->grad_bytes = (double)ml_trainer_grad_bytes(req->spec, NULL);
     p->state_bytes = (double)ml_optimizer_bytes(req->spec, &req->opts.optimizer, req->bf16);
     p->node_stage = ML_NEW(&p->arena, int32_t, req->spec->n_node);
     ml_job_find_kinds(p);

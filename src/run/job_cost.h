@@ -12,6 +12,7 @@
 #define ML_RUN_JOB_COST_H
 
 #include "comm/mesh.h"
+#include "model/stage.h"
 #include "run/speeds.h"
 #include "train/trainer.h"
 
@@ -27,17 +28,17 @@ typedef struct ml_job_request {
     ml_backend *be; /* of sizes (backend/sizes.h) */
     const ml_speeds *speeds;
     int32_t n_node, gpus_per_node;
-    ml_trainer_opts opts;    /* packing, recomputation, optimizer */
-    int64_t sample_tokens;   /* of a sample, on the average */
-    size_t weight_bytes;     /* of one weight set */
-    bool bf16;               /* the set holds bf16 weights */
-    int32_t n_set;           /* weight sets of the trainer: actor, reference, teacher */
-    bool scores;             /* samples are also scored (forward only) */
-    int32_t n_first, n_last; /* layers of the first and last stage; 0: their share */
-    int32_t engine_ranks;    /* of an engine; 0: as few as its weights need */
-    size_t engine_bytes;     /* an engine's memory beside weights and KV cache */
-    double mem_fraction;     /* of the memory left, for the KV cache */
-    bool in_turns;           /* generation and training use their memory alternately */
+    ml_trainer_opts opts;  /* packing, recomputation, optimizer */
+    int64_t sample_tokens; /* of a sample, on the average */
+    size_t weight_bytes;   /* of one weight set */
+    bool bf16;             /* the set holds bf16 weights */
+    int32_t n_set;         /* weight sets of the trainer: actor, reference, teacher */
+    bool scores;           /* samples are also scored (forward only) */
+    ml_stage_opts stages;  /* how layers are dealt out; numbers of stages are filled in */
+    int32_t engine_ranks;  /* of an engine; 0: as few as its weights need */
+    size_t engine_bytes;   /* an engine's memory beside weights and KV cache */
+    double mem_fraction;   /* of the memory left, for the KV cache */
+    bool in_turns;         /* generation and training use their memory alternately */
 } ml_job_request;
 
 typedef enum ml_job_memory_row {

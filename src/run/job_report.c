@@ -45,7 +45,8 @@ static ml_status measure_engine(ml_job_plan *p, const ml_run_opts *o, ml_err *er
     return st;
 }
 
-static void fill_request(ml_job_plan *p, const ml_run_opts *o, int64_t sample_tokens) {
+static ml_status fill_request(ml_job_plan *p, const ml_run_opts *o, int64_t sample_tokens,
+                              ml_err *err) {
     ml_weight_dtype dtype = ml_weights_dtype(&p->be, o->dtype);
     const ml_place_opts *place = &o->place;
 
@@ -63,8 +64,14 @@ static void fill_request(ml_job_plan *p, const ml_run_opts *o, int64_t sample_to
         .scores = o->recipe.compute_advantages,
         .mem_fraction = o->rollout.mem_fraction,
         .in_turns = o->mode.offload || o->mode.colocate,
+        .stages = { .n_first = (int32_t)place->first_layers,
+                    .n_last = (int32_t)place->last_layers,
+                    .count_embedding = place->count_embedding,
+                    .count_loss = place->count_loss },
+        .engine_ranks = (int32_t)(place->engine_size > 1 ? place->engine_size : 0),
     };
-    p->layout = (ml_job_layout){ .mesh = ml_run_ranks_sizes(place), .n_chunk = 1 };
+    p->layout = (ml_job_layout){ .mesh = ml_run_ranks_sizes(place) };
+    return ml_run_ranks_chunks(&p->layout.n_chunk, place, &p->spec, err);
 }
 
 ml_status ml_job_plan_open(ml_job_plan *p, const ml_run_opts *o, const char *kind,
@@ -86,8 +93,9 @@ ml_status ml_job_plan_open(ml_job_plan *p, const ml_run_opts *o, const char *kin
     if (st != ML_OK)
         return st;
     ml_spec_keep_kv(&p->spec, p->be.act);
-    fill_request(p, o, sample_tokens);
-    st = measure_engine(p, o, err);
+    st = fill_request(p, o, sample_tokens, err);
+    if (st == ML_OK)
+        st = measure_engine(p, o, err);
     return st == ML_OK ? ml_job_planner_open(&p->planner, &p->req, err) : st;
 }
 
@@ -241,49 +249,6 @@ void ml_job_warn(ml_text *out, const ml_job_plan *p) {
     }
     if (n)
         ml_text_printf(out, ": their times are estimates");
-}
-
-/* --- dry runs ------------------------------------------------------------------- */
-
-static int64_t least_ranks(const ml_place_opts *p) {
-    int64_t stage = p->tp * p->cp;
-
-    stage = stage % p->ep ? stage * p->ep : stage;
-    return stage * p->pp;
-}
-
-bool ml_job_is_asked(const ml_run_opts *o) {
-    return least_ranks(&o->place) > 1;
-}
-
-ml_status ml_job_show(const ml_run_opts *o, void (*say)(const char *), ml_err *err) {
-    ml_run_opts own = *o;
-    int64_t n = least_ranks(&o->place);
-    ml_job_plan p = { 0 };
-    ml_job_cost c;
-    ml_text t = { 0 };
-    ml_status st;
-
-    if (!own.place.gpus_per_node) {
-        own.place.gpus_per_node = n < 8 ? n : 8;
-        own.place.nodes = (n + own.place.gpus_per_node - 1) / own.place.gpus_per_node;
-    }
-    st = ml_job_plan_open(&p, &own, ML_JOB_KIND, 0, err);
-    if (st == ML_OK)
-        st = ml_job_cost_of(&c, p.planner, &p.layout, err);
-    if (st == ML_OK) {
-        ml_job_text(&t, &p, &c);
-        t.ptr[t.len - 1] = 0; /* the last newline, which say adds */
-        say(t.ptr);
-        if (!c.fits)
-            st = ml_fail(err, ML_ENOMEM,
-                         "a rank of this job needs %.1f GiB, but an %s has %.1f: miles "
-                         "plan --search finds layouts that fit",
-                         c.memory.total / GIB, p.speeds.name, p.speeds.memory_bytes / GIB);
-    }
-    ml_text_release(&t);
-    ml_job_plan_close(&p);
-    return st;
 }
 
 /* --- JSON --------------------------------------------------------------------- */

@@ -7,8 +7,6 @@
 #include "run/job_cost.h"
 #include "run/opts.h"
 
-#define ML_JOB_KIND "h200" /* the kind of GPU that dry runs plan for */
-
 typedef struct ml_job_plan {
     ml_spec spec;
     ml_speeds speeds;
@@ -31,11 +29,6 @@ void ml_job_table(ml_text *out, const ml_job_plan *p, const ml_job_cost *c, int3
 /* The same as JSON: an object, or an object with an array of layouts. */
 void ml_job_json(ml_text *out, const ml_job_plan *p, const ml_job_cost *c, int32_t n,
                  int32_t n_tried);
-
-/* A dry run of a job that no launcher started: prints the layout of the options on as many
- * GPUs as their sizes need.  ML_ENOMEM: it does not fit. */
-bool ml_job_is_asked(const ml_run_opts *o); /* some size is above 1 */
-ml_status ml_job_show(const ml_run_opts *o, void (*say)(const char *), ml_err *err);
 
 /* Warns of ops that the CUDA backend does not have: their times are guesses. */
 void ml_job_warn(ml_text *out, const ml_job_plan *p);

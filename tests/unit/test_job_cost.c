@@ -1,6 +1,7 @@
 /* The cost model of miles plan: hand-computed cases, the measured steps of docs/CUDA.md, and
  * the memory plan of a run. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/sizes.h"
@@ -239,6 +240,64 @@ static void shares_of_ranks(void) {
     }
 }
 
+/* What a run of this rank would plan, from its mesh without communicators. */
+static double run_bytes(job *j, const ml_mesh_sizes *sizes, int32_t rank) {
+    const char *const set[] = { "weights", NULL };
+    ml_mesh mesh = { .sizes = *sizes, .rank = rank, .at_ep = ml_mesh_at_ep(sizes, rank) };
+    int32_t *stage = malloc(sizeof *stage * (size_t)j->spec.n_node);
+    ml_memory_request req = { .spec = &j->spec,
+                              .be = &j->be,
+                              .bf16 = true,
+                              .dtype = ML_WEIGHT_BF16,
+                              .set = set,
+                              .opts = j->req.opts,
+                              .base_bytes = (size_t)j->speeds.base_bytes };
+    const ml_shard_range *part;
+    ml_shard_map map;
+    ml_memory m;
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    ml_mesh_at(mesh.at, sizes, rank);
+    MUST(ml_stage_of_nodes(stage, &j->spec,
+                           &(ml_stage_opts){ .n_stage = sizes->size[ML_MESH_PP] }, &err));
+    ml_shard_map_init(&map, &a, &j->spec, ML_ROWS, sizes, stage);
+    part = ml_shard_residents(&map, &a, rank);
+    req.weight_bytes = ml_weights_part_bytes(&j->spec, NULL, ML_WEIGHT_BF16, part);
+    req.opts.mesh = &mesh;
+    req.opts.stage = stage;
+    MUST(ml_memory_plan(&m, &req, &err));
+    ml_arena_release(&a);
+    free(stage);
+    return (double)m.total;
+}
+
+/* Within 3 % of the memory plan of such a rank, communicators aside. */
+static void memory_of_ranks(void) {
+    static const ml_job_layout some[] = {
+        { .mesh = { .tp = 8 } },
+        { .mesh = { .tp = 4, .pp = 2 } },
+        { .mesh = { .pp = 4 } },
+        { .mesh = { .tp = 1, .fsdp = true } },
+    };
+
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+        job j = { 0 };
+        ml_job_cost c;
+        double run;
+        open_job(&j, "share/configs/Qwen3-8B", 64, 2048, 8192);
+        j.req.n_node = 2;
+        j.req.gpus_per_node = 8;
+        c = cost_of(&j, some[i]);
+        run = run_bytes(&j, &c.mesh, c.worst_stage * 16 / c.mesh.size[ML_MESH_PP]);
+        if (!near(c.memory.total - c.memory.row[ML_JOB_COMM], run, 0.03))
+            ml_test_fail(__FILE__, __LINE__, "layout %d: %.2f GiB, a run plans %.2f",
+                         (int)i, (c.memory.total - c.memory.row[ML_JOB_COMM]) / 0x1p30,
+                         run / 0x1p30);
+        close_job(&j);
+    }
+}
+
 /* 8B over 8 GPUs: 6 bytes of each parameter, 7/8 of them from other ranks, over NVLink. */
 static void data_parallel_bytes(void) {
     job j = { 0 };
@@ -309,6 +368,7 @@ static const ml_test tests[] = {
     { "predicted steps are within 10 % of the measured ones", measured_steps },
     { "one rank's memory is the memory plan of a run", one_rank_is_the_memory_plan },
     { "weights and optimizer state of a rank are those of the shard map", shares_of_ranks },
+    { "memory of ranks is within 3 % of what a run of them plans", memory_of_ranks },
     { "data parallel and gathered weights move as many bytes as the formulas",
       data_parallel_bytes },
     { "layouts divide the same work", divided_work },

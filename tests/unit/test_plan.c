@@ -137,24 +137,6 @@ static void bad_sizes(void) {
     CHECK_HAS(out, "expected a positive number for \"memory_bytes\"");
 }
 
-/* Without a launcher, a dry run plans a rank of the job. */
-static void dry_run(void) {
-    CHECK(ml_test_miles(out, sizeof out,
-                        "train " QWEN8 "--prompt-data none.jsonl --rm-type math "
-                        "--rollout-batch-size 32 --n-samples-per-prompt 8 --num-rollout 1 "
-                        "--max-tokens-per-gpu 8192 "
-                        "--tensor-model-parallel-size 8 --dry-run") == 0);
-    CHECK_HAS(out, "on 8 x NVIDIA H200");
-    CHECK_HAS(out, "tp 8, cp 1, dp 1, pp 1, ep 1");
-    CHECK(ml_test_miles(out, sizeof out,
-                        "train --hf-checkpoint share/configs/Qwen3-32B --prompt-data "
-                        "none.jsonl --rm-type math --rollout-batch-size 32 "
-                        "--n-samples-per-prompt 8 --num-rollout 1 "
-                        "--max-tokens-per-gpu 65536 --context-parallel-size 4 --dry-run") ==
-          1);
-    CHECK_HAS(out, "miles plan --search finds layouts that fit");
-}
-
 static const ml_test tests[] = {
     { "a layout is planned from config.json alone", text, .limit_s = 120 },
     { "as JSON, the parts of a step and of memory add up", json, .limit_s = 120 },
@@ -162,7 +144,6 @@ static const ml_test tests[] = {
       .limit_s = 300 },
     { "sizes that do not divide are refused with the flag and the fix", bad_sizes,
       .limit_s = 120 },
-    { "a dry run with sizes plans a rank of the job", dry_run, .limit_s = 120 },
     { 0 },
 };
 

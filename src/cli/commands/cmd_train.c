@@ -8,7 +8,6 @@
 #include "run/assembly.h"
 #include "run/debug.h"
 #include "run/heartbeat.h"
-#include "run/job_report.h"
 
 typedef struct train_job {
     const ml_config *config;
@@ -117,30 +116,11 @@ static ml_status train(train_job *j, ml_err *err) {
     return st;
 }
 
-/* A dry run without a launcher: plans a rank of the job that the sizes ask for. */
-static bool plans_job(const train_job *j) {
-    return j->opts.dry_run && ml_comm_size(j->config->run.ranks.world) == 1 &&
-           ml_job_is_asked(&j->opts);
-}
-
-static ml_status show_job(train_job *j, ml_err *err) {
-    ml_status st = j->cmd == ML_CMD_SFT
-                       ? ml_run_opts_sft(&j->opts, &j->arena, err)
-                       : ml_run_opts_train(&j->opts, &j->arena, &j->extensions, err);
-
-    return st == ML_OK ? ml_job_show(&j->opts, ml_print_line, err) : st;
-}
-
 static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     train_job j = { .config = c, .cmd = cmd, .opts = c->run };
     ml_status st;
 
     ml_arena_init(&j.arena, "options");
-    if (plans_job(&j)) {
-        st = show_job(&j, err);
-        ml_arena_release(&j.arena);
-        return st;
-    }
     st = place_rank(&j, err);
     if (st == ML_OK)
         st = open_job(&j, err);
