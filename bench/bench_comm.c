@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
-#include "comm/peer/peer.h"
+#include "comm/device/device_comm.h"
 #include "comm/world.h"
 
 enum { LARGEST = 64 << 20, REPEATS = 20 };
@@ -72,17 +72,16 @@ static ml_status run(ml_comm *world, ml_backend *be, ml_err *err) {
         st = measure(&g, "reduce_scatter", reduce, err);
     if (st == ML_OK)
         st = world->split(world, &below, 0, world->rank, err);
-    if (st == ML_OK)
-        st = ml_comm_peer_open(&peer, below, be->dev, err);
-    g.c = peer;
+    if (st == ML_OK) {
+        g.c = peer = ml_comm_device(below);
+        st = ml_comm_device_attach(peer, be->stream, false, err);
+    }
     if (st == ML_OK)
         st = measure(&g, "allgather", gather, err);
     if (st == ML_OK)
         st = measure(&g, "reduce_scatter", reduce, err);
-    if (st == ML_OK) {
+    if (peer)
         peer->close(peer);
-        below->close(below);
-    }
     be->dev->free(&in);
     be->dev->free(&out);
     return st;

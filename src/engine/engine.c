@@ -71,7 +71,7 @@ static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
                            .logits = true,
                            .kv_shared = true,
                            .record_rows = o->record_rows,
-                           .comm = o->comm };
+                           .group = { [ML_GROUP_TP] = o->comm } };
 }
 
 /* Approximate bytes of a request that uses the whole context. */

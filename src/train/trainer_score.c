@@ -7,7 +7,8 @@
 static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
                                  int32_t n) {
     const ml_schedule_opts *b = &t->opts.batch;
-    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t each = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t cap = each * (b->n_context ? b->n_context : 1);
     int64_t *len = ml_trainer_lengths(a, s, n);
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
@@ -31,18 +32,21 @@ static void copy_scores(const ml_micro *m, float *const *logprob, float *const *
 static void add_span(const ml_trainer *t, ml_rank_spans *s, int32_t rank, int32_t *row,
                      void *data, size_t bytes) {
     if (data && s->span)
-        s->span[(int64_t)*row * t->opts.batch.n_rank + rank] =
+        s->span[(int64_t)*row * t->optimizer.ranks.comm->size + rank] =
             (ml_rank_span){ data, bytes };
     *row += data != NULL;
 }
 
-/* A rank's column: scores and recorded routing of its samples.  Returns its length. */
-static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *bins,
+/* A rank's column: scores and recorded routing of its samples, if it reports them.  Returns
+ * its length. */
+static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *deal,
                           int32_t rank, const ml_train_sample *s, float *const *logprob,
                           float *const *entropy) {
+    const ml_mesh *m = t->opts.mesh;
+    const ml_bins *bins = &deal[m ? ml_mesh_at_data(&m->sizes, rank) : 0];
     int32_t row = 0;
 
-    for (int32_t k = 0; k < bins->n; k++)
+    for (int32_t k = 0; k < bins->n && ml_trainer_reports(t, rank); k++)
         for (int32_t j = 0; j < bins->bin[k].n; j++) {
             int32_t i = bins->bin[k].item[j];
             size_t bytes = (size_t)s[i].n_response * sizeof(float);
@@ -65,13 +69,96 @@ static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
     int32_t most = 0;
 
     for (int32_t r = 0; r < ranks->comm->size; r++) {
-        int32_t n = add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        int32_t n = add_scores(t, &spans, deal, r, s, logprob, entropy);
         most = n > most ? n : most;
     }
     spans = ml_ranks_spans(ranks, a, most, true);
     for (int32_t r = 0; r < ranks->comm->size; r++)
-        add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        add_scores(t, &spans, deal, r, s, logprob, entropy);
     return ml_ranks_gather(ranks, &spans, err);
+}
+
+/* Scores that are being computed. */
+typedef struct scoring {
+    float *const *logprob, *const *entropy;
+} scoring;
+
+static ml_status keep_scores(void *ud, ml_micro *m, bool *live, ml_err *err) {
+    const scoring *x = ud;
+
+    (void)live, (void)err;
+    copy_scores(m, x->logprob, x->entropy);
+    return ML_OK;
+}
+
+/* Each stage has recorded the routing of its layers. */
+static ml_status merge_routing(ml_trainer *t, const ml_train_sample *s, const ml_bins *bins,
+                               ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t j = 0; j < bins->bin[k].n; j++)
+            for (int r = 0; r < ML_N_ROUTING && st == ML_OK; r++) {
+                const ml_train_sample *x = &s[bins->bin[k].item[j]];
+                int64_t width = ml_spec_routing_width(t->spec, (ml_routing_kind)r);
+                if (x->routed[r].record)
+                    st =
+                        ml_ranks_merge(&t->pipe, x->routed[r].record,
+                                       (size_t)(x->n_token * width) * sizeof(int32_t), err);
+            }
+    return st;
+}
+
+static ml_status score_in_stages(ml_trainer *t, const ml_weights *w,
+                                 const ml_train_sample *s, const ml_bins *bins, scoring *to,
+                                 int32_t n_round, ml_err *err) {
+    ml_status st = ml_trainer_run_pipeline(t, &t->score,
+                                           &(ml_pipe_work){ .weights = w,
+                                                            .sample = s,
+                                                            .micro = bins,
+                                                            .n_round = n_round,
+                                                            .scored = keep_scores,
+                                                            .ud = to },
+                                           err);
+    return st == ML_OK && w == t->weights ? merge_routing(t, s, bins, err) : st;
+}
+
+/* Ranks gather each other's weights, as the plan has their dtypes. */
+static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err *err) {
+    for (int32_t i = 0; i < w->n && ml_trainer_is_joint(t); i++)
+        if (w->t[i].dtype != t->stored[i])
+            return ml_fail(
+                err, ML_EUNSUP,
+                "parameter %s has another dtype than in the trained model: with "
+                "--tensor-model-parallel-size or --train-backend fsdp all models "
+                "of a run have the same; give --dtype",
+                t->spec->param[i].name);
+    return ML_OK;
+}
+
+static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bins,
+                          const ml_train_sample *s, float *const *logprob,
+                          float *const *entropy, ml_err *err) {
+    int32_t n_round = 0;
+    ml_status st = check_weights(t, w, err);
+
+    if (st == ML_OK)
+        st = ml_trainer_rounds(t, bins->n, &n_round, err);
+    if (st == ML_OK && ml_trainer_is_pipeline(t))
+        return score_in_stages(t, w, s, bins, &(scoring){ logprob, entropy }, n_round, err);
+    if (st == ML_OK && n_round)
+        st = ml_trainer_grow(t, &t->score, false, ml_trainer_need(t, s, bins), err);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k >= bins->n) {
+            ml_trainer_join(t, &t->score, w, false);
+            continue;
+        }
+        st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);
+        if (st == ML_OK)
+            copy_scores(&t->score.micro, logprob, entropy);
+        ml_work_count_add(t->work_count);
+    }
+    return st;
 }
 
 ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
@@ -84,17 +171,10 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
     ml_arena_init(&a, "scoring");
     deal = pack_for_scoring(t, &a, s, n);
-    bins = &deal[ranks->comm->rank];
+    bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
-    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
-                 : ML_OK;
-    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
-        st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true,
-                                err);
-        if (st == ML_OK)
-            copy_scores(&t->score.micro, logprob, entropy);
-        ml_work_count_add(t->work_count);
-    }
+    w = w ? w : t->weights;
+    st = run_bins(t, w, bins, s, logprob, entropy, err);
     st = ml_ranks_agree(ranks, st, err);
     if (st == ML_OK && ranks->comm->size > 1)
         st = gather_scores(t, &a, deal, s, logprob, entropy, err);

@@ -68,8 +68,10 @@ void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) 
     must(ml_checkpoint_open(&t->checkpoint, dir, &err), &err);
     ml_spec_keep_kv(&t->spec, ml_weights_kv_dtype(&t->spec, t->checkpoint, o->dtype));
     must(ml_backend_cpu_open(&t->be, o->n_thread ? o->n_thread : 1, o->level, &err), &err);
-    must(ml_weights_load(&t->weights, &t->spec, t->checkpoint, o->dtype, &t->be, &t->arena,
-                         &err),
+    must(ml_weights_load_part(&t->weights, &t->spec, t->checkpoint, o->dtype,
+                              ml_trainer_parts(&t->arena, &t->spec, o->trainer.mesh,
+                                               o->trainer.stage, t->be.linear),
+                              &t->be, &t->arena, &err),
          &err);
     must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &o->trainer, &err),
          &err);
