@@ -3,14 +3,22 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "model/spec_context.h"
+#include "model/stage.h"
 #include "train/host_memory.h"
+#include "train/pipeline.h"
 
 static void add(ml_memory *m, const char *what, size_t bytes) {
+    int i = 0;
+
     if (!bytes)
         return;
-    ML_BUG_IF(m->n == ML_MEMORY_ROWS);
-    m->row[m->n].what = what;
-    m->row[m->n++].bytes = bytes;
+    while (i < m->n && m->row[i].what != what)
+        i++;
+    ML_BUG_IF(i == ML_MEMORY_ROWS);
+    m->n += i == m->n;
+    m->row[i].what = what;
+    m->row[i].bytes += bytes;
     m->total += bytes;
 }
 
@@ -23,60 +31,175 @@ static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
         m->on_host += bytes;
 }
 
-/* The capacity of a full micro-batch, at 64 tokens per sequence. */
-static ml_batch_caps caps_for(int64_t tokens) {
-    int64_t n_seq = tokens / 64 + 1;
-    return (ml_batch_caps){ .n_token = (int32_t)tokens,
-                            .n_seq = (int32_t)n_seq,
-                            .n_loss = (int32_t)tokens,
-                            .n_page = (int32_t)(tokens / ML_PAGE + n_seq) };
+/* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
+ * each sequence into two pieces each. */
+static ml_batch_caps caps_for(int64_t tokens, int32_t n_context) {
+    int64_t n_seq = tokens / 64 + 1, n_page = tokens / ML_PAGE + n_seq;
+    ml_batch_caps c = { .n_page = (int32_t)n_page };
+
+    if (n_context > 1) {
+        tokens = tokens / n_context + 2 * n_seq;
+        n_seq *= 2;
+        c.n_context = n_context;
+        c.n_share = (int32_t)tokens;
+    }
+    c.n_token = c.n_loss = (int32_t)tokens;
+    c.n_seq = (int32_t)n_seq;
+    return c;
 }
 
+static int32_t n_context_of(const ml_memory_request *req) {
+    return req->opts.mesh ? req->opts.mesh->sizes.size[ML_MESH_CP] : 1;
+}
+
+/* Of a micro-batch, on all ranks that divide its sequences. */
 static int64_t tokens_of(const ml_memory_request *req, bool score) {
     const ml_trainer_opts *o = &req->opts;
-    int64_t n =
-        o->batch.dynamic ? o->batch.max_tokens : o->batch.micro_batch_size * req->longest;
+    int64_t n_context = n_context_of(req);
+    int64_t n = o->batch.dynamic ? o->batch.max_tokens * n_context
+                                 : o->batch.micro_batch_size * req->longest;
 
     if (score && o->score_max_tokens)
-        n = o->score_max_tokens;
+        n = o->score_max_tokens * n_context;
     n = n < req->longest ? req->longest : n;
     return n < 1 ? 1 : n;
 }
 
 /* The memory rows of a trained model; the tables below have the same order. */
-enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, RANKS, N_ROW };
+enum {
+    GRADS,
+    STATE,
+    COPY,
+    ACT,
+    SCRATCH,
+    SCORE_ACT,
+    SCORE_SCRATCH,
+    CHOICES,
+    RANKS,
+    GATHERED,
+    SCORE_GATHERED,
+    N_ROW
+};
 
 static const char *const actor_rows[N_ROW] = {
     "gradients",     "optimizer state",          "save buffer",          "activations",
     "scratch",       "forward-only activations", "forward-only scratch", "routing replay",
-    "rank exchange",
+    "rank exchange", "gathered weights",         "forward-only weights",
 };
 static const char *const critic_rows[N_ROW] = {
     "critic gradients",   "critic optimizer state", "critic save buffer",
     "critic activations", "critic scratch",         "value activations",
     "value scratch",      "critic routing replay",  "critic rank exchange",
+    "critic gathered",    "value gathered",
 };
+
+/* Of weights that ranks divide. */
+static void divide_plan(ml_plan_opts *o, ml_arena *a, const ml_memory_request *req,
+                        const ml_spec *spec) {
+    const ml_mesh *mesh = req->opts.mesh;
+    ml_shard_map *map = ML_NEW(a, ml_shard_map, 1);
+    ml_dtype *stored = ML_NEW(a, ml_dtype, spec->n_param);
+
+    if (!mesh)
+        return;
+    for (int32_t i = 0; i < spec->n_param; i++)
+        stored[i] = ml_weights_param_dtype(
+            &spec->param[i], spec->critic ? req->critic_from : req->from, req->dtype);
+    ml_shard_map_init(map, a, spec, req->be->linear, &mesh->sizes, req->opts.stage);
+    o->map = map;
+    o->rank = mesh->rank;
+    o->stored = stored;
+}
+
+/* The nodes of one of a rank's pipeline stages, and its micro-batches in flight. */
+typedef struct stage_chunk {
+    int32_t first, end, n_set;
+} stage_chunk;
+
+static int32_t find_chunks(stage_chunk **out, ml_arena *a, const ml_memory_request *req,
+                           const ml_spec *spec, const int32_t *stage, bool train) {
+    const ml_mesh *mesh = req->opts.mesh;
+    ml_pipeline_opts o = { .n_stage = mesh ? mesh->sizes.size[ML_MESH_PP] : 1,
+                           .backward = train };
+    ml_pipeline p;
+    int32_t n = 0;
+
+    *out = ML_NEW(a, stage_chunk, spec->n_layer + 2);
+    if (o.n_stage == 1)
+        return 1;
+    while (ml_stage_chunk(stage, spec->n_node, mesh->at[ML_MESH_PP], n, &(*out)[n].first,
+                          &(*out)[n].end))
+        n++;
+    o.n_chunk = n;
+    o.n_micro = 4 * o.n_stage; /* more do not need more memory */
+    ml_pipeline_schedule(&p, a, &o, mesh->at[ML_MESH_PP]);
+    for (int32_t i = 0; i < n; i++)
+        (*out)[i].n_set = p.n_set[i];
+    return n;
+}
+
+/* The spec of a context-parallel rank, and the pipeline stages of its nodes. */
+static ml_status divide_context(ml_spec *out, const int32_t **stage, ml_arena *a,
+                                const ml_memory_request *req, const ml_spec *spec,
+                                ml_err *err) {
+    int32_t *origin, *own;
+    ml_status st = ml_spec_context(out, spec, n_context_of(req),
+                                   req->opts.mesh->at[ML_MESH_CP], &origin, err);
+
+    if (st != ML_OK || !*stage)
+        return st;
+    own = ML_NEW(a, int32_t, out->n_node);
+    for (int32_t i = 0; i < out->n_node; i++)
+        own[i] = (*stage)[origin[i]];
+    *stage = own;
+    return ML_OK;
+}
+
+static void add_bytes(ml_memory *m, const ml_plan *plan, bool train,
+                      const char *const *row) {
+    add(m, row[train ? GATHERED : SCORE_GATHERED], ml_plan_gather_bytes(plan));
+    add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
+    add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
+}
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
-    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train)),
+    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train), n_context_of(req)),
                           .backward = train,
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
-    ml_plan *plan = NULL;
-    ml_status st;
+    ml_spec pieces = { 0 };
+    const int32_t *stage = req->opts.stage;
+    const ml_spec *run;
+    stage_chunk *chunk;
+    int32_t n_chunk;
+    ml_plan *plan;
+    ml_status st = ML_OK;
+    ml_arena a;
 
+    ml_arena_init(&a, "a memory plan");
     memcpy(opts.given, req->opts.replay, sizeof opts.given);
-    st = ml_plan_new(&plan, spec, req->be, opts, err);
-
-    if (st == ML_OK) {
-        add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
-        add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
-        add_on_host(m, req->be, row[CHOICES],
-                    ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
+    divide_plan(&opts, &a, req, spec);
+    if (opts.caps.n_context)
+        st = divide_context(&pieces, &stage, &a, req, spec, err);
+    run = opts.caps.n_context ? &pieces : spec;
+    n_chunk = st == ML_OK ? find_chunks(&chunk, &a, req, run, stage, train) : 0;
+    for (int32_t i = 0; i < n_chunk && st == ML_OK; i++) {
+        opts.first = chunk[i].first;
+        opts.end = chunk[i].end;
+        opts.n_set = chunk[i].n_set;
+        plan = NULL;
+        st = ml_plan_new(&plan, run, req->be, opts, err);
+        if (st == ML_OK)
+            add_bytes(m, plan, train, row);
+        ml_plan_free(plan);
+        if (st == ML_OK)
+            add_on_host(m, req->be, row[CHOICES],
+                        ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
     }
-    ml_plan_free(plan);
+    ml_spec_close(&pieces);
+    ml_arena_release(&a);
     return st;
 }
 
@@ -84,13 +207,17 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
                              const ml_spec *spec, size_t saved_bytes,
                              const char *const *row, ml_err *err) {
     ml_optimizer_opts opt = req->opts.optimizer;
+    const ml_shard_range *part;
+    ml_arena a;
     size_t whole = ml_optimizer_bytes(spec, &opt, req->bf16), state;
     ml_status st;
 
     opt.mesh = req->opts.mesh;
     opt.stage = req->opts.stage;
     state = ml_optimizer_bytes(spec, &opt, req->bf16);
-    add(m, row[GRADS], ml_trainer_grad_bytes(spec, NULL));
+    ml_arena_init(&a, "parts of gradients");
+    part = ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
+    add(m, row[GRADS], ml_trainer_grad_bytes(spec, part));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))
@@ -102,6 +229,10 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     add(m, row[RANKS], ml_optimizer_exchange_bytes(&opt));
     if (req->async_save && (!opt.mesh || opt.mesh->rank == 0))
         add_on_host(m, req->be, row[COPY], saved_bytes + whole);
+    else if (part && opt.mesh->rank == 0)
+        add_on_host(m, req->be, row[COPY],
+                    spec->critic ? req->critic_bytes : req->whole_bytes);
+    ml_arena_release(&a);
     st = add_plan(m, req, spec, true, row, err);
     if (st == ML_OK && req->scores)
         st = add_plan(m, req, spec, false, row, err);
@@ -118,9 +249,24 @@ static void take_turns(ml_memory *m, const ml_memory_request *req) {
             m->on_host += m->row[i].bytes;
 }
 
+static size_t critic_part_bytes(const ml_memory_request *req) {
+    const ml_trainer_opts *o = &req->opts;
+    const ml_shard_range *part;
+    size_t bytes;
+    ml_arena a;
+
+    ml_arena_init(&a, "parts of a critic");
+    part = ml_trainer_parts(&a, req->critic, o->mesh, req->critic_stage, req->be->linear);
+    bytes = part ? ml_weights_part_bytes(req->critic, req->critic_from, req->dtype, part)
+                 : req->critic_bytes;
+    ml_arena_release(&a);
+    return bytes;
+}
+
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *err) {
     ml_memory_request critic = *req;
-    size_t saved = req->weight_bytes * (req->saves_ref ? 2 : 1), models;
+    size_t one = req->whole_bytes ? req->whole_bytes : req->weight_bytes, models;
+    size_t saved = one * (req->saves_ref ? 2 : 1);
     ml_status st;
 
     *out = (ml_memory){ 0 };
@@ -130,11 +276,14 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     for (const char *const *name = req->set; *name; name++)
         add(out, *name, req->weight_bytes);
     if (req->critic)
-        add(out, "critic weights", req->critic_bytes);
+        add(out, "critic weights", critic_part_bytes(req));
     models = out->total;
+    if (req->generates_only)
+        return ML_OK;
     st = add_trainer(out, req, req->spec, saved, actor_rows, err);
     critic.opts.optimizer.freeze = NULL;
     memset(critic.opts.replay, 0, sizeof critic.opts.replay);
+    critic.opts.stage = req->critic_stage;
     if (st == ML_OK && req->critic)
         st = add_trainer(out, &critic, req->critic, req->critic_bytes, critic_rows, err);
     out->trainer = out->total - models;

@@ -67,6 +67,62 @@ train 2 again --num-rollout 3
 check "two ranks repeat" same n2/metrics.jsonl again/metrics.jsonl
 check "two ranks repeat the snapshot" same_snapshot n2 again 0000002
 
+# --- context parallel: ranks have pieces of the same samples ---
+
+context() { # context N RUN FLAGS...
+    log=$work/$2.log
+    train "$1" "$2" --num-rollout 3 --context-parallel-size 2 "${@:3}"
+    check "$2 trains" ended
+    samples "$2"
+    head -n 1 "$work/$2/metrics.jsonl" >"$work/$2.first"
+    check "$2 draws the samples of one rank" same n1.samples "$2.samples"
+    check "$2 has its rollout metrics" same n1.first "$2.first"
+    check "$2: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$2/metrics.jsonl")" = 3 ]
+    check "$2: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/$2/metrics.jsonl")" = 3 ]
+}
+context 2 cp2
+context 4 cp2pp2 --pipeline-model-parallel-size 2
+context 4 cp2dp2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+cp -r "$work/cp2dp2" "$work/cp2again"
+log=$work/cp2again.log
+train 2 cp2again --load "$work/cp2again" --num-rollout 4 --context-parallel-size 2
+check "two ranks resume what four saved" ended
+check "they go on" [ -e "$work/cp2again/iter_0000003/state.json" ]
+
+# --- engines of several ranks, on the ranks that train or on others ---
+
+engines() { # engines RUN N FLAGS...: a run over N ranks draws the samples of one
+    local run=$1 n=$2
+    shift 2
+    log=$work/$run.log
+    train "$n" "$run" --num-rollout 3 --check-weight-update-equal "$@"
+    check "$run: trains" ended
+    samples "$run"
+    head -n 1 "$work/$run/metrics.jsonl" >"$work/$run.first"
+    check "$run: the samples of one rank" same n1.samples "$run.samples"
+    check "$run: its rollout metrics" same n1.first "$run.first"
+    check "$run: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$run/metrics.jsonl")" = 3 ]
+}
+engines engines-of-2 4 --rollout-num-gpus-per-engine 2 --colocate
+engines apart 4 --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --sglang-tp-size 2
+check "engines of two ranks: the metrics of four" same n4/metrics.jsonl engines-of-2/metrics.jsonl
+check "ranks that generate: the metrics of two that train" same n2/metrics.jsonl apart/metrics.jsonl
+check "ranks that generate: the snapshot of two that train" same_snapshot n2 apart 0000002
+log=$work/engine-size.log
+train 4 engine-size --num-rollout 1 --rollout-num-gpus-per-engine 3
+check "a size of engines that does not divide is refused" says_once '^miles train: --rollout-num-gpus-per-engine is 3, but 4 ranks generate: use a divisor of 4'
+log=$work/engine-killed.log
+(train 3 engine-killed --num-rollout 1000 --rollout-num-gpus 2 --rollout-num-gpus-per-engine 2; exit $status) &
+job=$!
+for _ in $(seq 600); do
+    grep -q '"rollout": 1,' "$work/engine-killed/metrics.jsonl" 2>/dev/null && break
+    sleep 0.1
+done
+kill -9 "$(pgrep -f "^$build/miles train .*$work/engine-killed" | tail -n 1)" # a rank that follows
+wait $job
+check "a killed rank of an engine ends the job" [ $? -ne 0 ]
+check "it is named" grep -q 'process rank 2 .*signal 9' "$log"
+
 # --- ranks on two hosts: here two names of one ---
 
 skipped=0
@@ -85,6 +141,30 @@ else
     skipped=1
     echo "skipped: two hosts: unshare -u is not allowed here, or the host has no name"
 fi
+
+# --- a pipeline: the bytes of one rank ---
+
+log=$work/pp2.log
+train 2 pp2 --num-rollout 3 --pipeline-model-parallel-size 2
+check "a pipeline of two stages trains" ended
+check "a pipeline has the metrics of one rank" same n1/metrics.jsonl pp2/metrics.jsonl
+check "a pipeline saves the bytes of one rank" same_snapshot n1 pp2 0000002
+cp -r "$work/n1" "$work/resumed"
+log=$work/resumed.log
+train 2 resumed --load "$work/resumed" --num-rollout 4 --pipeline-model-parallel-size 2
+check "one rank saves, a pipeline resumes" ended
+log=$work/one.log
+cp -r "$work/pp2" "$work/one"
+train 1 one --load "$work/one" --num-rollout 4
+check "a pipeline saves, one rank resumes" ended
+check "both go on alike" same_snapshot resumed one 0000003
+log=$work/pp2dp2.log
+train 4 pp2dp2 --num-rollout 3 --pipeline-model-parallel-size 2
+check "two pipelines train" ended
+check "two pipelines have the bytes of two ranks" same_snapshot n2 pp2dp2 0000002
+log=$work/stages.log
+train 2 stages --num-rollout 1 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
+check "more stages than layers are refused" says_once '^miles train: the 2 layers of this model do not fill 2 pipeline stages'
 
 # --- snapshots ---
 
@@ -154,6 +234,9 @@ log=$work/size.log
 train 2 size --num-rollout 1 --actor-num-nodes 1 --actor-num-gpus-per-node 8
 check "a job of the wrong size fails" [ "$status" -eq 2 ]
 check "it says how to start it" says_once '^miles train: .*are 8 ranks, but the job has 2: start it with mpirun -n 8'
+log=$work/alone.log
+train 1 alone --num-rollout 1 --context-parallel-size 2
+check "a mesh of more ranks than there are is refused" says_once '^miles train: --context-parallel-size 2.* 1 rank'
 log=$work/rule.log
 train 2 rule --num-rollout 1 --enable-witness
 check "what needs one rank is refused" says_once '^miles train: --enable-witness needs one rank'
@@ -189,12 +272,27 @@ for n in 1 2; do
     check "$n ranks evaluate" [ $? -eq 0 ]
 done
 check "evaluation: the scores of one rank" same eval1 eval2
+log=$work/eval-engine
+timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$build/miles" eval \
+    --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
+    --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --rollout-num-gpus-per-engine 2 >"$log" 2>&1
+check "evaluation: an engine of two ranks" same eval1 eval-engine
 log=$work/fully.log
 miles 2 train-async fully --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
     --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 32 \
     --num-rollout 3 --use-tis --fully-async
 check "two ranks train fully asynchronously" ended
 check "fine-tuning: the loss of one rank" same sft1.first sft2.first
+log=$work/sftcp.log
+miles 2 sft sftcp --prompt-data "$work/lessons.jsonl" --rollout-batch-size 16 --num-rollout 2 --context-parallel-size 2
+check "two ranks fine-tune on pieces of samples" ended
+sed -n '1p; 2s/"train.grad_norm.*//p' "$work/sftcp/metrics.jsonl" >"$work/sftcp.first"
+check "fine-tuning on pieces: the loss of one rank" same sft1.first sftcp.first
+
+log=$work/sftpp.log
+miles 2 sft sftpp --prompt-data "$work/lessons.jsonl" --rollout-batch-size 16 --num-rollout 2 --pipeline-model-parallel-size 2
+check "a pipeline fine-tunes" ended
+check "fine-tuning in stages: the metrics of one rank" same sft1/metrics.jsonl sftpp/metrics.jsonl
 check "train-async: the samples of one rank" same async1.samples async2.samples
 
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -185,6 +185,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_HYPER_COEF] = ml_cpu_hyper_coef_forward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_forward,
         [ML_OP_MERGE_COLS] = ml_cpu_merge_cols_forward,
+        [ML_OP_SPLIT_COLS] = ml_cpu_split_cols_forward,
+        [ML_OP_ORDER_ROWS] = ml_cpu_order_rows_forward,
     },
     .backward = {
         [ML_OP_EMBED] = ml_cpu_embed_backward,
@@ -219,6 +221,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_STREAM_MIX] = ml_cpu_stream_mix_backward,
         [ML_OP_HYPER_COEF] = ml_cpu_hyper_coef_backward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
+        [ML_OP_SPLIT_COLS] = ml_cpu_split_cols_backward,
+        [ML_OP_ORDER_ROWS] = ml_cpu_order_rows_backward,
     },
     .together = ml_cpu_linear_together,
     .scratch = op_scratch,

@@ -57,6 +57,8 @@ ML_CPU_OP(match_rms)   /* streams.c */
 ML_CPU_OP(stream_mix)  /* streams.c */
 ML_CPU_OP(hyper_coef)  /* hyper.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
+ML_CPU_OP(split_cols)  /* merge.c */
+ML_CPU_OP(order_rows)  /* merge.c */
 #undef ML_CPU_OP
 void ml_cpu_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.c */
 
