@@ -4,6 +4,7 @@
 #define ML_MODEL_PLAN_PRIV_H
 
 #include "model/plan_dump.h"
+#include "model/stage.h"
 
 /* A value has a copy that forward writes and, if backward recomputes it, a second one. */
 enum { ML_FIRST_COPY, ML_SECOND_COPY, ML_COPIES };
@@ -42,9 +43,12 @@ enum { ML_PLAN_RECORDINGS = 64 };
 typedef struct ml_plan_params ml_plan_params; /* plan_params.c */
 
 struct ml_plan {
-    const ml_spec *spec;
+    const ml_spec *whole;
+    const ml_spec *spec;  /* its nodes are those of the plan; node numbers refer to it */
+    ml_model_stage range; /* without ports if the plan has all nodes */
     ml_backend *be;
     ml_plan_opts opts;
+    int32_t set; /* of the current run */
     ml_plan_store *store;
     int32_t n_store;
     int32_t *value_store[ML_COPIES]; /* [n_value] index into store, or ML_NONE */
@@ -56,8 +60,11 @@ struct ml_plan {
     ml_op_call *bound;  /* [n_node] bound calls of a forward; NULL: bound one by one */
     ml_plan_unit *unit;
     int32_t n_unit;
-    int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits */
+    int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits;
+                      ML_NONE: another stage has it */
     ml_err failed; /* of the communicator */
+    ml_context_rows context; /* at capacity, for sizing */
+    int64_t *block_size;     /* [2*n_context] of a SWAP_ROWS */
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: no dump */
     struct {
@@ -77,8 +84,10 @@ struct ml_plan {
     ml_arena arena;
 };
 
-/* plan_comm.c: runs an op that the ranks do together.  After an error it does nothing. */
+/* plan_comm.c: runs an op that the ranks do together, and its backward.  After an error
+ * they do nothing. */
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
+void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
 
 /* Where the gradient of weight k of a node is added. */
 const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r);
