@@ -39,8 +39,8 @@ static ml_status place_rank(train_job *j, ml_err *err) {
         st = ml_heartbeat_open(&j->heartbeat, o->ranks.world, 60 * o->place.timeout_min,
                                err);
     o->backend.n_thread = ml_run_ranks_threads(&o->ranks, o->backend.n_thread);
-    o->trainer.mesh =
-        o->ranks.train || ml_run_ranks_divides(&o->ranks) ? &o->ranks.mesh : NULL;
+    if (o->ranks.train || (ml_run_ranks_divides(&o->ranks) && !o->ranks.n_actor))
+        o->trainer.mesh = &o->ranks.mesh; /* a rank that only generates has none */
     o->saver.comm = o->ranks.actors;
     return st;
 }
