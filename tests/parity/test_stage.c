@@ -44,6 +44,7 @@ static void must(ml_status st, const ml_err *err) {
 }
 
 static void open_bench(bench *b, const char *model, bool bf16) {
+    static const ml_context_opts whole = { .n_rank = 1 };
     char dir[256];
     ml_train_fixture_opts o = { .dir = dir,
                                 .dtype = bf16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32,
@@ -55,12 +56,12 @@ static void open_bench(bench *b, const char *model, bool bf16) {
     for (int i = 0; i < MICRO; i++) {
         static int32_t item[MICRO][2] = { { 0, 1 }, { 2, 3 } };
         ml_bin bin = { item[i], b->t.n_sample > 3 ? 2 : 1 };
-        b->caps = ml_micro_max(b->caps, ml_micro_need(b->t.sample, &bin));
+        b->caps = ml_micro_max(b->caps, ml_micro_need(b->t.sample, &bin, &whole));
     }
     for (int i = 0; i < MICRO; i++) {
         static int32_t item[MICRO][2] = { { 0, 1 }, { 2, 3 } };
         ml_bin bin = { item[i], b->t.n_sample > 3 ? 2 : 1 };
-        ml_micro_init(&b->micro[i], b->caps, false);
+        ml_micro_init(&b->micro[i], b->caps, &whole, false);
         ml_micro_fill(&b->micro[i], b->t.sample, &bin, true, 1);
     }
     CHECK(b->caps.n_loss <= MAX_ROW);
