@@ -95,6 +95,8 @@ const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_ru
     bool tied =
         n->op == ML_OP_EMBED && n->w[0] == p->whole->node[p->whole->n_node - 1].w[0];
 
+    if (n->again && r->again_grads)
+        return &r->again_grads[n->w[k]];
     return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
 

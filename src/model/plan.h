@@ -89,6 +89,8 @@ typedef struct ml_run {
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */
     const ml_tensor *embed_grad;
+    /* The same for nodes that use the parameters of earlier ones, [n_param]; NULL: none. */
+    const ml_tensor *again_grads;
     const ml_kv *kv; /* kv_shared only */
     const ml_rows *rows;
     int32_t set; /* the set of activations, below opts.n_set */
