@@ -67,28 +67,6 @@ train 2 again --num-rollout 3
 check "two ranks repeat" same n2/metrics.jsonl again/metrics.jsonl
 check "two ranks repeat the snapshot" same_snapshot n2 again 0000002
 
-# --- context parallel: ranks have pieces of the same samples ---
-
-context() { # context N RUN FLAGS...
-    log=$work/$2.log
-    train "$1" "$2" --num-rollout 3 --context-parallel-size 2 "${@:3}"
-    check "$2 trains" ended
-    samples "$2"
-    head -n 1 "$work/$2/metrics.jsonl" >"$work/$2.first"
-    check "$2 draws the samples of one rank" same n1.samples "$2.samples"
-    check "$2 has its rollout metrics" same n1.first "$2.first"
-    check "$2: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$2/metrics.jsonl")" = 3 ]
-    check "$2: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/$2/metrics.jsonl")" = 3 ]
-}
-context 2 cp2
-context 4 cp2pp2 --pipeline-model-parallel-size 2
-context 4 cp2dp2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
-cp -r "$work/cp2dp2" "$work/cp2again"
-log=$work/cp2again.log
-train 2 cp2again --load "$work/cp2again" --num-rollout 4 --context-parallel-size 2
-check "two ranks resume what four saved" ended
-check "they go on" [ -e "$work/cp2again/iter_0000003/state.json" ]
-
 # --- engines of several ranks, on the ranks that train or on others ---
 
 divided() { # divided RUN N FLAGS...: a run over N ranks draws the samples of one
@@ -148,6 +126,7 @@ check "a divided critic has the values and the loss of one rank" same ppo1.first
 # --- context parallel: ranks have pieces of the same samples ---
 
 divided cp2 2 --context-parallel-size 2
+divided cp2pp2 4 --context-parallel-size 2 --pipeline-model-parallel-size 2
 divided cp2dp2 4 --context-parallel-size 2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
 cp -r "$work/cp2dp2" "$work/cp2again"
 log=$work/cp2again.log
