@@ -53,4 +53,6 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
                        .grad_in = IN(0), .cut = ML_CUT_OUTPUTS },
     [ML_OP_GATHER_COLS] = { "gather-cols", .comm = true },
     [ML_OP_MERGE_COLS] = { "merge-cols" },
+    [ML_OP_SEND_ROWS] = { "send-rows", .grad_in = IN(0), .comm = true },
+    [ML_OP_RETURN_ROWS] = { "return-rows", .grad_in = IN(0), .comm = true },
 };

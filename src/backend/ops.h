@@ -54,9 +54,14 @@
  *                                                     stat [n_loss,2] logits [n_loss,V]?
  *  GATHER_COLS  x [n,C]                -              y [ranks*n,C]  the ranks' x in order
  *  MERGE_COLS   x [ranks*n,C]          -              y [n,W]      columns of the ranks' x
+ *  SEND_ROWS    x [n*k,H] group        -              y [m,H] group back  to their experts
+ *  RETURN_ROWS  y [m,H]                -              x [n*k,H]    and home again
  *
  * group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; the permutation slot ->
  * token*k+rank [n*k]; its inverse token*k+rank -> slot [n*k].
+ *
+ * m: rows of all ranks of an expert group for this rank's experts; their tables `group`
+ * and `back` have one expert per row (model/expert_rounds.h).
  *
  * chosen: key positions, ascending, padded with -1.  The values of ATTN_CHOSEN are the
  * first elements of its keys.
@@ -102,7 +107,9 @@
     X(ATTN_CHOSEN, "attn-chosen")                                                          \
     X(MOE_WEIGH, "moe-weigh")                                                              \
     X(GATHER_COLS, "gather-cols")                                                          \
-    X(MERGE_COLS, "merge-cols")
+    X(MERGE_COLS, "merge-cols")                                                            \
+    X(SEND_ROWS, "send-rows")                                                              \
+    X(RETURN_ROWS, "return-rows")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;

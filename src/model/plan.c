@@ -4,23 +4,26 @@
 
 #include "base/bug.h"
 #include "base/clock.h"
+#include "model/spec_experts.h"
 
 /* --- calls ------------------------------------------------------------------ */
 
-static void *at(const ml_plan *p, int32_t store) {
+void *ml_plan_at(const ml_plan *p, int32_t store) {
     return p->act.ptr ? (unsigned char *)p->act.ptr + p->store[store].offset : NULL;
 }
 
 static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_rows *r,
                        int32_t n_page) {
     ml_tensor t = ml_plan_value(p, value, r, n_page);
-    t.data = store == ML_NONE ? NULL : at(p, store);
+    t.data = store == ML_NONE ? NULL : ml_plan_at(p, store);
     return t;
 }
 
 /* The memory of a value: forward's copy or, for a call after forward, the copy that the
  * node's recompute unit uses. */
 static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forward) {
+    if (p->experts.redo && p->experts.store[value] != ML_NONE)
+        return p->experts.store[value];
     return p->value_store[forward ? ML_FIRST_COPY : ml_plan_copy(p, node, value)][value];
 }
 
@@ -77,8 +80,10 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             a->out[k] =
                 bound(p, n->out[k], store_of(p, node, n->out[k], forward), r->rows, n_page);
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->weights)
+        if (n->w[k] != ML_NONE && r->weights) {
             a->w[k] = r->weights->t[n->w[k]];
+            ml_plan_experts_view(p, node, &a->w[k]);
+        }
     a->attr = &n->attr;
     a->rows = r->rows;
     a->loss_rows = p->opts.loss_rows;
@@ -102,41 +107,53 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
             a->din_add[k] = c->din_add[k];
         }
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->grads)
+        if (n->w[k] != ML_NONE && r->grads) {
             a->dw[k] = r->grads->t[n->w[k]];
+            ml_plan_experts_view(p, node, &a->dw[k]);
+        }
     if (n->op == ML_OP_EMBED && r->embed_grad && n->w[0] == p->spec->node[p->head].w[0])
         a->dw[0] = *r->embed_grad;
 }
 
 /* A weight's shape without its data, for sizing. */
-static void shape_weights(const ml_plan *p, const ml_node *n, ml_op_args *a) {
+static void shape_weights(const ml_plan *p, int32_t node, ml_op_args *a) {
+    const ml_node *n = &p->spec->node[node];
+
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE)
+        if (n->w[k] != ML_NONE) {
             a->w[k] = ml_weights_tensor(&p->spec->param[n->w[k]], ML_BF16, p->be->linear);
+            ml_plan_experts_view(p, node, &a->w[k]);
+        }
+}
+
+static void need_scratch(ml_plan *p, size_t bytes) {
+    if (bytes > p->scratch_bytes)
+        p->scratch_bytes = bytes;
 }
 
 static ml_status size_scratch(ml_plan *p, ml_err *err) {
     const ml_ops *ops = p->be->ops;
-    ml_rows full = ml_plan_full_rows(p);
-    ml_run run = { .rows = &full };
+    ml_rows full = ml_plan_full_rows(p), sent = full;
     ml_status st = ML_OK;
+
+    sent.n_token = p->experts.room;
 
     for (int32_t i = 0; i < p->spec->n_node; i++)
         for (int back = 0; back <= (int)p->opts.backward; back++) {
             ml_op_args a = { 0 };
             const ml_node *n = &p->spec->node[i];
-            size_t bytes;
+            ml_run run = { .rows = p->call[i].experts == ML_NONE ? &full : &sent };
+            if (n->op == ML_OP_SEND_ROWS || n->op == ML_OP_RETURN_ROWS)
+                need_scratch(p, ml_plan_experts_scratch(p, i));
             if (ml_op_infos[n->op].comm)
                 continue;
             bind_backward(p, i, &run, &a);
-            shape_weights(p, n, &a);
+            shape_weights(p, i, &a);
             if (ops->prepare)
                 st = ops->prepare(p->be->stream, n->op, &a, back != 0, err);
             if (st != ML_OK)
                 return st;
-            bytes = ops->scratch(p->be->stream, n->op, &a, back != 0);
-            if (bytes > p->scratch_bytes)
-                p->scratch_bytes = bytes;
+            need_scratch(p, ops->scratch(p->be->stream, n->op, &a, back != 0));
         }
     return ML_OK;
 }
@@ -146,7 +163,7 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
     for (int32_t i = 0; i < p->spec->n_node; i++) {
         ml_op_id op = p->spec->node[i].op;
-        if (ml_op_infos[op].comm && !p->opts.backward)
+        if (ml_op_infos[op].comm && (!p->opts.backward || ml_op_infos[op].grad_in))
             continue;
         if (!p->be->ops->forward[op] || (p->opts.backward && !p->be->ops->backward[op]))
             return ml_fail(err, ML_EUNSUP, "backend %s has no %s of op %s", p->be->name,
@@ -159,7 +176,7 @@ static ml_status check_ops(const ml_plan *p, ml_err *err) {
 ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
                       ml_err *err) {
     ml_plan *p = calloc(1, sizeof *p);
-    const ml_comm *tp = opts.group[ML_GROUP_TP];
+    const ml_comm *tp = opts.group[ML_GROUP_TP], *experts = opts.group[ML_GROUP_EXPERT];
     ml_status st;
 
     if (!p)
@@ -169,6 +186,11 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->be = be;
     p->opts = opts;
     ml_arena_init(&p->arena, "plan");
+    if (experts) {
+        ml_spec *mine = ML_NEW(&p->arena, ml_spec, 1);
+        ml_spec_experts(mine, &p->arena, s, experts->size, experts->rank);
+        p->spec = s = mine;
+    }
     st = check_ops(p, err);
     if (st != ML_OK) {
         ml_plan_free(p);
@@ -265,6 +287,11 @@ static void run_op(ml_plan *p, ml_op_id op, const ml_op_args *a) {
         p->be->ops->forward[op](p->be->stream, a);
 }
 
+/* Rows of other ranks are not dumped. */
+static bool dumped(const ml_plan *p, int32_t node) {
+    return p->dump && p->call[node].experts == ML_NONE;
+}
+
 /* Computes a node, for the first time or as recomputation. */
 static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
@@ -276,7 +303,7 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     run_op(p, n->op, &a);
     if (forward)
         report_chosen(p, n, r, &a);
-    for (int k = 0; p->dump && forward && k < ML_OP_OUT; k++)
+    for (int k = 0; dumped(p, node) && forward && k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE && !ml_axis_is_kept(p->spec->value[n->out[k]].axis))
             ml_plan_dump_value(p->dump, p->spec, node, k, false, &a.out[k]);
     p->stats.forward_s[n->op] += ml_clock_s() - start;
@@ -295,11 +322,12 @@ static int32_t foremost(const ml_op_call *c, int32_t n) {
 }
 
 /* All calls are bound first, so that the backend can fuse them. */
-static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
+static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
+                      bool recorded) {
     const ml_ops *ops = p->be->ops;
-    int32_t n = p->spec->n_node, took, counts_as;
+    int32_t took, counts_as;
 
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = first; i < end; i++) {
         const ml_node *node = &p->spec->node[i];
         p->bound[i].op = node->op;
         bind_forward(p, i, true, r, &p->bound[i].args);
@@ -307,11 +335,11 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
             p->bound[i].reader[k] =
                 node->out[k] == ML_NONE ? 0 : p->last_read[node->out[k]] - i;
     }
-    for (int32_t i = 0; i < n; i += took) {
+    for (int32_t i = first; i < end; i += took) {
         const ml_op_call *c = &p->bound[i];
         double start = ml_clock_s();
         upload_given(p, &p->spec->node[i], &p->bound[i].args);
-        took = ops->together(p->be->stream, c, n - i);
+        took = ops->together(p->be->stream, c, end - i);
         if (took == 0) {
             run_op(p, c->op, &c->args);
             took = 1;
@@ -327,16 +355,62 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
     }
 }
 
-static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
+static void run_span(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
+                     bool recorded) {
     if (p->bound && !p->dump) {
-        run_bound(p, r, recorded);
+        run_bound(p, first, end, r, recorded);
         return;
     }
-    for (int32_t i = 0; i < p->spec->n_node; i++) {
+    for (int32_t i = first; i < end; i++) {
         run_node(p, i, true, r);
         if (!recorded)
             ml_plan_spans_node(p, i, ML_PASS_FORWARD);
     }
+}
+
+/* --- experts on several ranks ------------------------------------------------ */
+
+/* The run as ops at the experts see it: their tokens are the rows of a round.  False:
+ * there are none. */
+static bool at_experts(const ml_plan *p, int32_t node, ml_run *run, ml_rows *rows) {
+    if (p->call[node].experts == ML_NONE || ml_op_infos[p->spec->node[node].op].comm)
+        return true;
+    *rows = *run->rows;
+    rows->n_token = p->experts.n_row;
+    run->rows = rows;
+    return rows->n_token > 0;
+}
+
+static void run_sent(ml_plan *p, int32_t node, ml_plan_pass pass, const ml_run *r) {
+    ml_run run = *r;
+    ml_rows rows;
+
+    if (!at_experts(p, node, &run, &rows))
+        return;
+    run_node(p, node, pass == ML_PASS_FORWARD, &run);
+    ml_plan_spans_node(p, node, pass);
+}
+
+static void run_rounds(ml_plan *p, int32_t layer, ml_plan_pass pass, const ml_run *r) {
+    const ml_plan_experts *x = &p->experts.layer[layer];
+
+    for (int32_t k = 0; k < x->n_round; k++) {
+        ml_plan_experts_round(p, layer, k);
+        for (int32_t i = x->send; i <= x->back; i++)
+            run_sent(p, i, pass, r);
+    }
+}
+
+static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
+    int32_t first = 0;
+
+    for (int32_t k = 0; k < p->experts.n; k++) {
+        run_span(p, first, p->experts.layer[k].send, r, recorded);
+        ml_plan_experts_meet(p, k);
+        run_rounds(p, k, ML_PASS_FORWARD, r);
+        first = p->experts.layer[k].back + 1;
+    }
+    run_span(p, first, p->spec->n_node, r, recorded);
 }
 
 /* The second run of a kind is captured, later ones are replayed. */
@@ -399,11 +473,69 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
     bind_backward(p, node, r, &a);
     if (node == p->head && !dentropy)
         a.dout[1] = (ml_tensor){ 0 };
-    p->be->ops->backward[op](p->be->stream, &a);
-    for (int k = 0; p->dump && k < ML_OP_IN; k++)
+    if (ml_op_infos[op].comm)
+        ml_plan_comm_back(p, op, &a);
+    else
+        p->be->ops->backward[op](p->be->stream, &a);
+    for (int k = 0; dumped(p, node) && k < ML_OP_IN; k++)
         ml_plan_dump_value(p->dump, p->spec, node, k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
+}
+
+static void back_round(ml_plan *p, int32_t layer, int32_t round, const ml_run *r) {
+    const ml_plan_experts *x = &p->experts.layer[layer];
+
+    ml_plan_experts_round(p, layer, round);
+    for (int32_t i = x->send; p->experts.redo && i < x->back; i++)
+        if (p->call[i].redo)
+            run_sent(p, i, ML_PASS_AGAIN, r);
+    for (int32_t i = x->back; i >= x->send; i--) {
+        ml_run run = *r;
+        ml_rows rows;
+        if (at_experts(p, i, &run, &rows))
+            back_node(p, i, &run, false);
+    }
+}
+
+static void back_rounds(ml_plan *p, int32_t layer, const ml_run *r) {
+    const ml_plan_experts *x = &p->experts.layer[layer];
+
+    p->experts.redo = x->n_round > 1;
+    for (int32_t i = x->home; p->experts.redo && i < x->send; i++)
+        if (p->call[i].redo)
+            run_sent(p, i, ML_PASS_AGAIN, r);
+    for (int32_t k = 0; k < x->n_round; k++)
+        back_round(p, layer, k, r);
+    p->experts.redo = false;
+}
+
+/* Recomputes a node.  Of experts, the values of a single round are recomputed; of several,
+ * what leaves them is. */
+static void run_again(ml_plan *p, int32_t node, const ml_run *r) {
+    int32_t layer = p->call[node].experts;
+    const ml_plan_experts *x = layer == ML_NONE ? NULL : &p->experts.layer[layer];
+
+    if (!p->call[node].rerun)
+        return;
+    if (x && x->n_round == 1)
+        ml_plan_experts_round(p, layer, 0);
+    if (!x || x->n_round == 1)
+        run_sent(p, node, ML_PASS_AGAIN, r);
+    else if (node == x->back)
+        run_rounds(p, layer, ML_PASS_AGAIN, r);
+}
+
+static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool dentropy) {
+    for (int32_t i = u->first; i < u->end; i++)
+        run_again(p, i, r);
+    for (int32_t i = u->end - 1; i >= u->first; i--) {
+        int32_t layer = p->call[i].experts;
+        if (layer == ML_NONE)
+            back_node(p, i, r, dentropy);
+        else if (i == p->experts.layer[layer].back)
+            back_rounds(p, layer, r);
+    }
 }
 
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
@@ -419,18 +551,12 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
     begin_run(p, r);
     rows = ml_plan_send_rows(p, r);
     run.rows = &rows;
-    dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
+    dev->copy_in(p->be->stream, ml_plan_at(p, p->grad_store[head->out[0]]), dlogprob,
+                 bytes);
     if (dentropy)
-        dev->copy_in(p->be->stream, at(p, p->dentropy_store), dentropy, bytes);
-    for (int32_t u = p->n_unit - 1; u >= 0; u--) {
-        for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
-            if (p->call[i].rerun) {
-                run_node(p, i, false, &run);
-                ml_plan_spans_node(p, i, ML_PASS_AGAIN);
-            }
-        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
-            back_node(p, i, &run, dentropy != NULL);
-    }
+        dev->copy_in(p->be->stream, ml_plan_at(p, p->dentropy_store), dentropy, bytes);
+    for (int32_t u = p->n_unit - 1; u >= 0; u--)
+        back_unit(p, &p->unit[u], &run, dentropy != NULL);
     end_run(p);
 }
 
@@ -446,7 +572,7 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
             continue;
         t = ml_plan_value(p, head->out[k], rows, 0);
         p->be->dev->copy_out(p->be->stream, to[k],
-                             at(p, p->value_store[ML_FIRST_COPY][head->out[k]]),
+                             ml_plan_at(p, p->value_store[ML_FIRST_COPY][head->out[k]]),
                              ml_tensor_bytes(&t));
     }
 }
@@ -455,8 +581,8 @@ const float *ml_plan_logits(const ml_plan *p) {
     const ml_node *last = &p->spec->node[p->head];
 
     ML_BUG_IF(!p->opts.logits);
-    return at(p,
-              p->value_store[ML_FIRST_COPY][last->out[last->op == ML_OP_LMHEAD ? 3 : 0]]);
+    return ml_plan_at(
+        p, p->value_store[ML_FIRST_COPY][last->out[last->op == ML_OP_LMHEAD ? 3 : 0]]);
 }
 
 const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {

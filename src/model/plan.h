@@ -56,8 +56,12 @@ typedef struct ml_plan_opts {
     bool given[ML_N_ROUTING]; /* runs may pass recorded selections (routing replay) */
     int32_t record_rows; /* most rows of a captured run; 0: default limit; -1: no capture */
     /* The ranks that ops exchange data with; NULL: none.  TP: of a spec for several ranks,
-     * moves its cut values. */
+     * moves its cut values.  EXPERT: each of its ranks computes some of the experts, for
+     * the rows of all, and all run together. */
     ml_comm *group[ML_MESH_GROUPS];
+    /* EXPERT: rows that this rank's experts compute at a time; more than that take several
+     * rounds.  0: twice as many as caps.n_token tokens have. */
+    int32_t expert_rows;
 } ml_plan_opts;
 
 /* Plans the memory but allocates only bookkeeping; afterwards the sizes are known. */

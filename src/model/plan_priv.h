@@ -3,6 +3,7 @@
 #ifndef ML_MODEL_PLAN_PRIV_H
 #define ML_MODEL_PLAN_PRIV_H
 
+#include "model/expert_rounds.h"
 #include "model/plan_dump.h"
 
 /* A value has a copy that forward writes and, if backward recomputes it, a second one. */
@@ -20,7 +21,19 @@ typedef struct ml_plan_call {
     bool backward_runs; /* a gradient reaches this node */
     bool din_add[ML_OP_IN];
     bool has_din[ML_OP_IN];
+    int32_t experts; /* the layer of experts it is a part of, or ML_NONE */
+    bool redo;       /* backward computes it again if there are several rounds */
 } ml_plan_call;
+
+/* Experts of a layer on several ranks: the nodes send (SEND_ROWS) to back (RETURN_ROWS),
+ * which run in rounds. */
+typedef struct ml_plan_experts {
+    int32_t home; /* the rows to send are made by nodes home .. send - 1 */
+    int32_t send, back;
+    int32_t group, n_expert; /* of the rows at home */
+    int32_t *row;            /* of ml_expert_rows; backward needs forward's */
+    int32_t n_round;
+} ml_plan_experts;
 
 /* The nodes of a recompute unit, and the time at which its first node would be
  * recomputed. */
@@ -56,6 +69,18 @@ struct ml_plan {
     int32_t n_unit;
     int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits */
     ml_err failed; /* of the communicator */
+    struct {
+        ml_plan_experts *layer;
+        int32_t n;          /* layers */
+        int32_t room;       /* rows of a round, at most */
+        int32_t now, round; /* what is running */
+        int32_t n_row;      /* rows of the round; while planning: room */
+        bool redo;          /* backward is computing rounds again */
+        int32_t *store;     /* [n_value] of values that only such rounds need, or ML_NONE */
+        int32_t *start;     /* host copy of the start of each expert's rows */
+        int64_t *count;     /* [3][ranks] */
+        int32_t *table;     /* host copy of tables; NULL: the device is the host */
+    } experts;
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: no dump */
     struct {
@@ -76,6 +101,21 @@ struct ml_plan {
 
 /* plan_comm.c: runs an op that the ranks do together.  After an error it does nothing. */
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
+
+void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a); /* its backward */
+
+/* plan_experts.c.  Finds the layers, after the spec has been rewritten (spec_experts.h). */
+void ml_plan_experts_find(ml_plan *p);
+void ml_plan_experts_view(const ml_plan *p, int32_t node, ml_tensor *t);
+size_t ml_plan_experts_scratch(const ml_plan *p, int32_t node);
+/* The ranks tell each other how many rows they have, which gives the number of rounds. */
+void ml_plan_experts_meet(ml_plan *p, int32_t layer);
+void ml_plan_experts_round(ml_plan *p, int32_t layer, int32_t round); /* selects a round */
+void ml_plan_experts_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
+void ml_plan_experts_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
+
+/* The address of a store; NULL before ml_plan_alloc. */
+void *ml_plan_at(const ml_plan *p, int32_t store);
 
 /* plan_rows.c: bytes of a batch's arrays in device memory (0 on the host), and the batch
  * as ops read it there. */

@@ -1,0 +1,392 @@
+/* Experts on several ranks, which are threads of this process: log-probs and entropies have
+ * the bits of one rank; gradients differ by rounding. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/expert_rounds.h"
+#include "tests/support/ranks.h"
+#include "tests/support/test.h"
+#include "tests/support/train_fixture.h"
+
+/* --- rounds ---------------------------------------------------------------------- */
+
+enum { MAX_RANK = 8, MAX_EXPERT = 24, MAX_ROWS = 2048 };
+
+static uint32_t draw(uint32_t *seed) {
+    *seed = *seed * 1664525u + 1013904223u;
+    return *seed >> 16;
+}
+
+/* Every row goes to the rank of its expert once, in the order of (expert, rank, token). */
+static void check_rank(const ml_expert_rows *x, int32_t to) {
+    int32_t first = ml_expert_first(x->n_expert, x->n_rank, to);
+    int32_t end = ml_expert_first(x->n_expert, x->n_rank, to + 1), e = first, r = 0,
+            done = 0;
+    int32_t table[2][MAX_EXPERT + 1 + 2 * MAX_ROWS], n_mine = end - first;
+    int64_t next[MAX_RANK], sent[MAX_RANK] = { 0 };
+
+    for (int32_t round = 0; round < ml_expert_rounds(x); round++) {
+        int64_t n = ml_expert_received(x, to, round), rows = 0;
+        int64_t from[MAX_RANK];
+        for (int32_t k = 0; k < x->n_rank; k++) {
+            ml_slot_run run = ml_expert_run(x, k, to, round);
+            int64_t slot = 0;
+            for (int32_t i = 0; i < first; i++)
+                slot += x->row[k * (1 + x->n_expert) + 1 + i];
+            CHECK(run.n == 0 || run.at == slot + sent[k]);
+            from[k] = rows;
+            rows += run.n;
+            sent[k] += run.n;
+        }
+        CHECK(rows == n && n <= x->row[to * (1 + x->n_expert)]);
+        ml_expert_tables(table[0], table[1], next, x, to, round);
+        for (int32_t i = 0; i < n; i++) {
+            while (e < end && done == x->row[r * (1 + x->n_expert) + 1 + e]) {
+                done = 0;
+                r = (r + 1) % x->n_rank;
+                e += r == 0;
+            }
+            CHECK(e < end && table[0][e - first] <= i && i < table[0][e - first + 1]);
+            CHECK(table[0][n_mine + 1 + i] == from[r]++);
+            CHECK(table[0][n_mine + 1 + n + table[0][n_mine + 1 + i]] == i);
+            CHECK(table[1][n_mine + 1 + table[0][n_mine + 1 + i]] == i);
+            CHECK(table[1][n_mine + 1 + n + i] == table[0][n_mine + 1 + i]);
+            done++;
+        }
+    }
+    for (int32_t k = 0; k < x->n_rank; k++)
+        for (int32_t i = first; i < end; i++)
+            sent[k] -= x->row[k * (1 + x->n_expert) + 1 + i];
+    for (int32_t k = 0; k < x->n_rank; k++)
+        CHECK(sent[k] == 0);
+}
+
+static void rounds_lose_no_row(void) {
+    int32_t row[MAX_RANK * (1 + MAX_EXPERT)];
+    uint32_t seed = 1;
+
+    for (int k = 0; k < 2000; k++) {
+        ml_expert_rows x = { 1 + (int32_t)draw(&seed) % MAX_RANK,
+                             1 + (int32_t)draw(&seed) % MAX_EXPERT, row };
+        int32_t most = (int32_t)draw(&seed) % 9;
+        for (int32_t r = 0; r < x.n_rank; r++) {
+            int32_t *mine = row + r * (1 + x.n_expert);
+            mine[0] = 1 + (int32_t)draw(&seed) % 40;
+            for (int32_t e = 0; e < x.n_expert; e++)
+                mine[1 + e] =
+                    draw(&seed) % 3 ? (int32_t)(draw(&seed) % (1 + (uint32_t)most)) : 0;
+        }
+        for (int32_t r = 0; r < x.n_rank; r++)
+            check_rank(&x, r);
+    }
+}
+
+/* --- plans ----------------------------------------------------------------------- */
+
+enum { SAMPLES = 6, MAX_LOSS = 64 };
+
+typedef enum routes { BY_ROUTER, TO_ONE_EXPERT, GIVEN } routes;
+
+typedef struct job {
+    const char *model;
+    ml_weight_dtype dtype;
+    routes routes;
+    ml_recompute recompute;
+    int32_t room; /* rows of a round; 0: default */
+    bool backward;
+    float logprob[SAMPLES][MAX_LOSS], entropy[SAMPLES][MAX_LOSS];
+    float *grad[MAX_RANK], *size; /* of each rank; of one rank: sums of absolute values */
+    ml_weights like;              /* where tensors are */
+} job;
+
+static void must(ml_status st, const ml_err *err) {
+    if (st == ML_OK)
+        return;
+    ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
+    exit(1);
+}
+
+/* A plan and a batch of some samples. */
+typedef struct runner {
+    ml_train_fixture t;
+    ml_plan *plan;
+    ml_batch batch;
+    ml_weights grads;
+    int32_t *given;
+    int32_t item[SAMPLES], n;
+    char dir[128];
+} runner;
+
+static int32_t length_of(const runner *p, int32_t i) {
+    int32_t n = p->t.sample[i % p->t.n_sample].n_token;
+    return n < 12 + 5 * i ? n : 12 + 5 * i;
+}
+
+static int32_t n_loss_of(const runner *p, int32_t i) {
+    return length_of(p, i) / 2;
+}
+
+static void open_runner(runner *p, const job *j, ml_comm *c) {
+    ml_train_fixture_opts o = { .dir = p->dir,
+                                .dtype = j->dtype,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_plan_opts opts = { .caps = { 192, SAMPLES, SAMPLES * MAX_LOSS, 64 },
+                          .backward = j->backward,
+                          .recompute = j->recompute,
+                          .given = { [ML_ROUTING_EXPERTS] = j->routes != BY_ROUTER },
+                          .group = { [ML_GROUP_EXPERT] = c },
+                          .expert_rows = j->room };
+    ml_err err = { 0 };
+
+    snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
+    ml_train_fixture_open(&p->t, &o);
+    must(ml_plan_new(&p->plan, &p->t.spec, &p->t.be, opts, &err), &err);
+    must(ml_plan_alloc(p->plan, &err), &err);
+    ml_batch_init(&p->batch, &p->t.arena, opts.caps);
+    must(ml_weights_zeros(&p->grads, &p->t.spec, &p->t.be, &p->t.arena, &err), &err);
+}
+
+static void close_runner(runner *p) {
+    ml_plan_free(p->plan);
+    ml_weights_close(&p->grads);
+    ml_train_fixture_close(&p->t);
+}
+
+static void add_sample(runner *p, int32_t i) {
+    const int32_t *token = p->t.sample[i % p->t.n_sample].token;
+    int32_t n = length_of(p, i), *target = ML_NEW(&p->t.arena, int32_t, n);
+
+    for (int32_t k = 0; k < n; k++)
+        target[k] = k < n_loss_of(p, i) ? token[k + 1] : ML_TARGET_SKIP;
+    ml_batch_add(&p->batch, token, target, n, 0, NULL);
+    p->item[p->n++] = i;
+}
+
+static int32_t n_expert_of(const ml_spec *s) {
+    for (int32_t i = 0; i < s->n_node; i++)
+        if (s->node[i].op == ML_OP_MOE_ROUTE)
+            return s->node[i].attr.moe.n_expert;
+    return 0;
+}
+
+/* Recorded experts of the batch: a function of layer, sample and position. */
+static void give_routes(runner *p, const job *j) {
+    int32_t n_layer = p->t.spec.route[ML_ROUTING_EXPERTS].n_layer;
+    int32_t k = p->t.spec.route[ML_ROUTING_EXPERTS].top_k, n = p->batch.rows.n_token;
+    int32_t n_expert = n_expert_of(&p->t.spec);
+
+    p->given = ML_NEW(&p->t.arena, int32_t, (int64_t)n_layer * n * k + 1);
+    for (int32_t l = 0; l < n_layer; l++)
+        for (int32_t t = 0; t < n; t++)
+            for (int32_t r = 0; r < k; r++)
+                p->given[((int64_t)l * n + t) * k + r] =
+                    j->routes == TO_ONE_EXPERT
+                        ? r
+                        : (l + p->batch.id[t] + 3 * p->batch.pos[t] + r) % n_expert;
+}
+
+static void run_batch(runner *p, job *j) {
+    float logprob[SAMPLES * MAX_LOSS], entropy[SAMPLES * MAX_LOSS];
+    float dlogprob[SAMPLES * MAX_LOSS], dentropy[SAMPLES * MAX_LOSS];
+    ml_run run = { .weights = &p->t.weights, .grads = &p->grads, .rows = &p->batch.rows };
+    ml_err err = { 0 };
+    int32_t at = 0;
+
+    p->batch.rows.temperature = 1;
+    if (j->routes != BY_ROUTER) {
+        give_routes(p, j);
+        run.given[ML_ROUTING_EXPERTS] = p->given;
+    }
+    ml_plan_forward(p->plan, &run);
+    ml_plan_read(p->plan, &p->batch.rows, logprob, entropy, NULL);
+    for (int32_t i = 0; i < p->n; i++) {
+        int32_t n = n_loss_of(p, p->item[i]);
+        CHECK(n > 0 && n <= MAX_LOSS);
+        for (int32_t t = 0; t < n; t++) {
+            dlogprob[at + t] = -1.0f / (float)n;
+            dentropy[at + t] = 0.01f * (float)(t % 5 - 2);
+        }
+        memcpy(j->logprob[p->item[i]], logprob + at, (size_t)n * sizeof(float));
+        memcpy(j->entropy[p->item[i]], entropy + at, (size_t)n * sizeof(float));
+        at += n;
+    }
+    if (j->backward)
+        ml_plan_backward(p->plan, &run, dlogprob, dentropy);
+    must(ml_plan_check(p->plan, &err), &err);
+}
+
+static void keep_grads(job *j, const runner *p, int32_t rank) {
+    j->grad[rank] = malloc(p->grads.buf.bytes);
+    memcpy(j->grad[rank], p->grads.buf.ptr, p->grads.buf.bytes);
+}
+
+/* One rank: all samples in one batch, then one by one for the size of gradients. */
+static void run_alone(ml_comm *c, void *ud) {
+    job *j = ud;
+    size_t n;
+    runner p = { 0 };
+
+    (void)c;
+    open_runner(&p, j, NULL);
+    for (int32_t i = 0; i < SAMPLES; i++)
+        add_sample(&p, i);
+    run_batch(&p, j);
+    keep_grads(j, &p, 0);
+    n = p.grads.buf.bytes / sizeof(float);
+    j->size = calloc(n, sizeof *j->size);
+    for (int32_t i = 0; j->backward && i < SAMPLES; i++) {
+        memset(p.grads.buf.ptr, 0, p.grads.buf.bytes);
+        ml_batch_clear(&p.batch);
+        p.n = 0;
+        add_sample(&p, i);
+        run_batch(&p, j);
+        for (size_t k = 0; k < n; k++)
+            j->size[k] += fabsf(((const float *)p.grads.buf.ptr)[k]);
+    }
+    close_runner(&p);
+}
+
+/* Sample i belongs to rank i % n; of 8 ranks, two have none. */
+static void run_together(ml_comm *c, void *ud) {
+    job *j = ud;
+    runner p = { 0 };
+
+    open_runner(&p, j, c);
+    for (int32_t i = c->rank; i < SAMPLES; i += c->size)
+        add_sample(&p, i);
+    run_batch(&p, j);
+    keep_grads(j, &p, c->rank);
+    close_runner(&p);
+}
+
+static void compare_grads(const job *j, const job *one, int32_t n_rank) {
+    ml_train_fixture t;
+    char dir[128];
+    ml_train_fixture_opts o = { .dir = dir, .trainer = ml_train_fixture_defaults() };
+    ml_weights grads;
+    ml_err err = { 0 };
+
+    snprintf(dir, sizeof dir, "tests/golden/data/%s", j->model);
+    ml_train_fixture_open(&t, &o);
+    must(ml_weights_zeros(&grads, &t.spec, &t.be, &t.arena, &err), &err);
+    for (int32_t i = 0; i < grads.n; i++) {
+        ptrdiff_t at = (const float *)grads.t[i].data - (const float *)grads.buf.ptr;
+        double most = 0, apart = 0;
+        for (size_t k = 0; k < ml_tensor_bytes(&grads.t[i]) / sizeof(float); k++) {
+            float sum = 0;
+            for (int32_t r = 0; r < n_rank; r++)
+                sum += j->grad[r][at + (ptrdiff_t)k];
+            most = fmax(most, (double)one->size[at + (ptrdiff_t)k]);
+            apart =
+                fmax(apart, fabs((double)sum - (double)one->grad[0][at + (ptrdiff_t)k]));
+        }
+        if (!(apart <= 1e-6 * most))
+            ml_test_fail(__FILE__, __LINE__,
+                         "%s, %d ranks: the gradient of %s differs by %g of %g", j->model,
+                         n_rank, t.spec.param[i].name, apart, most);
+    }
+    ml_weights_close(&grads);
+    ml_train_fixture_close(&t);
+}
+
+static void free_grads(job *j) {
+    for (int32_t r = 0; r < MAX_RANK; r++)
+        free(j->grad[r]);
+    free(j->size);
+}
+
+static void compare(const job *like, const int32_t *sizes, const int32_t *rooms) {
+    static job one, several;
+
+    one = *like;
+    ml_ranks_run(1, run_alone, &one);
+    for (int s = 0; sizes[s]; s++)
+        for (int k = 0; rooms[k] >= 0; k++) {
+            several = *like;
+            several.room = rooms[k];
+            ml_ranks_run(sizes[s], run_together, &several);
+            if (memcmp(one.logprob, several.logprob, sizeof one.logprob) ||
+                memcmp(one.entropy, several.entropy, sizeof one.entropy))
+                ml_test_fail(__FILE__, __LINE__,
+                             "%s, %s, %d ranks, rounds of %d: other log-probs", like->model,
+                             like->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", sizes[s],
+                             rooms[k]);
+            if (like->backward)
+                compare_grads(&several, &one, sizes[s]);
+            free_grads(&several);
+        }
+    free_grads(&one);
+}
+
+static const char *const models[] = { "qwen3_moe",       "deepseek_v3", "gpt_oss",
+                                      "glm4_moe",        "llama4_text", "nemotron_h_latent",
+                                      "qwen3_next",      "mixtral",     "minimax_m2",
+                                      "gemma4_text_moe", NULL };
+
+/* Sanitizers look at what ranks exchange, which is the same for all models. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+static const int32_t sizes[] = { 3, 0 };
+enum { N_MODEL = 2 };
+#else
+static const int32_t sizes[] = { 2, 4, 8, 0 };
+enum { N_MODEL = sizeof models / sizeof *models };
+#endif
+
+static void families_have_the_bits_of_one_rank(void) {
+    static const int32_t rooms[] = { 0, 25, -1 };
+
+    for (int m = 0; m < N_MODEL && models[m]; m++)
+        for (int bf16 = 0; bf16 < 2; bf16++)
+            compare(&(job){ .model = models[m],
+                            .dtype = bf16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32,
+                            .backward = true },
+                    sizes, rooms);
+}
+
+/* Also without backward, where values share memory within a round. */
+static void routes_may_go_to_one_rank(void) {
+    static const int32_t rooms[] = { 0, 7, 1000, -1 };
+
+    for (int backward = 0; backward < 2; backward++) {
+        compare(
+            &(job){ .model = "qwen3_moe", .routes = TO_ONE_EXPERT, .backward = backward },
+            sizes, rooms);
+        compare(&(job){ .model = "deepseek_v3", .routes = GIVEN, .backward = backward },
+                sizes, rooms);
+        compare(&(job){ .model = "llama4_text", .routes = GIVEN, .backward = backward },
+                sizes, rooms);
+    }
+}
+
+static void recomputation_has_the_bits_of_one_rank(void) {
+    static const int32_t some[] = { 3, 0 }, rooms[] = { 0, 25, -1 };
+    static const ml_recompute kinds[] = {
+        { .granularity = ML_RECOMPUTE_FULL },
+        { .granularity = ML_RECOMPUTE_FULL, .n_layer = 2 },
+        { .granularity = ML_RECOMPUTE_SELECTIVE, .modules = ML_MODULE_MOE },
+        { .granularity = ML_RECOMPUTE_SELECTIVE,
+          .modules = ML_MODULE_MOE_ACT | ML_MODULE_LAYERNORM | ML_MODULE_CORE_ATTN },
+    };
+    static const char *const few[] = { "qwen3_moe", "llama4_text", "gemma4_text_moe" };
+
+    for (size_t m = 0; m < sizeof few / sizeof *few; m++)
+        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+            compare(&(job){ .model = few[m], .recompute = kinds[k], .backward = true },
+                    some, rooms);
+}
+
+static const ml_test tests[] = {
+    { "rounds move every row once, in order", rounds_lose_no_row },
+    { "experts on several ranks have the bits of one rank",
+      families_have_the_bits_of_one_rank },
+    { "all rows may go to one rank, in rounds", routes_may_go_to_one_rank },
+    { "experts that are recomputed have the bits of one rank",
+      recomputation_has_the_bits_of_one_rank },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
