@@ -12,6 +12,8 @@ static const char *const group_names[ML_MESH_GROUPS] = {
     [ML_GROUP_REDUCE] = "reduce",
     [ML_GROUP_EXPERT] = "ep",
     [ML_GROUP_EXPERT_DATA] = "expert data",
+    [ML_GROUP_GATHER] = "gather",
+    [ML_GROUP_REPLICA] = "replica",
 };
 
 /* Directions in which the ranks of a group differ. */
@@ -24,6 +26,8 @@ static const unsigned group_dims[ML_MESH_GROUPS] = {
     [ML_GROUP_REDUCE] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_EXPERT] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_EXPERT_DATA] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
+    [ML_GROUP_GATHER] = IN(ML_MESH_TP) | IN(ML_MESH_DP),
+    [ML_GROUP_REPLICA] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
 };
 
 static int32_t stage_size(const ml_mesh_sizes *m) {
@@ -34,10 +38,32 @@ int32_t ml_mesh_world(const ml_mesh_sizes *m) {
     return stage_size(m) * m->size[ML_MESH_PP];
 }
 
+int32_t ml_mesh_data_size(const ml_mesh_sizes *m) {
+    return m->size[ML_MESH_TP] * m->size[ML_MESH_DP];
+}
+
 static ml_status check_size(const char *flag, int32_t value, ml_err *err) {
     if (value >= 0)
         return ML_OK;
     return ml_fail(err, ML_EUSAGE, "%s is %d; it must be at least 1", flag, (int)value);
+}
+
+/* Tensor parallel ranks divide the weights; with FSDP all data places do. */
+static ml_status size_gather(ml_mesh_sizes *out, ml_mesh_opts o, ml_err *err) {
+    int32_t data = ml_mesh_data_size(out), copies = o.replicate ? o.replicate : 1;
+
+    out->gather = o.fsdp ? data / copies : out->size[ML_MESH_TP];
+    if (!o.fsdp && copies > 1)
+        return ml_fail(err, ML_EUSAGE,
+                       "--dp-replicate-size %d needs --train-backend fsdp, which divides "
+                       "the weights over data parallel ranks",
+                       (int)copies);
+    if (data % copies || out->gather % out->size[ML_MESH_TP])
+        return ml_fail(err, ML_EUSAGE,
+                       "--dp-replicate-size %d does not divide the %d data parallel ranks; "
+                       "choose a divisor",
+                       (int)copies, (int)out->size[ML_MESH_DP]);
+    return ML_OK;
 }
 
 ml_status ml_mesh_size(ml_mesh_sizes *out, int32_t world, ml_mesh_opts o, ml_err *err) {
@@ -69,14 +95,15 @@ ml_status ml_mesh_size(ml_mesh_sizes *out, int32_t world, ml_mesh_opts o, ml_err
     }
     *out = (ml_mesh_sizes){ { o.tp ? o.tp : 1, o.cp ? o.cp : 1, world / (int32_t)model,
                               o.pp ? o.pp : 1 },
-                            o.ep ? o.ep : 1 };
+                            o.ep ? o.ep : 1,
+                            1 };
     stage = stage_size(out);
     if (stage % out->ep)
         return ml_fail(err, ML_EUSAGE,
                        "--expert-model-parallel-size %d does not divide the %d rank%s of a "
                        "pipeline stage; choose a divisor of %d",
                        (int)out->ep, (int)stage, stage == 1 ? "" : "s", (int)stage);
-    return ML_OK;
+    return size_gather(out, o, err);
 }
 
 void ml_mesh_at(int32_t at[ML_MESH_DIMS], const ml_mesh_sizes *m, int32_t rank) {
@@ -98,17 +125,38 @@ int32_t ml_mesh_at_ep(const ml_mesh_sizes *m, int32_t rank) {
     return rank % m->ep; /* ep divides a stage */
 }
 
+int32_t ml_mesh_at_data(const ml_mesh_sizes *m, int32_t rank) {
+    int32_t at[ML_MESH_DIMS];
+
+    ml_mesh_at(at, m, rank);
+    return at[ML_MESH_TP] + m->size[ML_MESH_TP] * at[ML_MESH_DP];
+}
+
+int32_t ml_mesh_reporter(const ml_mesh_sizes *m, int32_t data_place) {
+    const int32_t at[ML_MESH_DIMS] = {
+        [ML_MESH_TP] = data_place % m->size[ML_MESH_TP],
+        [ML_MESH_DP] = data_place / m->size[ML_MESH_TP],
+        [ML_MESH_PP] = m->size[ML_MESH_PP] - 1,
+    };
+    return ml_mesh_rank(m, at);
+}
+
 static bool together(const ml_mesh_sizes *m, int32_t a, int32_t b, ml_mesh_group g) {
     int32_t at_a[ML_MESH_DIMS], at_b[ML_MESH_DIMS];
+    int32_t data_a = ml_mesh_at_data(m, a), data_b = ml_mesh_at_data(m, b);
 
     ml_mesh_at(at_a, m, a);
     ml_mesh_at(at_b, m, b);
     for (int d = 0; d < ML_MESH_DIMS; d++)
         if (at_a[d] != at_b[d] && !(group_dims[g] & IN(d)))
             return false;
-    if (g == ML_GROUP_EXPERT)
-        return a / m->ep == b / m->ep;
-    return g != ML_GROUP_EXPERT_DATA || a % m->ep == b % m->ep;
+    switch (g) {
+    case ML_GROUP_EXPERT: return a / m->ep == b / m->ep;
+    case ML_GROUP_EXPERT_DATA: return a % m->ep == b % m->ep;
+    case ML_GROUP_GATHER: return data_a / m->gather == data_b / m->gather;
+    case ML_GROUP_REPLICA: return data_a % m->gather == data_b % m->gather;
+    default: return true;
+    }
 }
 
 int32_t ml_mesh_members(int32_t *out, const ml_mesh_sizes *m, int32_t rank,

@@ -6,7 +6,11 @@
  *     rank = tp + T (cp + C (dp + D pp))
  *
  * where D follows: the ranks that T C P leaves.  A stage is the T C D ranks with one pp;
- * groups of experts are runs of `ep` consecutive ranks of a stage. */
+ * groups of experts are runs of `ep` consecutive ranks of a stage.
+ *
+ * The T D ranks with the same cp and pp have different samples: a rank's place among them
+ * is its data place, tp + T dp.  Runs of `gather` data places divide the weights and gather
+ * them before use: T of them (tensor parallel), or all with FSDP. */
 #ifndef ML_COMM_MESH_H
 #define ML_COMM_MESH_H
 
@@ -23,10 +27,13 @@ typedef enum ml_mesh_dim {
 /* What the flags say; 0 counts as 1. */
 typedef struct ml_mesh_opts {
     int32_t tp, cp, pp, ep;
+    bool fsdp;         /* all data places divide the weights, or those of a replica: */
+    int32_t replicate; /* sets of weights among the data places, with fsdp only */
 } ml_mesh_opts;
 
 typedef struct ml_mesh_sizes {
     int32_t size[ML_MESH_DIMS], ep;
+    int32_t gather; /* ranks that divide the weights; a multiple of tp */
 } ml_mesh_sizes;
 
 /* Groups of ranks, which differ in the directions that are named, and in no other. */
@@ -38,6 +45,8 @@ typedef enum ml_mesh_group {
     ML_GROUP_REDUCE,      /* dp x tp x cp: a stage; gradients are summed over it */
     ML_GROUP_EXPERT,      /* the ranks that share the experts of a layer */
     ML_GROUP_EXPERT_DATA, /* the ranks of a stage with the same experts */
+    ML_GROUP_GATHER,      /* the ranks that divide the weights */
+    ML_GROUP_REPLICA,     /* the ranks of a stage with the same part of the weights */
     ML_MESH_GROUPS
 } ml_mesh_group;
 
@@ -50,6 +59,11 @@ void ml_mesh_at(int32_t at[ML_MESH_DIMS], const ml_mesh_sizes *m, int32_t rank);
 int32_t ml_mesh_rank(const ml_mesh_sizes *m, const int32_t at[ML_MESH_DIMS]);
 /* Place of a rank among those that share the experts of a layer. */
 int32_t ml_mesh_at_ep(const ml_mesh_sizes *m, int32_t rank);
+/* Place of a rank among those with different samples. */
+int32_t ml_mesh_at_data(const ml_mesh_sizes *m, int32_t rank);
+int32_t ml_mesh_data_size(const ml_mesh_sizes *m);
+/* The rank that reports the results of a data place: in the last stage, the first of cp. */
+int32_t ml_mesh_reporter(const ml_mesh_sizes *m, int32_t data_place);
 /* The ranks of a rank's group, ascending; out: [ml_mesh_world] is enough.  Returns how many. */
 int32_t ml_mesh_members(int32_t *out, const ml_mesh_sizes *m, int32_t rank,
                         ml_mesh_group g);

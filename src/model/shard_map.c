@@ -47,35 +47,161 @@ static void mark_least(bool *mark, const int64_t *owned, int32_t n_rank, int64_t
     }
 }
 
-static void divide(ml_shard_range *out, const row_shape *s, int32_t n_rank, int64_t *owned,
-                   bool *mark) {
-    int64_t unit = unit_rows(s->cols), rows = s->n_member * s->stored, row = 0;
-    int64_t n_unit = (rows + unit - 1) / unit;
+/* Divides rows [first, end) over n places, which own so much so far. */
+static void divide(ml_shard_range *out, int64_t cols, int64_t first, int64_t end, int32_t n,
+                   int64_t *owned, bool *mark) {
+    int64_t unit = unit_rows(cols), row = first;
+    int64_t n_unit = (end - first + unit - 1) / unit;
 
-    mark_least(mark, owned, n_rank, n_unit % n_rank);
-    for (int32_t r = 0; r < n_rank; r++) {
-        int64_t end = row + (n_unit / n_rank + mark[r]) * unit;
-        end = end < rows ? end : rows;
-        out[r] = (ml_shard_range){ row * s->cols, (end - row) * s->cols };
+    mark_least(mark, owned, n, n_unit % n);
+    for (int32_t r = 0; r < n; r++) {
+        int64_t next = row + (n_unit / n + mark[r]) * unit;
+        next = next < end ? next : end;
+        out[r] = (ml_shard_range){ row * cols, (next - row) * cols };
         owned[r] += out[r].n;
-        row = end;
+        row = next;
     }
-    ML_BUG_IF(row != rows);
+    ML_BUG_IF(row != end);
+}
+
+/* Each expert parallel rank has members of its own, which the ranks with the same ones
+ * divide. */
+static void divide_members(ml_shard_range *out, const row_shape *s, int32_t ep,
+                           int32_t n_place, int64_t *owned, bool *mark) {
+    int32_t n = n_place / ep;
+
+    for (int32_t k = 0; k < ep; k++)
+        divide(out + k * n, s->cols, s->n_member * k / ep * s->stored,
+               s->n_member * (k + 1) / ep * s->stored, n, owned + k * n, mark);
+}
+
+/* Which stages use each parameter; one that no node uses is in the first. */
+static const bool *find_stages(ml_arena *a, const ml_spec *s, int32_t n_stage,
+                               const int32_t *stage) {
+    bool *has = ML_NEW(a, bool, (int64_t)s->n_param *n_stage + 1);
+    bool *used = ML_NEW(a, bool, s->n_param + 1);
+
+    for (int32_t i = 0; i < s->n_node; i++)
+        for (int k = 0; k < ML_OP_W; k++) {
+            int32_t p = s->node[i].w[k];
+            if (p == ML_NONE)
+                continue;
+            has[(int64_t)p * n_stage + (stage ? stage[i] : 0)] = true;
+            used[p] = true;
+        }
+    for (int32_t i = 0; i < s->n_param; i++)
+        if (!used[i])
+            has[(int64_t)i * n_stage] = true;
+    return has;
 }
 
 void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear,
-                       int32_t n_rank, const bool *skip) {
-    ml_shard_range *range = ML_NEW(a, ml_shard_range, (int64_t)s->n_param * n_rank + 1);
-    int64_t *owned = ML_NEW(a, int64_t, n_rank);
-    bool *mark = ML_NEW(a, bool, n_rank);
+                       const ml_mesh_sizes *mesh, const int32_t *stage) {
+    int32_t n_rank = ml_mesh_world(mesh), n_stage = mesh->size[ML_MESH_PP];
+    int32_t n_place = n_rank / n_stage;
+    ml_shard_range *range = ML_NEW(a, ml_shard_range, (int64_t)s->n_param * n_place + 1);
+    bool *divided = ML_NEW(a, bool, s->n_param + 1), *mark = ML_NEW(a, bool, n_place);
+    int64_t *owned = ML_NEW(a, int64_t, 2 * n_place); /* in the two orders of places */
 
     for (int32_t i = 0; i < s->n_param; i++) {
         row_shape shape = shape_of(&s->param[i], linear);
-        if (!skip || !skip[i])
-            divide(range + (int64_t)i * n_rank, &shape, n_rank, owned, mark);
+        divided[i] = mesh->ep > 1 && s->param[i].shard == ML_SHARD_EXPERT;
+        if (divided[i])
+            divide_members(range + (int64_t)i * n_place, &shape, mesh->ep, n_place,
+                           owned + n_place, mark);
+        else
+            divide(range + (int64_t)i * n_place, shape.cols, 0,
+                   shape.n_member * shape.stored, n_place, owned, mark);
     }
-    *out = (ml_shard_map){ .n_param = s->n_param, .n_rank = n_rank, .range = range };
+    *out = (ml_shard_map){ .mesh = *mesh,
+                           .linear = linear,
+                           .n_param = s->n_param,
+                           .n_rank = n_rank,
+                           .n_place = n_place,
+                           .range = range,
+                           .has = find_stages(a, s, n_stage, stage),
+                           .divided = divided };
 }
+
+void ml_shard_map_one(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear) {
+    ml_mesh_sizes one = { .size = { 1, 1, 1, 1 }, .ep = 1, .gather = 1 };
+
+    ml_shard_map_init(out, a, s, linear, &one, NULL);
+}
+
+/* --- places ----------------------------------------------------------------- */
+
+/* The ranks of a stage in the order of their ranges: the ranks that have the same part are
+ * neighbours.  A run of `same` places has it. */
+typedef struct place {
+    int32_t at, same;
+} place;
+
+static place place_of(const ml_shard_map *m, int32_t param, int32_t rank) {
+    const ml_mesh_sizes *x = &m->mesh;
+    int32_t in_stage = rank % m->n_place, data = ml_mesh_at_data(x, rank);
+    int32_t cp = in_stage / x->size[ML_MESH_TP] % x->size[ML_MESH_CP], same;
+
+    if (m->divided[param]) {
+        same = m->n_place / x->ep;
+        return (place){ in_stage % x->ep * same + in_stage / x->ep, same };
+    }
+    same = m->n_place / x->gather;
+    return (place){ data % x->gather * same + data / x->gather * x->size[ML_MESH_CP] + cp,
+                    same };
+}
+
+int32_t ml_shard_place(const ml_shard_map *m, int32_t param, int32_t rank) {
+    return place_of(m, param, rank).at;
+}
+
+static bool has_param(const ml_shard_map *m, int32_t param, int32_t stage) {
+    return m->has[(int64_t)param * m->mesh.size[ML_MESH_PP] + stage];
+}
+
+/* The stage that owns a parameter. */
+static int32_t home_of(const ml_shard_map *m, int32_t param) {
+    int32_t stage = 0;
+
+    while (!has_param(m, param, stage))
+        stage++;
+    return stage;
+}
+
+ml_shard_range ml_shard_owned(const ml_shard_map *m, int32_t param, int32_t rank) {
+    if (rank / m->n_place != home_of(m, param))
+        return (ml_shard_range){ 0 };
+    return m->range[(int64_t)param * m->n_place + place_of(m, param, rank).at];
+}
+
+ml_shard_range ml_shard_resident(const ml_shard_map *m, int32_t param, int32_t rank) {
+    const ml_shard_range *of = m->range + (int64_t)param * m->n_place, *first, *last;
+    place p = place_of(m, param, rank);
+
+    if (!has_param(m, param, rank / m->n_place))
+        return (ml_shard_range){ 0 };
+    first = of + p.at / p.same * p.same;
+    last = first + p.same - 1;
+    return (ml_shard_range){ first->begin, last->begin + last->n - first->begin };
+}
+
+const ml_shard_range *ml_shard_residents(const ml_shard_map *m, ml_arena *a, int32_t rank) {
+    ml_shard_range *out = ML_NEW(a, ml_shard_range, m->n_param + 1);
+
+    for (int32_t i = 0; i < m->n_param; i++)
+        out[i] = ml_shard_resident(m, i, rank);
+    return out;
+}
+
+ml_mesh_group ml_shard_group(const ml_shard_map *m, int32_t param) {
+    return m->divided[param] ? ML_GROUP_EXPERT_DATA : ML_GROUP_REPLICA;
+}
+
+bool ml_shard_is_gathered(const ml_shard_map *m, int32_t param) {
+    return m->mesh.gather > 1 && !m->divided[param];
+}
+
+/* --- ranges ------------------------------------------------------------------ */
 
 ml_shard_range ml_shard_range_whole(const ml_tensor *t) {
     return (ml_shard_range){ 0, (int64_t)(ml_tensor_bytes(t) / ml_dtype_bytes(t->dtype)) };

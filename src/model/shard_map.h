@@ -1,16 +1,31 @@
-/* shard_map.h - which rows of each parameter a rank owns.
+/* shard_map.h - which part of each parameter a rank of a mesh has, and which it owns.
  *
- * Ranks that train together divide gradients and optimizer state: each owns a contiguous
- * range of every tensor, in the packed layout of tensor.h, so that shards are moved as
- * bytes.  A range is whole panels of 16 rows and whole blocks of the gradient norm
- * (ML_NORM_BLOCK elements), so that neither straddles two ranks.  Units that do not divide
+ * Parts are contiguous ranges of a tensor in the packed layout of tensor.h, so that they
+ * are moved as bytes.  Of each parameter a rank has in memory
+ *
+ *     resident  its part of the weights: nothing, if the parameter belongs to another
+ *               pipeline stage; with expert parallelism, the members that are its experts;
+ *               a part, if ranks divide the weights (mesh.h: gather), which is gathered
+ *               before use; otherwise all of it
+ *     owned     the part of the optimizer's state and of the summed gradients: the ranks
+ *               with the same resident part divide it.  Within `resident`.  The owned
+ *               parts of all ranks are the parameter, each element once
+ *
+ * Both are pure functions of the spec, the layout of linear weights, the sizes of the mesh
+ * and the stage of each node.  Cuts are at whole panels of 16 rows and whole blocks of the
+ * gradient norm (ML_NORM_BLOCK elements), so that neither straddles two ranks; blocks are
+ * counted from the first expert of an expert parallel rank.  Units that do not divide
  * evenly go to the ranks that own the least so far.
+ *
+ * A parameter that several stages use (a tied embedding) is resident in all of them, and
+ * owned in the first.
  *
  * thread: any; no state. */
 #ifndef ML_MODEL_SHARD_MAP_H
 #define ML_MODEL_SHARD_MAP_H
 
 #include "backend/optim.h"
+#include "comm/mesh.h"
 #include "model/spec.h"
 
 /* Elements of a packed tensor, padding included. */
@@ -19,19 +34,34 @@ typedef struct ml_shard_range {
 } ml_shard_range;
 
 typedef struct ml_shard_map {
-    int32_t n_param, n_rank;
-    const ml_shard_range *range; /* [n_param][n_rank], ascending over ranks */
+    ml_mesh_sizes mesh;
+    ml_layout linear;
+    int32_t n_param, n_rank; /* n_rank: of the mesh */
+    int32_t n_place;         /* ranks of a stage */
+    /* [n_param][n_place], ascending: what the rank at each place owns */
+    const ml_shard_range *range;
+    const bool *has;     /* [n_param][stages]: whether the stage uses the parameter */
+    const bool *divided; /* [n_param]: by members over expert parallel ranks */
 } ml_shard_map;
 
-/* linear: the layout of linear weights.  Nobody owns parameters that `skip` [n_param]
- * marks; NULL: none is marked.  Allocated in the arena. */
+/* linear: the layout of linear weights; stage: [n_node] the pipeline stage of each node,
+ * NULL: all are in stage 0.  Allocated in the arena. */
 void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear,
-                       int32_t n_rank, const bool *skip);
+                       const ml_mesh_sizes *mesh, const int32_t *stage);
+/* The map of one rank, which has and owns everything. */
+void ml_shard_map_one(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear);
 
-static inline ml_shard_range ml_shard_range_of(const ml_shard_map *m, int32_t param,
-                                               int32_t rank) {
-    return m->range[(int64_t)param * m->n_rank + rank];
-}
+/* The place of a rank in a parameter's ranges. */
+int32_t ml_shard_place(const ml_shard_map *m, int32_t param, int32_t rank);
+ml_shard_range ml_shard_owned(const ml_shard_map *m, int32_t param, int32_t rank);
+ml_shard_range ml_shard_resident(const ml_shard_map *m, int32_t param, int32_t rank);
+/* [n_param] of a rank, in the arena. */
+const ml_shard_range *ml_shard_residents(const ml_shard_map *m, ml_arena *a, int32_t rank);
+
+/* The group over which a parameter's gradients are summed and its state is divided. */
+ml_mesh_group ml_shard_group(const ml_shard_map *m, int32_t param);
+/* Whether the ranks of the gather group divide a parameter. */
+bool ml_shard_is_gathered(const ml_shard_map *m, int32_t param);
 
 /* All of a packed tensor. */
 ml_shard_range ml_shard_range_whole(const ml_tensor *t);

@@ -55,15 +55,46 @@ ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear)
     return t;
 }
 
-size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype) {
+/* Whole members, or rows. */
+ml_tensor ml_weights_part(const ml_param *p, ml_dtype dtype, ml_layout linear,
+                          ml_shard_range r) {
+    ml_tensor t = ml_weights_tensor(p, dtype, linear);
+    int64_t member = ml_shard_range_whole(&t).n / p->n_stack;
+
+    if (r.n == 0 || r.begin % member || r.n % member)
+        return ml_shard_view(&t, r);
+    if (p->name_after)
+        t.shape[0] = r.n / member;
+    return t;
+}
+
+size_t ml_weights_part_bytes(const ml_spec *s, const ml_checkpoint *c,
+                             ml_weight_dtype dtype, const ml_shard_range *range) {
     size_t bytes = 0;
     for (int32_t i = 0; i < s->n_param; i++) {
         /* Panels are padded: no other layout takes more. */
         ml_tensor t =
             ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype), ML_PANELS);
-        bytes += align64(ml_tensor_bytes(&t));
+        bytes += align64(range ? (size_t)range[i].n * ml_dtype_bytes(t.dtype)
+                               : ml_tensor_bytes(&t));
     }
     return bytes;
+}
+
+size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype) {
+    return ml_weights_part_bytes(s, c, dtype, NULL);
+}
+
+ml_shard_range ml_weights_range(const ml_weights *w, int32_t i) {
+    return w->range ? w->range[i] : ml_shard_range_whole(&w->t[i]);
+}
+
+ml_tensor ml_weights_view(const ml_weights *w, int32_t i, ml_shard_range r) {
+    ml_shard_range has = ml_weights_range(w, i);
+
+    ML_BUG_IF(r.n && (r.begin < has.begin || r.begin + r.n > has.begin + has.n));
+    r.begin -= has.begin;
+    return ml_shard_view(&w->t[i], r);
 }
 
 ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
@@ -141,7 +172,8 @@ typedef struct pack_job {
     const packer *k;
     const ml_tensor *t;
     const ml_source *src;
-    int64_t first, rows, cols; /* row of the buffer's first panel; rows of the parameter */
+    int64_t first, rows, cols; /* row of the buffer's first panel; end of the rows */
+    int64_t skip;              /* of a vector, the elements before the part */
     bool round_bf16;
     bool is_vector;          /* packed as one row */
     const ml_param_cut *cut; /* NULL: the whole parameter */
@@ -193,7 +225,7 @@ static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
         return;
     }
     for (; c < end; c += n) {
-        from = whole_row(j->cut, c, &left);
+        from = whole_row(j->cut, j->skip + c, &left);
         n = left < end - c ? left : end - c;
         pack_run(j, r, c, from, n, row);
     }
@@ -233,31 +265,36 @@ static void forget_rows(const ml_source *s, int64_t first, int64_t n, int64_t ro
                    (size_t)n * row_bytes);
 }
 
-static void pack_member(const packer *k, const ml_tensor *t, unsigned char *member,
-                        const ml_source *src, const ml_param *p) {
+/* Packs the rows of a strip to `out`. */
+static void pack_strip(const packer *k, const ml_tensor *t, unsigned char *out,
+                       const ml_source *src, const ml_param *p, const ml_strip *strip) {
     /* A vector is packed as one row, so that its order is kept. */
+    bool column = p->n_dim == 1 && !p->name_after;
     int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
-    int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+    int64_t cols = p->n_dim == 2 ? p->shape[1] : column ? strip->n : p->shape[0];
+    int64_t first = column ? 0 : strip->row, end = column ? 1 : strip->row + strip->n;
     size_t size = ml_dtype_bytes(t->dtype);
     int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
     size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2;
-    bool own = !p->cut && !src->t->quant && src->t->bytes == (size_t)(rows * cols) * disk;
+    bool own = p->n_dim == 2 && !p->cut && !src->t->quant &&
+               src->t->bytes == (size_t)(rows * cols) * disk;
     pack_job j = { .k = k,
                    .t = t,
                    .src = src,
-                   .rows = rows,
+                   .rows = end,
                    .cols = cols,
+                   .skip = column ? strip->row : 0,
                    .is_vector = p->n_dim == 1,
                    .cut = p->cut,
                    .round_bf16 = k->round_bf16 && !p->keep_f32 };
 
     step = (step < 1 ? 1 : step) * ML_LANES;
-    for (j.first = 0; j.first < rows; j.first += step) {
-        int64_t n = rows - j.first < step ? rows - j.first : step;
+    for (j.first = first; j.first < end; j.first += step) {
+        int64_t n = end - j.first < step ? end - j.first : step;
         int64_t n_panel = (n + ML_LANES - 1) / ML_LANES;
         int64_t stored = t->layout == ML_PANELS ? n_panel * ML_LANES : n;
         ml_pool_run(k->pool, n_panel, 1, pack_panels, &j);
-        k->be->dev->copy_in(k->be->stream, member + (size_t)(j.first * cols) * size,
+        k->be->dev->copy_in(k->be->stream, out + (size_t)((j.first - first) * cols) * size,
                             k->stage, (size_t)(stored * cols) * size);
         if (own)
             forget_rows(src, j.first, n, rows);
@@ -285,16 +322,18 @@ static void make_value_head(const packer *k, const ml_tensor *t) {
     k->be->dev->copy_in(k->be->stream, t->data, k->stage, bytes);
 }
 
-static void pack_param(const packer *k, const ml_tensor *t, const ml_param *p,
+static void pack_param(const packer *k, const ml_weights *w, int32_t i, const ml_param *p,
                        const ml_checkpoint *c) {
-    size_t member_bytes = ml_tensor_bytes(t) / (size_t)p->n_stack;
+    ml_tensor rows = ml_weights_view(w, i, ml_weights_range(w, i));
+    ml_strip s = { 0 };
 
-    for (int32_t e = 0; e < p->n_stack; e++) {
-        ml_source src = ml_source_of(c, p, e);
+    while (ml_strip_next(&s, p, k->be->linear, ml_weights_range(w, i))) {
+        ml_source src = ml_source_of(c, p, s.member);
+        size_t at = (size_t)(s.at * rows.shape[1]) * ml_dtype_bytes(rows.dtype);
         if (src.t)
-            pack_member(k, t, (unsigned char *)t->data + (size_t)e * member_bytes, &src, p);
+            pack_strip(k, &w->t[i], (unsigned char *)rows.data + at, &src, p, &s);
         else
-            make_value_head(k, t);
+            make_value_head(k, &w->t[i]);
     }
 }
 
@@ -321,7 +360,7 @@ static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *
     k.stage = malloc(stage_bytes(s));
     if (k.stage)
         for (int32_t i = 0; i < s->n_param; i++)
-            pack_param(&k, &w->t[i], &s->param[i], c);
+            pack_param(&k, w, i, &s->param[i], c);
     else
         st = ml_fail(err, ML_ENOMEM, "out of memory for packing weights");
     free(k.stage);
@@ -331,26 +370,32 @@ static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *
 
 /* Divides one buffer into the tensors of the spec. */
 static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
-                       ml_weight_dtype dtype, ml_mem_kind kind, ml_backend *be, ml_arena *a,
-                       ml_err *err) {
+                       ml_weight_dtype dtype, const ml_shard_range *range, ml_mem_kind kind,
+                       ml_backend *be, ml_arena *a, ml_err *err) {
     size_t at = 0;
     ml_status st;
 
-    *w = (ml_weights){ .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param), .be = be };
-    st = be->dev->alloc(be->dev, &w->buf, ml_weights_bytes(s, c, dtype), kind, err);
+    *w = (ml_weights){
+        .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param), .be = be, .range = range
+    };
+    st = be->dev->alloc(be->dev, &w->buf, ml_weights_part_bytes(s, c, dtype, range), kind,
+                        err);
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < s->n_param; i++) {
-        w->t[i] = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype),
-                                    be->linear);
-        w->t[i].data = (unsigned char *)w->buf.ptr + at;
+        ml_dtype d = store_dtype(&s->param[i], c, dtype);
+        w->t[i] = range ? ml_weights_part(&s->param[i], d, be->linear, range[i])
+                        : ml_weights_tensor(&s->param[i], d, be->linear);
+        if (ml_tensor_bytes(&w->t[i]))
+            w->t[i].data = (unsigned char *)w->buf.ptr + at;
         at += align64(ml_tensor_bytes(&w->t[i]));
     }
     return ML_OK;
 }
 
-ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
-                          ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err) {
+ml_status ml_weights_load_part(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                               ml_weight_dtype dtype, const ml_shard_range *range,
+                               ml_backend *be, ml_arena *a, ml_err *err) {
     ml_status st = ml_weights_check(s, c, err);
     int64_t n_tower;
 
@@ -363,12 +408,17 @@ ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *
                "copied unchanged when the model is saved",
                c->dir, s->inside, (long long)n_tower);
     if (st == ML_OK)
-        st = carve(w, s, c, dtype, ML_MEM_WEIGHT, be, a, err);
+        st = carve(w, s, c, dtype, range, ML_MEM_WEIGHT, be, a, err);
     if (st == ML_OK)
         st = pack_all(w, s, c, dtype, be, err);
     if (st != ML_OK)
         ml_weights_close(w);
     return st;
+}
+
+ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                          ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err) {
+    return ml_weights_load_part(w, s, c, dtype, NULL, be, a, err);
 }
 
 /* n values around 0, of this magnitude; vectors (mostly norms) are 1. */
@@ -393,7 +443,7 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
     ml_arena_init(&stage, "dummy weights");
     f32 = ML_NEW(&stage, float, PIECE);
     bf16 = ML_NEW(&stage, uint16_t, PIECE);
-    st = carve(w, s, NULL, dtype, ML_MEM_WEIGHT, be, a, err);
+    st = carve(w, s, NULL, dtype, NULL, ML_MEM_WEIGHT, be, a, err);
     for (int32_t i = 0; st == ML_OK && i < w->n; i++) {
         const ml_tensor *t = &w->t[i];
         size_t size = ml_dtype_bytes(t->dtype);
@@ -414,9 +464,15 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
     return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }
 
+ml_status ml_weights_zeros_part(ml_weights *w, const ml_spec *s,
+                                const ml_shard_range *range, ml_backend *be, ml_arena *a,
+                                ml_err *err) {
+    return carve(w, s, NULL, ML_WEIGHT_F32, range, ML_MEM_GRAD, be, a, err);
+}
+
 ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_arena *a,
                            ml_err *err) {
-    return carve(w, s, NULL, ML_WEIGHT_F32, ML_MEM_GRAD, be, a, err);
+    return ml_weights_zeros_part(w, s, NULL, be, a, err);
 }
 
 void ml_weights_close(ml_weights *w) {
@@ -426,9 +482,11 @@ void ml_weights_close(ml_weights *w) {
 }
 
 bool ml_weights_alike(const ml_weights *a, const ml_weights *b) {
-    for (int32_t i = 0; i < a->n && a->n == b->n; i++)
-        if (a->t[i].dtype != b->t[i].dtype)
+    for (int32_t i = 0; i < a->n && a->n == b->n; i++) {
+        ml_shard_range x = ml_weights_range(a, i), y = ml_weights_range(b, i);
+        if (a->t[i].dtype != b->t[i].dtype || x.begin != y.begin || x.n != y.n)
             return false;
+    }
     return a->n == b->n && a->buf.bytes == b->buf.bytes;
 }
 
@@ -445,14 +503,17 @@ ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *
     const unsigned char *old = from->buf.ptr;
     ml_status st;
 
-    *out = (ml_weights){ .n = from->n, .t = ML_NEW(a, ml_tensor, from->n), .be = be };
+    *out = (ml_weights){
+        .n = from->n, .t = ML_NEW(a, ml_tensor, from->n), .be = be, .range = from->range
+    };
     st = be->dev->alloc(be->dev, &out->buf, from->buf.bytes, from->buf.kind, err);
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < from->n; i++) {
+        const unsigned char *data = from->t[i].data;
         out->t[i] = from->t[i];
-        out->t[i].data =
-            (unsigned char *)out->buf.ptr + ((const unsigned char *)from->t[i].data - old);
+        if (data)
+            out->t[i].data = (unsigned char *)out->buf.ptr + (data - old);
     }
     return ml_weights_copy(out, from, be, err);
 }

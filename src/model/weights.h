@@ -5,6 +5,10 @@
  * file on disk is only the source: it is mapped, packed piece by piece, and its pages are
  * released.  Gradients are a set of the same layout in f32.
  *
+ * A rank may have a part of each parameter only (shard_map.h): a range of the packed
+ * tensor.  Its tensor then is the members in the range, if they are whole, or their rows as
+ * a matrix (ml_shard_view); parameters without elements have no data.
+ *
  * thread: loading and unpacking use the caller's pool; otherwise a set is read-only
  * except for its single writer. */
 #ifndef ML_MODEL_WEIGHTS_H
@@ -12,6 +16,7 @@
 
 #include "backend/backend.h"
 #include "io/checkpoint.h"
+#include "model/shard_map.h"
 #include "model/source.h"
 #include "model/spec.h"
 
@@ -29,6 +34,7 @@ typedef struct ml_weights {
     ml_backend *be; /* owner of the memory; NULL: host memory */
     int32_t n;
     uint64_t version;
+    const ml_shard_range *range; /* [n] the part of each parameter; NULL: all.  Not owned */
 } ml_weights;
 
 /* Resolves AUTO for this backend. */
@@ -36,6 +42,9 @@ ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype);
 
 /* Bytes of a set; the checkpoint is read for AUTO only (may be NULL otherwise). */
 size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype);
+/* Of a set with these parts; NULL: all. */
+size_t ml_weights_part_bytes(const ml_spec *s, const ml_checkpoint *c,
+                             ml_weight_dtype dtype, const ml_shard_range *range);
 
 /* The dtype of the KV cache for such a set (ml_spec_keep_kv): bf16 if most of its matrix
  * elements are bf16. */
@@ -47,6 +56,11 @@ ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
 ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                           ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err);
 
+/* The same for a part of each parameter, [n_param], which must outlive the set; NULL: all. */
+ml_status ml_weights_load_part(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                               ml_weight_dtype dtype, const ml_shard_range *range,
+                               ml_backend *be, ml_arena *a, ml_err *err);
+
 /* Random values of a realistic magnitude, reproducible from the seed: for benchmarks
  * without a checkpoint.  AUTO is BF16. */
 ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
@@ -55,9 +69,12 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
 /* A zeroed f32 set, for gradients. */
 ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_arena *a,
                            ml_err *err);
+ml_status ml_weights_zeros_part(ml_weights *w, const ml_spec *s,
+                                const ml_shard_range *range, ml_backend *be, ml_arena *a,
+                                ml_err *err);
 void ml_weights_close(ml_weights *w);
 
-/* Whether two sets of one spec have the same dtypes and layouts, tensor by tensor. */
+/* Whether two sets of one spec have the same dtypes, layouts and parts. */
 bool ml_weights_alike(const ml_weights *a, const ml_weights *b);
 /* A second set with the same layout, values and version. */
 ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *be,
@@ -67,7 +84,8 @@ ml_status ml_weights_copy(ml_weights *to, const ml_weights *from, ml_backend *be
                           ml_err *err);
 
 /* Rows [row, row+n) of member e of parameter i, row-major, as disk dtype `to` (f32, bf16
- * or f16, rounded to nearest even).  A vector has one row. */
+ * or f16, rounded to nearest even).  A vector has one row.  Of a part, e and row count the
+ * members and rows of its tensor. */
 void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                        ml_dtype to, void *out);
 
@@ -77,5 +95,13 @@ void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int
 
 /* The tensor of a parameter in a set of this dtype and linear layout, without data. */
 ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear);
+/* The tensor of a part of it. */
+ml_tensor ml_weights_part(const ml_param *p, ml_dtype dtype, ml_layout linear,
+                          ml_shard_range r);
+
+/* The elements of parameter i that a set has; and a range of them as rows (ml_shard_view).
+ */
+ml_shard_range ml_weights_range(const ml_weights *w, int32_t i);
+ml_tensor ml_weights_view(const ml_weights *w, int32_t i, ml_shard_range r);
 
 #endif

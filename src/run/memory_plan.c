@@ -87,7 +87,8 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     size_t whole = ml_optimizer_bytes(spec, &opt, req->bf16), state;
     ml_status st;
 
-    opt.comm = req->opts.comm;
+    opt.mesh = req->opts.mesh;
+    opt.stage = req->opts.stage;
     state = ml_optimizer_bytes(spec, &opt, req->bf16);
     add(m, row[GRADS], ml_trainer_grad_bytes(spec));
     if (opt.offload_dir)
@@ -98,8 +99,8 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
         add(m, row[STATE], ml_optimizer_stage_bytes(&opt));
     else if (!opt.offload_dir)
         add(m, row[STATE], state);
-    add(m, row[RANKS], ml_ranks_stage_bytes(opt.comm));
-    if (req->async_save && (!opt.comm || opt.comm->rank == 0))
+    add(m, row[RANKS], ml_optimizer_exchange_bytes(&opt));
+    if (req->async_save && (!opt.mesh || opt.mesh->rank == 0))
         add_on_host(m, req->be, row[COPY], saved_bytes + whole);
     st = add_plan(m, req, spec, true, row, err);
     if (st == ML_OK && req->scores)

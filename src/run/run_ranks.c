@@ -87,18 +87,31 @@ static void take_device(ml_run_ranks *r, const place *of) {
 
 /* --- opening --- */
 
-static ml_status open_data(ml_run_ranks *r, double deadline_s, ml_err *err) {
-    ml_status st = r->world->split(r->world, &r->data, 0, r->world->rank, err);
+ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
+    return (ml_mesh_opts){ .tp = (int32_t)p->tp,
+                           .cp = (int32_t)p->cp,
+                           .pp = (int32_t)p->pp,
+                           .ep = (int32_t)p->ep,
+                           .fsdp = p->backend == ML_TRAIN_FSDP,
+                           .replicate = (int32_t)p->replicas };
+}
+
+int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
+    return r->train ? ml_mesh_data_size(&r->mesh.sizes) : 1;
+}
+
+static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
+    ml_status st = r->world->split(r->world, &r->train, 0, r->world->rank, err);
 
     r->world->group = "the job";
     if (st != ML_OK)
         return st;
-    r->data->group = "data";
-    r->data->deadline_s = deadline_s;
-    return ML_OK;
+    r->train->group = "train";
+    r->train->deadline_s = 60 * p->timeout_min;
+    return ml_mesh_open(&r->mesh, r->train, NULL, ml_run_ranks_sizes(p), err);
 }
 
-ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, double deadline_s,
+ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts *p,
                             ml_err *err) {
     place mine = { .host = "" }, *all;
     ml_status st;
@@ -120,13 +133,14 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, double deadline_s,
         take_device(r, all);
     }
     free(all);
-    return st == ML_OK ? open_data(r, deadline_s, err) : st;
+    return st == ML_OK ? open_mesh(r, p, err) : st;
 }
 
 void ml_run_ranks_close(ml_run_ranks *r) {
-    if (r->data)
-        r->data->close(r->data);
-    r->data = NULL;
+    ml_mesh_close(&r->mesh);
+    if (r->train)
+        r->train->close(r->train);
+    r->train = NULL;
 }
 
 size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t all, bool host) {
@@ -154,12 +168,48 @@ static bool dumps_tensors(const ml_run_opts *o) {
     return o->dump.enable || o->dump.inference.n || o->dump.score.n || o->dump.train.n;
 }
 
+/* Directions of a mesh that training does not divide yet. */
+#define NOT_YET                                                                            \
+    " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
+    "state; remove the flag"
+
+static bool divides_tensors(const ml_run_opts *o) {
+    return o->place.tp > 1;
+}
+
+static bool divides_contexts(const ml_run_opts *o) {
+    return o->place.cp > 1;
+}
+
+static bool divides_layers(const ml_run_opts *o) {
+    return o->place.pp > 1;
+}
+
+static bool divides_experts(const ml_run_opts *o) {
+    return o->place.ep > 1;
+}
+
+static const rank_rule size_rules[] = {
+    { divides_tensors, "--tensor-model-parallel-size" NOT_YET },
+    { divides_contexts, "--context-parallel-size" NOT_YET },
+    { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
+    { divides_experts, "--expert-model-parallel-size" NOT_YET },
+};
+
 static const rank_rule rules[] = {
     { checks_coverage,
       "--enable-witness needs one rank: a rank sees its own samples only" },
     { dumps_tensors, "--dumper-enable needs one rank: the dumps of ranks would overwrite "
                      "each other" },
 };
+
+static ml_status check_rules(const rank_rule *rule, size_t n, const ml_run_opts *o,
+                             ml_err *err) {
+    for (size_t i = 0; i < n; i++)
+        if (rule[i].broken(o))
+            return ml_fail(err, ML_EUSAGE, "%s", rule[i].message);
+    return ML_OK;
+}
 
 /* --- sizes -------------------------------------------------------------------- */
 
@@ -200,8 +250,9 @@ ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err
 
     if (st == ML_OK)
         st = check_hosts(r, o, err);
-    for (size_t i = 0; i < sizeof rules / sizeof *rules && st == ML_OK; i++)
-        if (ml_run_ranks_size(r) > 1 && rules[i].broken(o))
-            st = ml_fail(err, ML_EUSAGE, "%s", rules[i].message);
+    if (st == ML_OK)
+        st = check_rules(size_rules, sizeof size_rules / sizeof *size_rules, o, err);
+    if (st == ML_OK && ml_run_ranks_size(r) > 1)
+        st = check_rules(rules, sizeof rules / sizeof *rules, o, err);
     return st;
 }

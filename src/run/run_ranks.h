@@ -9,6 +9,7 @@
 #ifndef ML_RUN_RUN_RANKS_H
 #define ML_RUN_RUN_RANKS_H
 
+#include "comm/mesh.h"
 #include "comm/share.h"
 
 struct ml_run_opts;
@@ -18,7 +19,8 @@ enum { ML_HOST_NAME = 256 };
 /* Zeros are one rank. */
 typedef struct ml_run_ranks {
     ml_comm *world; /* of the loop, without a time limit; NULL: one rank */
-    ml_comm *data;  /* of training: ranks divide the samples; NULL: one rank */
+    ml_comm *train; /* of training, with a time limit; NULL: one rank */
+    ml_mesh mesh;   /* of `train`; zeros: one rank */
     char host[ML_HOST_NAME];
     int32_t local_rank, local_size; /* among the ranks of this host */
     int32_t n_host;
@@ -31,7 +33,13 @@ typedef struct ml_place_opts {
     int64_t nodes, gpus_per_node; /* of the actor */
     int64_t most_per_node;
     double timeout_min; /* of a wait for another rank in training; 0: none */
+    /* How the ranks divide the model. */
+    int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
+    int64_t replicas;       /* sets of weights with FSDP */
+    int backend;            /* ml_train_backend */
 } ml_place_opts;
+
+typedef enum ml_train_backend { ML_TRAIN_MEGATRON, ML_TRAIN_FSDP } ml_train_backend;
 
 static inline bool ml_run_ranks_first(const ml_run_ranks *r) {
     return ml_comm_is_first(r->world);
@@ -41,12 +49,17 @@ static inline int32_t ml_run_ranks_size(const ml_run_ranks *r) {
     return ml_comm_size(r->world);
 }
 
+/* Ranks that have different samples. */
+int32_t ml_run_ranks_data_size(const ml_run_ranks *r);
+
 /* Finds out which ranks share a host, and gives each a GPU of it (CUDA_VISIBLE_DEVICES),
- * unless the launcher has done so.  world NULL: one rank; deadline_s: of a wait for
- * another rank in training, 0: none. */
-ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, double deadline_s,
+ * unless the launcher has done so; opens the mesh of training.  world NULL: one rank. */
+ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, const ml_place_opts *place,
                             ml_err *err);
 void ml_run_ranks_close(ml_run_ranks *r); /* not the world; zeros are allowed */
+
+/* The sizes that the flags ask for. */
+ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *place);
 
 /* ML_EUSAGE: the flags name another number of ranks, or options that need one rank. */
 ml_status ml_run_ranks_check(const ml_run_ranks *r, const struct ml_run_opts *o,

@@ -9,8 +9,8 @@ static bool agrees(float weight, float master) {
 static ml_status check_param(const ml_optimizer *o, int32_t i, float *weight, float *master,
                              ml_err *err) {
     const ml_param *p = &o->spec->param[i];
-    ml_shard_range r = ml_shard_range_of(&o->map, i, o->ranks.comm->rank);
-    ml_tensor rows = ml_shard_view(&o->weights->t[i], r);
+    ml_shard_range r = ml_optimizer_range(o, i, o->ranks.comm->rank);
+    ml_tensor rows = ml_weights_view(o->weights, i, r);
     ml_weights weights = { .t = &rows, .be = o->be, .n = 1 };
     bool column = p->n_dim == 1 && !p->name_after; /* as which a vector is viewed */
     ml_strip s = { 0 };

@@ -14,8 +14,16 @@ static size_t align64(size_t n) {
 
 /* --- memory ----------------------------------------------------------------- */
 
-static int32_t n_rank_of(const ml_optimizer_opts *opts) {
-    return opts->comm ? opts->comm->size : 1;
+static int32_t rank_of(const ml_optimizer_opts *opts) {
+    return opts->mesh ? opts->mesh->rank : 0;
+}
+
+static void map_for(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear,
+                    const ml_optimizer_opts *opts) {
+    if (opts->mesh)
+        ml_shard_map_init(out, a, s, linear, &opts->mesh->sizes, opts->stage);
+    else
+        ml_shard_map_one(out, a, s, linear);
 }
 
 static bool *find_frozen(ml_arena *a, const ml_spec *s, const ml_optimizer_opts *opts) {
@@ -25,28 +33,30 @@ static bool *find_frozen(ml_arena *a, const ml_spec *s, const ml_optimizer_opts 
     return frozen;
 }
 
-static size_t state_bytes(const ml_shard_map *m, int32_t rank, int32_t n_set) {
+static size_t state_bytes(const ml_shard_map *m, const bool *frozen, int32_t rank,
+                          int32_t n_set) {
     size_t bytes = 0;
     for (int32_t i = 0; i < m->n_param; i++)
-        bytes += (size_t)n_set *
-                 align64((size_t)ml_shard_range_of(m, i, rank).n * sizeof(float));
+        if (!frozen[i])
+            bytes += (size_t)n_set *
+                     align64((size_t)ml_shard_owned(m, i, rank).n * sizeof(float));
     return bytes;
 }
 
 /* The larger of the two layouts, each of which is divided in its own way. */
 size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16) {
     int32_t n_set = (opts->kind == ML_OPTIMIZER_ADAM ? 2 : 1) + bf16;
-    int32_t rank = opts->comm ? opts->comm->rank : 0;
     size_t most = 0;
+    bool *frozen;
     ml_arena a;
 
     ml_arena_init(&a, "a shard map");
+    frozen = find_frozen(&a, s, opts);
     for (int layout = ML_ROWS; layout <= ML_PANELS; layout++) {
         ml_shard_map map;
         size_t bytes;
-        ml_shard_map_init(&map, &a, s, (ml_layout)layout, n_rank_of(opts),
-                          find_frozen(&a, s, opts));
-        bytes = state_bytes(&map, rank, n_set);
+        map_for(&map, &a, s, (ml_layout)layout, opts);
+        bytes = state_bytes(&map, frozen, rank_of(opts), n_set);
         most = bytes > most ? bytes : most;
     }
     ml_arena_release(&a);
@@ -60,12 +70,16 @@ static bool any_bf16(const ml_weights *w) {
     return false;
 }
 
+ml_shard_range ml_optimizer_range(const ml_optimizer *o, int32_t param, int32_t rank) {
+    return o->frozen[param] ? (ml_shard_range){ 0 } : ml_shard_owned(&o->map, param, rank);
+}
+
 static ml_shard_range own_range(const ml_optimizer *o, int32_t i) {
-    return ml_shard_range_of(&o->map, i, o->ranks.comm->rank);
+    return ml_optimizer_range(o, i, rank_of(&o->opts));
 }
 
 static ml_tensor own_view(const ml_optimizer *o, const ml_weights *w, int32_t i) {
-    return ml_shard_view(&w->t[i], own_range(o, i));
+    return ml_weights_view(w, i, own_range(o, i));
 }
 
 static ml_weights empty_set(ml_optimizer *o) {
@@ -87,6 +101,16 @@ bool ml_optimizer_is_staged(const ml_optimizer_opts *o, const ml_device *dev) {
 
 size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *o) {
     return (size_t)piece_of(o) * STATE_KINDS * sizeof(float);
+}
+
+size_t ml_optimizer_exchange_bytes(const ml_optimizer_opts *o) {
+    const ml_mesh_sizes *m = o->mesh ? &o->mesh->sizes : NULL;
+    int32_t stage = m ? ml_mesh_world(m) / m->size[ML_MESH_PP] : 1;
+
+    if (!m)
+        return 0;
+    return ml_ranks_stage_bytes(stage / m->gather) +
+           (m->ep > 1 ? ml_ranks_stage_bytes(stage / m->ep) : 0);
 }
 
 static float *stage_at(const ml_optimizer *o, int kind) {
@@ -146,20 +170,24 @@ static int64_t blocks_of(int64_t n) {
     return (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK;
 }
 
-/* Number of blocks of all tensors, in one array. */
-static int64_t all_blocks(const ml_spec *s) {
-    int64_t all = 0;
-    for (int32_t i = 0; i < s->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32, ML_PANELS);
-        int64_t n = (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
-        all += blocks_of(n);
-    }
-    return all;
+/* Blocks of a parameter before those of a place, or of all places. */
+static int64_t blocks_before(const ml_shard_map *m, int32_t param, int32_t place) {
+    const ml_shard_range *of = m->range + (int64_t)param * m->n_place;
+    int64_t n = 0;
+
+    for (int32_t k = 0; k < place; k++)
+        n += blocks_of(of[k].n);
+    return n;
 }
 
+/* The blocks of all tensors are one array. */
 static ml_status take_blocks(ml_optimizer *o, ml_err *err) {
-    size_t bytes = (size_t)all_blocks(o->spec) * sizeof *o->block;
+    size_t bytes;
+    int64_t all = 0;
 
+    for (int32_t i = 0; i < o->spec->n_param; i++)
+        all += blocks_before(&o->map, i, o->map.n_place);
+    bytes = (size_t)all * sizeof *o->block;
     o->block = ml_arena_take(&o->arena, bytes, 1);
     return o->be->dev->alloc(o->be->dev, &o->block_buf, bytes, ML_MEM_OPTIM, err);
 }
@@ -199,9 +227,12 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
 
     *o = (ml_optimizer){ .opts = *opts, .spec = s, .weights = w, .be = be };
     ml_arena_init(&o->arena, "optimizer");
-    ml_ranks_open(&o->ranks, opts->comm, be);
+    ml_ranks_open(&o->ranks, opts->mesh ? opts->mesh->world : NULL, be);
+    ml_ranks_open(&o->same, opts->mesh ? opts->mesh->group[ML_GROUP_REPLICA] : NULL, be);
+    ml_ranks_open(&o->experts, opts->mesh ? opts->mesh->group[ML_GROUP_EXPERT_DATA] : NULL,
+                  be);
     o->frozen = find_frozen(&o->arena, s, opts);
-    ml_shard_map_init(&o->map, &o->arena, s, be->linear, o->ranks.comm->size, o->frozen);
+    map_for(&o->map, &o->arena, s, be->linear, opts);
     st = ml_freeze_check(opts->freeze, s, err);
     if (st == ML_OK) {
         o->own_master = any_bf16(w);
@@ -236,6 +267,8 @@ void ml_optimizer_close(ml_optimizer *o) {
     if (o->away)
         o->be->dev->host_free(o->away);
     ml_ranks_close(&o->ranks);
+    ml_ranks_close(&o->same);
+    ml_ranks_close(&o->experts);
     if (o->arena.tag)
         ml_arena_release(&o->arena);
     *o = (ml_optimizer){ 0 };
@@ -294,10 +327,6 @@ void ml_optimizer_reset(ml_optimizer *o) {
 
 /* --- a step ----------------------------------------------------------------- */
 
-static int64_t elements(const ml_tensor *t) {
-    return (int64_t)(ml_tensor_bytes(t) / sizeof(float));
-}
-
 /* Counts the non-finite values of a gradient, in pieces. */
 static int64_t count_bad(const ml_optimizer *o, const float *x, int64_t n) {
     enum { PIECE = 4096 };
@@ -313,69 +342,93 @@ static int64_t count_bad(const ml_optimizer *o, const float *x, int64_t n) {
     return bad;
 }
 
-/* The ranks' ranges of a set, or of the blocks of its squares. */
-static ml_rank_spans spans_of(const ml_optimizer *o, ml_arena *a, const ml_weights *w,
-                              double *block) {
-    ml_rank_spans s = ml_ranks_spans(&o->ranks, a, o->map.n_param, false);
-    ml_rank_span *out = s.span;
+/* The ranges of a set that the ranks of a group own. */
+static ml_rank_spans spans_of(const ml_optimizer *o, ml_arena *a, const ml_ranks *ranks,
+                              ml_mesh_group group, const ml_weights *w) {
+    ml_rank_spans s = ml_ranks_spans(ranks, a, o->map.n_param, false);
+    int32_t *member = ML_NEW(a, int32_t, o->map.n_rank);
+    int32_t n = ml_mesh_members(member, &o->map.mesh, rank_of(&o->opts), group);
 
-    for (int32_t i = 0; i < o->map.n_param; i++) {
-        for (int32_t r = 0; r < o->map.n_rank; r++, out++) {
-            ml_shard_range x = ml_shard_range_of(&o->map, i, r);
-            size_t size = ml_dtype_bytes(w->t[i].dtype);
-            if (block)
-                *out = (ml_rank_span){ block + x.begin / ML_NORM_BLOCK,
-                                       (size_t)blocks_of(x.n) * sizeof *block };
-            else
-                *out = (ml_rank_span){ (char *)w->t[i].data + (size_t)x.begin * size,
-                                       (size_t)x.n * size };
+    for (int32_t i = 0; i < o->map.n_param; i++)
+        for (int32_t k = 0; k < n && ml_shard_group(&o->map, i) == group; k++) {
+            ml_tensor t = ml_weights_view(w, i, ml_optimizer_range(o, i, member[k]));
+            s.span[(int64_t)i * n + k] = (ml_rank_span){ t.data, ml_tensor_bytes(&t) };
         }
-        if (block && !o->frozen[i])
-            block += blocks_of(elements(&w->t[i]));
-    }
     return s;
 }
 
+/* Among the ranks with the same part of the weights, and those with the same experts. */
 typedef ml_status exchange_fn(ml_ranks *r, const ml_rank_spans *s, ml_err *err);
 
 static ml_status exchange(ml_optimizer *o, exchange_fn *fn, const ml_weights *w,
-                          double *block, ml_err *err) {
-    ml_status st;
+                          ml_err *err) {
+    ml_status st = ML_OK;
     ml_rank_spans s;
     ml_arena a;
 
-    if (o->map.n_rank == 1)
-        return ML_OK;
     ml_arena_init(&a, "ranges of all ranks");
-    s = spans_of(o, &a, w, block);
-    st = fn(&o->ranks, &s, err);
+    if (o->same.comm->size > 1) {
+        s = spans_of(o, &a, &o->same, ML_GROUP_REPLICA, w);
+        st = fn(&o->same, &s, err);
+    }
+    if (st == ML_OK && o->map.mesh.ep > 1) {
+        s = spans_of(o, &a, &o->experts, ML_GROUP_EXPERT_DATA, w);
+        st = fn(&o->experts, &s, err);
+    }
     ml_arena_release(&a);
     return st;
 }
 
 ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool whole,
                               ml_err *err) {
-    ml_status st = exchange(o, ml_ranks_reduce, grads, NULL, err);
-    return st == ML_OK && whole ? exchange(o, ml_ranks_gather, grads, NULL, err) : st;
+    ml_status st = exchange(o, ml_ranks_reduce, grads, err);
+    return st == ML_OK && whole ? exchange(o, ml_ranks_gather, grads, err) : st;
+}
+
+/* All ranks get the blocks of all others. */
+static ml_status gather_blocks(ml_optimizer *o, double *block, ml_err *err) {
+    const ml_shard_map *m = &o->map;
+    ml_rank_span *out;
+    ml_rank_spans s;
+    ml_status st;
+    ml_arena a;
+
+    if (m->n_rank == 1)
+        return ML_OK;
+    ml_arena_init(&a, "blocks of all ranks");
+    s = ml_ranks_spans(&o->ranks, &a, m->n_param, false);
+    out = s.span;
+    for (int32_t i = 0; i < m->n_param; i++) {
+        for (int32_t r = 0; r < m->n_rank; r++)
+            *out++ = (ml_rank_span){ block + blocks_before(m, i, ml_shard_place(m, i, r)),
+                                     (size_t)blocks_of(ml_optimizer_range(o, i, r).n) *
+                                         sizeof *block };
+        block += o->frozen[i] ? 0 : blocks_before(m, i, m->n_place);
+    }
+    st = ml_ranks_gather(&o->ranks, &s, err);
+    ml_arena_release(&a);
+    return st;
 }
 
 /* Sums of squares of all blocks, tensor after tensor: each rank computes those of its
  * ranges. */
 static ml_status square_blocks(ml_optimizer *o, const ml_weights *grads, ml_err *err) {
+    const ml_shard_map *m = &o->map;
     double *block = o->block_buf.ptr;
     int64_t at = 0;
     ml_status st;
 
     for (int32_t i = 0; i < grads->n; i++) {
-        ml_shard_range r = own_range(o, i);
+        ml_tensor own = own_view(o, grads, i);
+        int64_t first = blocks_before(m, i, ml_shard_place(m, i, rank_of(&o->opts)));
         if (o->frozen[i])
             continue;
-        if (r.n)
-            o->be->optim->square_sums(o->be->stream, block + at + r.begin / ML_NORM_BLOCK,
-                                      (const float *)grads->t[i].data + r.begin, r.n);
-        at += blocks_of(elements(&grads->t[i]));
+        if (own.data)
+            o->be->optim->square_sums(o->be->stream, block + at + first, own.data,
+                                      own_range(o, i).n);
+        at += blocks_before(m, i, m->n_place);
     }
-    st = exchange(o, ml_ranks_gather, grads, block, err);
+    st = gather_blocks(o, block, err);
     if (st == ML_OK)
         o->be->dev->copy_out(o->be->stream, o->block, block, (size_t)at * sizeof *block);
     return st;
@@ -383,9 +436,8 @@ static ml_status square_blocks(ml_optimizer *o, const ml_weights *grads, ml_err 
 
 static ml_status count_all_bad(ml_optimizer *o, const ml_weights *grads, ml_update *out,
                                ml_err *err) {
-    ml_shard_range r = own_range(o, out->bad_param);
-    const float *x = grads->t[out->bad_param].data;
-    int64_t mine = count_bad(o, x + r.begin, r.n), *all;
+    ml_tensor own = own_view(o, grads, out->bad_param);
+    int64_t mine = count_bad(o, own.data, own_range(o, out->bad_param).n), *all;
     ml_status st;
     ml_arena a;
 
@@ -414,7 +466,7 @@ static ml_status measure(ml_optimizer *o, const ml_weights *grads, double scale,
         double own = 0;
         if (o->frozen[i])
             continue;
-        for (int64_t b = 0; b < blocks_of(elements(&grads->t[i])); b++)
+        for (int64_t b = blocks_before(&o->map, i, o->map.n_place); b > 0; b--)
             own += *block++;
         if (!isfinite(own))
             out->bad_param = i;
@@ -511,7 +563,7 @@ ml_status ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
             (o->stage.dev ? update_staged : update_param)(o, &p, (float)lr, (float)decay,
                                                           (float)(grad_scale * out->clip));
     }
-    st = exchange(o, ml_ranks_gather, o->weights, NULL, err);
+    st = exchange(o, ml_ranks_gather, o->weights, err);
     o->weights->version++;
     out->applied = st == ML_OK;
     return st;

@@ -9,8 +9,8 @@
  * the step is skipped.
  *
  * Ranks that train together divide the state (ZeRO-1): each holds masters and moments of
- * the ranges that model/shard_map.h gives it, updates these, and gets the other weights
- * from their owners.  The norm of the gradients has the same bits for any number of ranks.
+ * the ranges that it owns (model/shard_map.h), updates these, and gets the rest of its
+ * weights from the ranks with the same part.  The norm of the gradients has the same bits for any number of ranks.
  *
  * thread: the trainer's; the weights must have no reader during a step. */
 #ifndef ML_TRAIN_OPTIMIZER_H
@@ -33,7 +33,10 @@ typedef struct ml_optimizer_opts {
                                  in memory */
     bool offload_host;        /* keep the state in host memory, if the device has its own */
     int64_t offload_piece;    /* elements copied to the device at a time; 0: 4 M */
-    ml_comm *comm;            /* ranks that divide the state; NULL: one.  The trainer's */
+    /* The ranks that train together, NULL: one; and the pipeline stage of each node, NULL:
+     * one stage.  The trainer's. */
+    const ml_mesh *mesh;
+    const int32_t *stage;
 } ml_optimizer_opts;
 
 /* Weight sets have the layout of the gradients: each tensor is this rank's range of a
@@ -43,7 +46,8 @@ typedef struct ml_optimizer {
     const ml_spec *spec;
     ml_weights *weights;
     ml_backend *be;
-    ml_ranks ranks;
+    ml_ranks ranks;         /* all that train together */
+    ml_ranks same, experts; /* with the same part of the weights; with the same experts */
     ml_shard_map map;
     bool *frozen;                /* [n_param] */
     ml_weights master;           /* for f32 weights: views of the weights themselves */
@@ -70,6 +74,8 @@ size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool 
  * the piece being updated. */
 bool ml_optimizer_is_staged(const ml_optimizer_opts *opts, const ml_device *dev);
 size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *opts);
+/* Bytes for what ranks exchange, at most. */
+size_t ml_optimizer_exchange_bytes(const ml_optimizer_opts *opts);
 
 /* spec, weights and backend must outlive it.  A freeze pattern that matches nothing, or
  * everything, is ML_EUSAGE. */
@@ -84,6 +90,9 @@ ml_status ml_optimizer_take(ml_optimizer *o, ml_err *err);
 /* Resets to step 0: moments are 0; masters are kept. */
 void ml_optimizer_reset(ml_optimizer *o);
 
+/* What a rank owns of a parameter: nothing if it is frozen. */
+ml_shard_range ml_optimizer_range(const ml_optimizer *o, int32_t param, int32_t rank);
+
 typedef struct ml_update {
     double grad_norm;  /* before clipping */
     double clip;       /* factor applied to the gradients */
@@ -92,8 +101,8 @@ typedef struct ml_update {
     int64_t n_bad;     /* its non-finite elements */
 } ml_update;
 
-/* Adds up the gradients of all ranks: this rank's ranges of them become the sums, and with
- * `whole` all others, too.  Collective. */
+/* Adds up the gradients of the ranks with the same part of the weights: this rank's ranges
+ * of them become the sums, and with `whole` all others of the part, too.  Collective. */
 ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool whole,
                               ml_err *err);
 

@@ -19,8 +19,8 @@ void ml_ranks_close(ml_ranks *r) {
     *r = (ml_ranks){ 0 };
 }
 
-size_t ml_ranks_stage_bytes(const ml_comm *comm) {
-    return comm && comm->size > 1 ? (size_t)comm->size * PART_BYTES : 0;
+size_t ml_ranks_stage_bytes(int32_t n_rank) {
+    return n_rank > 1 ? (size_t)n_rank * PART_BYTES : 0;
 }
 
 ml_rank_spans ml_ranks_spans(const ml_ranks *r, ml_arena *a, int32_t n, bool host) {

@@ -34,7 +34,7 @@ void ml_ranks_open(ml_ranks *out, ml_comm *comm, ml_backend *be); /* comm NULL: 
 void ml_ranks_close(ml_ranks *r); /* zero-initialized is allowed */
 
 /* Bytes of the stage, at most. */
-size_t ml_ranks_stage_bytes(const ml_comm *comm);
+size_t ml_ranks_stage_bytes(int32_t n_rank);
 
 ml_rank_spans ml_ranks_spans(const ml_ranks *r, ml_arena *a, int32_t n, bool host);
 

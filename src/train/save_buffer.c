@@ -21,7 +21,7 @@ static ml_weights rows_of(const ml_weights *w, const bool *skip, ml_arena *a) {
 void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
                          const ml_weights *ref, bool optim, ml_arena *a) {
     ml_optimizer *o = ml_trainer_optimizer(t);
-    bool several = o->map.n_rank > 1;
+    bool several = o->ranks.comm->size > 1;
     ml_save_buffer now = { .spec = o->spec,
                            .from = from,
                            .optim = o,
@@ -80,7 +80,7 @@ static ml_status fetch(const ml_save_buffer *m, int k, int32_t i, float *to, ml_
     ml_status st = ML_OK;
 
     for (int32_t r = 0; r < c->size && st == ML_OK; r++) {
-        ml_shard_range x = ml_shard_range_of(&o->map, i, r);
+        ml_shard_range x = ml_optimizer_range(o, i, r);
         size_t bytes = (size_t)x.n * sizeof(float);
         ml_tensor part;
         if (!bytes || (c->rank > 0 && r != c->rank))

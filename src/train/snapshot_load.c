@@ -193,7 +193,7 @@ static destination own_ranges(const ml_optimizer *o, const ml_weights *w, ml_are
     ml_shard_range *range = ML_NEW(a, ml_shard_range, w->n + 1);
 
     for (int32_t i = 0; i < w->n; i++)
-        range[i] = ml_shard_range_of(&o->map, i, o->ranks.comm->rank);
+        range[i] = ml_optimizer_range(o, i, o->ranks.comm->rank);
     return (destination){ *w, range };
 }
 

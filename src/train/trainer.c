@@ -72,8 +72,9 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     if (!t)
         return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
-    t->opts.optimizer.comm = opts->comm;
-    t->opts.batch.n_rank = opts->comm ? opts->comm->size : 1;
+    t->opts.optimizer.mesh = opts->mesh;
+    t->opts.optimizer.stage = opts->stage;
+    t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
     st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
@@ -152,6 +153,20 @@ ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
 
 ml_ranks *ml_trainer_ranks(ml_trainer *t) {
     return &t->optimizer.ranks;
+}
+
+int32_t ml_trainer_data_size(const ml_trainer *t) {
+    return t->opts.mesh ? ml_mesh_data_size(&t->opts.mesh->sizes) : 1;
+}
+
+int32_t ml_trainer_data_place(const ml_trainer *t) {
+    const ml_mesh *m = t->opts.mesh;
+    return m ? ml_mesh_at_data(&m->sizes, m->rank) : 0;
+}
+
+bool ml_trainer_reports(const ml_trainer *t, int32_t rank) {
+    const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
+    return !m || rank == ml_mesh_reporter(m, ml_mesh_at_data(m, rank));
 }
 
 int64_t ml_trainer_samples(const ml_trainer *t) {
@@ -355,7 +370,7 @@ typedef struct rank_result {
 static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
                               ml_step_result *out, ml_err *err) {
     ml_ranks *ranks = ml_trainer_ranks(t);
-    int32_t n_rank = ranks->comm->size, mine = ranks->comm->rank;
+    int32_t n_rank = ranks->comm->size;
     rank_result own = { .n_term = terms->n,
                         .n_token = out->n_token,
                         .n_loss = out->n_loss,
@@ -367,11 +382,13 @@ static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
     memcpy(own.bad, out->bad, sizeof own.bad);
     st = ml_ranks_collect(ranks, all, &own, sizeof own, err);
     out->bad[0] = 0;
+    out->n_token = out->n_loss = out->n_idle = 0;
     for (int32_t k = 0; k < n_rank; k++) {
+        bool reports = ml_trainer_reports(t, k);
         terms->n = all[k].n_term > terms->n ? (int32_t)all[k].n_term : terms->n;
-        out->n_token += k == mine ? 0 : all[k].n_token;
-        out->n_loss += k == mine ? 0 : all[k].n_loss;
-        out->n_idle += k == mine ? 0 : all[k].n_idle;
+        out->n_token += reports ? all[k].n_token : 0;
+        out->n_loss += reports ? all[k].n_loss : 0;
+        out->n_idle += reports ? all[k].n_idle : 0;
         if (!out->bad[0])
             memcpy(out->bad, all[k].bad, sizeof out->bad);
     }

@@ -7,9 +7,8 @@
  * gradient is a sum over tokens in a fixed order: splitting the same order of samples
  * into other micro-batches does not change it.
  *
- * Several ranks train together (data parallel) if they pass a communicator: every rank has
- * the same weights and all samples, computes its share of them, and updates its share of
- * the weights.  Open, score, accumulate and step are collective: all ranks call them with
+ * Several ranks train together if they pass a mesh: every rank has all samples, computes
+ * those of its data place (mesh.h), and updates the weights that it owns.  Open, score, accumulate and step are collective: all ranks call them with
  * the same samples and in the same order.  Log-probs, entropies, loss and gradient norm of
  * the same gradients have the same bits for any number of ranks; gradients of all ranks
  * are added in the order of ML_REDUCE_TREE.  A rank that fails makes the others fail, too.
@@ -46,10 +45,13 @@ typedef struct ml_trainer_opts {
     bool replay[ML_N_ROUTING]; /* samples may carry routing records to replay, and have
                                   them recorded */
     bool stop_on_bad;          /* a non-finite loss or gradient is an error */
-    ml_comm *comm;    /* the ranks that train together; NULL: one.  Sets batch.n_rank and
-                         optimizer.comm.  Outlives the trainer */
-    bool whole_grads; /* all ranks get all gradients, for inspection; false: each has the
-                         sums of its own ranges only */
+    /* The ranks that train together, NULL: one; and the pipeline stage of each node, NULL:
+     * one stage.  They set batch.n_rank and those of the optimizer, and outlive the
+     * trainer. */
+    const ml_mesh *mesh;
+    const int32_t *stage;
+    bool whole_grads; /* ranks get all gradients of their part, for inspection; false: each
+                         has the sums of its own ranges only */
 } ml_trainer_opts;
 
 /* spec, weights and backend must outlive it. */
@@ -81,7 +83,7 @@ typedef ml_status ml_loss_fn(void *ud, ml_loss_io *io, int32_t n_sample, ml_err 
 
 typedef struct ml_step {
     const ml_train_sample *sample; /* the array that bins index */
-    const ml_bins *micro;          /* this rank's */
+    const ml_bins *micro;          /* this rank's: those of its data place */
     int64_t n_rollout;             /* the schedule advances by this many */
     double denominator;            /* divides the sum of the samples' terms */
     ml_loss_fn *loss;
@@ -121,6 +123,9 @@ const ml_plan_stats *ml_trainer_stats(const ml_trainer *t);
 const ml_spec *ml_trainer_spec(const ml_trainer *t);
 /* The ranks that train together; ranks->comm has their number and this one's. */
 ml_ranks *ml_trainer_ranks(ml_trainer *t);
+/* Data places, over which samples are dealt out, and this rank's. */
+int32_t ml_trainer_data_size(const ml_trainer *t);
+int32_t ml_trainer_data_place(const ml_trainer *t);
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);

@@ -35,6 +35,9 @@ ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins);
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,
                              ml_err *err);
+/* Whether this rank of the job reports the results of its data place; others have the same
+ * ones, or none. */
+bool ml_trainer_reports(const ml_trainer *t, int32_t rank);
 int64_t *ml_trainer_lengths(ml_arena *a, const ml_train_sample *s, int32_t n);
 
 #endif

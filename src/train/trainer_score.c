@@ -31,18 +31,21 @@ static void copy_scores(const ml_micro *m, float *const *logprob, float *const *
 static void add_span(const ml_trainer *t, ml_rank_spans *s, int32_t rank, int32_t *row,
                      void *data, size_t bytes) {
     if (data && s->span)
-        s->span[(int64_t)*row * t->opts.batch.n_rank + rank] =
+        s->span[(int64_t)*row * t->optimizer.ranks.comm->size + rank] =
             (ml_rank_span){ data, bytes };
     *row += data != NULL;
 }
 
-/* A rank's column: scores and recorded routing of its samples.  Returns its length. */
-static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *bins,
+/* A rank's column: scores and recorded routing of its samples, if it reports them.  Returns
+ * its length. */
+static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *deal,
                           int32_t rank, const ml_train_sample *s, float *const *logprob,
                           float *const *entropy) {
+    const ml_mesh *m = t->opts.mesh;
+    const ml_bins *bins = &deal[m ? ml_mesh_at_data(&m->sizes, rank) : 0];
     int32_t row = 0;
 
-    for (int32_t k = 0; k < bins->n; k++)
+    for (int32_t k = 0; k < bins->n && ml_trainer_reports(t, rank); k++)
         for (int32_t j = 0; j < bins->bin[k].n; j++) {
             int32_t i = bins->bin[k].item[j];
             size_t bytes = (size_t)s[i].n_response * sizeof(float);
@@ -65,12 +68,12 @@ static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
     int32_t most = 0;
 
     for (int32_t r = 0; r < ranks->comm->size; r++) {
-        int32_t n = add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        int32_t n = add_scores(t, &spans, deal, r, s, logprob, entropy);
         most = n > most ? n : most;
     }
     spans = ml_ranks_spans(ranks, a, most, true);
     for (int32_t r = 0; r < ranks->comm->size; r++)
-        add_scores(t, &spans, &deal[r], r, s, logprob, entropy);
+        add_scores(t, &spans, deal, r, s, logprob, entropy);
     return ml_ranks_gather(ranks, &spans, err);
 }
 
@@ -84,7 +87,7 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
     ml_arena_init(&a, "scoring");
     deal = pack_for_scoring(t, &a, s, n);
-    bins = &deal[ranks->comm->rank];
+    bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
     st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
                  : ML_OK;

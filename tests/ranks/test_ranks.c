@@ -74,6 +74,7 @@ static void make_samples(ml_train_fixture *t, ml_train_sample *out) {
 
 typedef struct trainee {
     ml_train_fixture t;
+    ml_mesh mesh;
     ml_train_sample sample[SAMPLES];
     char dir[256];
 } trainee;
@@ -84,8 +85,13 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
                                 .critic = j->critic,
                                 .trainer = ml_train_fixture_defaults() };
 
+    ml_err err = { 0 };
+
+    p->mesh = (ml_mesh){ 0 };
+    if (c)
+        must(ml_mesh_open(&p->mesh, c, NULL, (ml_mesh_opts){ 0 }, &err), &err);
     snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
-    o.trainer.comm = c;
+    o.trainer.mesh = c ? &p->mesh : NULL;
     o.trainer.whole_grads = true;
     o.trainer.replay[ML_ROUTING_EXPERTS] = strcmp(j->model, "qwen3_moe") == 0;
     o.trainer.optimizer.kind = j->optimizer;
@@ -94,6 +100,11 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     o.trainer.batch.max_tokens = 50;
     ml_train_fixture_open(&p->t, &o);
     make_samples(&p->t, p->sample);
+}
+
+static void close_trainee(trainee *p) {
+    ml_train_fixture_close(&p->t);
+    ml_mesh_close(&p->mesh);
 }
 
 static void keep_bytes(job *j, const ml_weights *w) {
@@ -161,7 +172,7 @@ static void score(ml_comm *c, void *ud) {
             differs(j, c, "scores");
         }
     }
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 static void scores_are_those_of_one_rank(void) {
@@ -288,7 +299,7 @@ static void find_gradients(ml_comm *c, void *ud) {
             memcmp(j->entropy, j->one->entropy, sizeof j->entropy))
             differs(j, c, "log-probs");
     }
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 /* The definition of ML_REDUCE_TREE, over gradients that one rank computed. */
@@ -330,7 +341,7 @@ static void sum_as_defined(ml_comm *c, void *ud) {
     add_tree(sum, grads, n, g->buf.bytes / sizeof(float), &p.t.arena);
     if (memcmp(sum, j->bytes, g->buf.bytes))
         ml_test_fail(__FILE__, __LINE__, "%s: %d ranks add in another order", j->model, n);
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 static void gradients_are_the_tree_of_the_ranks(void) {
@@ -401,7 +412,7 @@ static void check_share(const ml_optimizer *o, const ml_comm *c) {
     ml_optimizer_opts alone = o->opts;
     size_t whole;
 
-    alone.comm = NULL;
+    alone.mesh = NULL;
     whole = ml_optimizer_bytes(o->spec, &alone, o->own_master);
     CHECK(o->bytes == ml_optimizer_bytes(o->spec, &o->opts, o->own_master));
     CHECK(c->size == 1 ? o->bytes == whole : o->bytes < whole * 2 / (size_t)c->size);
@@ -427,7 +438,7 @@ static void train(ml_comm *c, void *ud) {
         if (memcmp(p.t.weights.buf.ptr, j->one->bytes, j->one->n_byte))
             differs(j, c, "weights");
     }
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 static void steps_are_those_of_one_rank(void) {
@@ -477,7 +488,7 @@ static void skip_step(ml_comm *c, void *ud) {
                           &out, &err) == ML_EFORMAT);
     CHECK(!out.applied && memcmp(before, p.t.weights.buf.ptr, p.t.weights.buf.bytes) == 0);
     CHECK_HAS(out.bad, "the gradient of lm_head.weight");
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 static void a_bad_gradient_is_skipped_by_all(void) {
@@ -517,7 +528,7 @@ static void fail_step(ml_comm *c, void *ud) {
                          &out, &err);
     CHECK(st == (c->rank == c->size - 1 ? ML_EFORMAT : ML_EPEER));
     CHECK_HAS(err.msg, "is broken");
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 static void a_rank_that_fails_ends_the_step(void) {
@@ -561,7 +572,7 @@ static void save(ml_comm *c, void *ud) {
     ml_saver_close(s);
     if (c->rank == 0)
         keep_bytes(&x->j, &p.t.weights);
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 static void same_file(const char *a, const char *b, const char *name) {
@@ -617,7 +628,7 @@ static void resume(ml_comm *c, void *ud) {
          &err);
     {
         ml_trainer_opts o = ml_train_fixture_defaults();
-        o.comm = c;
+        o.mesh = &p.mesh;
         o.optimizer.kind = x->j.optimizer;
         o.optimizer.momentum = 0.9;
         must(ml_trainer_open(&p.t.trainer, &p.t.spec, &p.t.weights, &p.t.be, &o, &err),
@@ -630,7 +641,7 @@ static void resume(ml_comm *c, void *ud) {
     if (memcmp(p.t.weights.buf.ptr, x->j.bytes, x->j.n_byte))
         differs(&x->j, c, "weights after resuming");
     ml_checkpoint_close(saved);
-    ml_train_fixture_close(&p.t);
+    close_trainee(&p);
 }
 
 static void snapshots_do_not_know_the_ranks(void) {
@@ -766,8 +777,8 @@ static void learn(ml_comm *c, void *ud) {
         same_metrics(c, x, &result.rollout, &x->rollout);
         same_metrics(c, x, &result.step[0].metrics, &x->step);
     }
-    ml_train_fixture_close(&critic.t);
-    ml_train_fixture_close(&p.t);
+    close_trainee(&critic);
+    close_trainee(&p);
 }
 
 static void metrics_are_those_of_one_rank(void) {

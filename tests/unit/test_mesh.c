@@ -63,6 +63,8 @@ static int32_t group_size(const ml_mesh_sizes *m, ml_mesh_group g) {
     case ML_GROUP_REDUCE: return dp * tp * cp;
     case ML_GROUP_EXPERT: return m->ep;
     case ML_GROUP_EXPERT_DATA: return dp * tp * cp / m->ep;
+    case ML_GROUP_GATHER: return m->gather;
+    case ML_GROUP_REPLICA: return dp * tp * cp / m->gather;
     case ML_MESH_GROUPS: break;
     }
     return -1;
@@ -88,8 +90,22 @@ static void are_partitions(const ml_mesh_sizes *m, ml_mesh_opts o) {
         }
 }
 
+static void are_partitions_with_fsdp(const ml_mesh_sizes *m, ml_mesh_opts o) {
+    ml_mesh_sizes wide;
+
+    for (o.replicate = 1; o.replicate <= m->size[ML_MESH_DP]; o.replicate++) {
+        o.fsdp = true;
+        if (m->size[ML_MESH_DP] % o.replicate)
+            continue;
+        CHECK(ml_mesh_size(&wide, ml_mesh_world(m), o, NULL) == ML_OK);
+        CHECK(wide.gather * o.replicate == ml_mesh_data_size(m));
+        are_partitions(&wide, o);
+    }
+}
+
 static void groups(void) {
     each_mesh(true, are_partitions);
+    each_mesh(false, are_partitions_with_fsdp);
 }
 
 /* Megatron's groups of a kind: lists of ranks. */

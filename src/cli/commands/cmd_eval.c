@@ -34,7 +34,7 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     ml_loop_extensions extensions = { 0 };
     ml_train_run run = { 0 };
     ml_run_opts opts;
-    ml_status st = ml_run_ranks_open(&c->ranks, c->ranks.world, 0, err);
+    ml_status st = ml_run_ranks_open(&c->ranks, c->ranks.world, &c->place, err);
 
     c->backend.n_thread = ml_run_ranks_threads(&c->ranks, c->backend.n_thread);
     opts = *c;

@@ -18,6 +18,13 @@ static const char *const f32[] = { "fp32", "float32", NULL };
 #define FAULTS "a rank that fails ends the job; resume it with --load"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
 
+#define ML_SIZE(word, field, sentence)                                                     \
+    {                                                                                      \
+        .name = word, .type = ML_FLAG_I64, ML_AT(run.place.field), .def = "1", .min = 1,   \
+        .max = 1e6, .group = "ranks", .cmds = TRAIN, .from = ML_FROM_MEGATRON,             \
+        .help = sentence                                                                   \
+    }
+
 const ml_flag ml_flags_parallel[] = {
     { .name = "actor-num-nodes",
       .type = ML_FLAG_I64,
@@ -62,10 +69,15 @@ const ml_flag ml_flags_parallel[] = {
       .from = ML_FROM_MEGATRON,
       .help = "The job ends if a rank waits longer than this for another one in training. "
               " 0: no limit." },
-    ML_FIXED("tensor-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
-    ML_FIXED("pipeline-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
-    ML_FIXED("context-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
-    ML_FIXED("expert-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_SIZE("tensor-model-parallel-size", tp,
+            "Ranks that divide each matrix.  Sizes above 1 are not supported yet."),
+    ML_SIZE("pipeline-model-parallel-size", pp,
+            "Ranks that divide the layers.  Sizes above 1 are not supported yet."),
+    ML_SIZE("context-parallel-size", cp,
+            "Ranks that divide each sequence.  Sizes above 1 are not supported yet."),
+    ML_SIZE(
+        "expert-model-parallel-size", ep,
+        "Ranks that divide the experts of a layer.  Sizes above 1 are not supported yet."),
     ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
     ML_FIXED("dp-replicate-size", MILES, TRAIN, only_one, ONE_RANK),
     ML_NOOP("sequence-parallel", BOOL, MEGATRON, TRAIN, RANK),

@@ -94,9 +94,8 @@ static ml_status tell_step(const ml_learn_run *s, ml_loop_event_kind kind, ml_er
 static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule_step *plan,
                             ml_step_result *out, ml_metrics *metrics, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
-    const ml_comm *comm = ml_trainer_ranks(p->trainer)->comm;
     double metric[ML_STEP_METRIC_MAX];
-    int32_t n, *number = numbers_of(s->a, plan, comm->size, &n);
+    int32_t n, *number = numbers_of(s->a, plan, ml_trainer_data_size(p->trainer), &n);
     const miles_sample **view = ML_NEW(s->a, const miles_sample *, n + 1);
     miles_batch b = { sizeof b, n, view };
     ml_step_loss loss;
@@ -112,7 +111,7 @@ static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule
                             .sample = number,
                             .list = s->train,
                             .step = plan,
-                            .rank = comm->rank,
+                            .rank = ml_trainer_data_place(p->trainer),
                             .old_is_now = p->is_actor && r->skip_actor_forward_only,
                             .observer = { s, p->is_actor ? on_sample_loss : NULL } },
             out, metric, err);
@@ -140,7 +139,7 @@ static void mark_idle(ml_learn_run *s) {
 }
 
 static void expect_steps(const ml_learner *l, const ml_schedule *plan, bool wanted) {
-    int32_t rank = ml_trainer_ranks(l->trainer)->comm->rank;
+    int32_t rank = ml_trainer_data_place(l->trainer);
 
     for (int32_t k = 0; k < plan->n_step && wanted; k++)
         ml_work_count_expect(l->work_count, plan->step[k].rank[rank].n);
