@@ -186,7 +186,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->be = be;
     p->opts = opts;
     ml_arena_init(&p->arena, "plan");
-    if (experts) {
+    if (experts && experts->size > 1) {
         ml_spec *mine = ML_NEW(&p->arena, ml_spec, 1);
         ml_spec_experts(mine, &p->arena, s, experts->size, experts->rank);
         p->spec = s = mine;
@@ -293,7 +293,7 @@ static bool dumped(const ml_plan *p, int32_t node) {
 }
 
 /* Computes a node, for the first time or as recomputation. */
-static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
+void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
     ml_op_args a;
     double start = ml_clock_s();
@@ -362,42 +362,9 @@ static void run_span(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
         return;
     }
     for (int32_t i = first; i < end; i++) {
-        run_node(p, i, true, r);
+        ml_plan_run_node(p, i, true, r);
         if (!recorded)
             ml_plan_spans_node(p, i, ML_PASS_FORWARD);
-    }
-}
-
-/* --- experts on several ranks ------------------------------------------------ */
-
-/* The run as ops at the experts see it: their tokens are the rows of a round.  False:
- * there are none. */
-static bool at_experts(const ml_plan *p, int32_t node, ml_run *run, ml_rows *rows) {
-    if (p->call[node].experts == ML_NONE || ml_op_infos[p->spec->node[node].op].comm)
-        return true;
-    *rows = *run->rows;
-    rows->n_token = p->experts.n_row;
-    run->rows = rows;
-    return rows->n_token > 0;
-}
-
-static void run_sent(ml_plan *p, int32_t node, ml_plan_pass pass, const ml_run *r) {
-    ml_run run = *r;
-    ml_rows rows;
-
-    if (!at_experts(p, node, &run, &rows))
-        return;
-    run_node(p, node, pass == ML_PASS_FORWARD, &run);
-    ml_plan_spans_node(p, node, pass);
-}
-
-static void run_rounds(ml_plan *p, int32_t layer, ml_plan_pass pass, const ml_run *r) {
-    const ml_plan_experts *x = &p->experts.layer[layer];
-
-    for (int32_t k = 0; k < x->n_round; k++) {
-        ml_plan_experts_round(p, layer, k);
-        for (int32_t i = x->send; i <= x->back; i++)
-            run_sent(p, i, pass, r);
     }
 }
 
@@ -406,8 +373,7 @@ static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
 
     for (int32_t k = 0; k < p->experts.n; k++) {
         run_span(p, first, p->experts.layer[k].send, r, recorded);
-        ml_plan_experts_meet(p, k);
-        run_rounds(p, k, ML_PASS_FORWARD, r);
+        ml_plan_experts_forward(p, k, r);
         first = p->experts.layer[k].back + 1;
     }
     run_span(p, first, p->spec->n_node, r, recorded);
@@ -463,7 +429,7 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
     end_run(p);
 }
 
-static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) {
+void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) {
     ml_op_id op = p->spec->node[node].op;
     ml_op_args a = { 0 };
     double start = ml_clock_s();
@@ -483,58 +449,20 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
 }
 
-static void back_round(ml_plan *p, int32_t layer, int32_t round, const ml_run *r) {
-    const ml_plan_experts *x = &p->experts.layer[layer];
-
-    ml_plan_experts_round(p, layer, round);
-    for (int32_t i = x->send; p->experts.redo && i < x->back; i++)
-        if (p->call[i].redo)
-            run_sent(p, i, ML_PASS_AGAIN, r);
-    for (int32_t i = x->back; i >= x->send; i--) {
-        ml_run run = *r;
-        ml_rows rows;
-        if (at_experts(p, i, &run, &rows))
-            back_node(p, i, &run, false);
-    }
-}
-
-static void back_rounds(ml_plan *p, int32_t layer, const ml_run *r) {
-    const ml_plan_experts *x = &p->experts.layer[layer];
-
-    p->experts.redo = x->n_round > 1;
-    for (int32_t i = x->home; p->experts.redo && i < x->send; i++)
-        if (p->call[i].redo)
-            run_sent(p, i, ML_PASS_AGAIN, r);
-    for (int32_t k = 0; k < x->n_round; k++)
-        back_round(p, layer, k, r);
-    p->experts.redo = false;
-}
-
-/* Recomputes a node.  Of experts, the values of a single round are recomputed; of several,
- * what leaves them is. */
-static void run_again(ml_plan *p, int32_t node, const ml_run *r) {
-    int32_t layer = p->call[node].experts;
-    const ml_plan_experts *x = layer == ML_NONE ? NULL : &p->experts.layer[layer];
-
-    if (!p->call[node].rerun)
-        return;
-    if (x && x->n_round == 1)
-        ml_plan_experts_round(p, layer, 0);
-    if (!x || x->n_round == 1)
-        run_sent(p, node, ML_PASS_AGAIN, r);
-    else if (node == x->back)
-        run_rounds(p, layer, ML_PASS_AGAIN, r);
-}
-
 static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool dentropy) {
     for (int32_t i = u->first; i < u->end; i++)
-        run_again(p, i, r);
+        if (p->call[i].rerun && p->call[i].experts != ML_NONE) {
+            ml_plan_experts_again(p, i, r);
+        } else if (p->call[i].rerun) {
+            ml_plan_run_node(p, i, false, r);
+            ml_plan_spans_node(p, i, ML_PASS_AGAIN);
+        }
     for (int32_t i = u->end - 1; i >= u->first; i--) {
         int32_t layer = p->call[i].experts;
         if (layer == ML_NONE)
-            back_node(p, i, r, dentropy);
+            ml_plan_back_node(p, i, r, dentropy);
         else if (i == p->experts.layer[layer].back)
-            back_rounds(p, layer, r);
+            ml_plan_experts_backward(p, layer, r);
     }
 }
 

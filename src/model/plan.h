@@ -91,6 +91,7 @@ typedef struct ml_run {
      * given. */
     int32_t *chosen[ML_N_ROUTING];
     const int32_t *given[ML_N_ROUTING]; /* requires opts.given */
+    int32_t expert_rows; /* of a forward: rows of a round, fewer than opts'; 0: opts' */
 } ml_run;
 
 /* From now on all values that runs compute are also dumped to d; NULL: stop. */

@@ -10,7 +10,8 @@
 #include "model/plan_priv.h"
 
 static ml_comm *comm_of(const ml_plan *p) {
-    return p->opts.group[ML_GROUP_EXPERT];
+    ml_comm *c = p->opts.group[ML_GROUP_EXPERT];
+    return c && c->size > 1 ? c : NULL;
 }
 
 static ml_expert_rows rows_of(const ml_plan *p, const ml_plan_experts *x) {
@@ -105,7 +106,8 @@ size_t ml_plan_experts_scratch(const ml_plan *p, int32_t node) {
 
 /* --- rounds ------------------------------------------------------------------- */
 
-void ml_plan_experts_meet(ml_plan *p, int32_t layer) {
+/* The ranks tell each other how many rows they have, which gives the number of rounds. */
+static void count_rows(ml_plan *p, int32_t layer, const ml_run *r) {
     ml_plan_experts *x = &p->experts.layer[layer];
     ml_comm *c = comm_of(p);
     int32_t n = 1 + x->n_expert, *mine = x->row + (int64_t)c->rank * n;
@@ -114,10 +116,13 @@ void ml_plan_experts_meet(ml_plan *p, int32_t layer) {
     ml_tensor all = { x->row, ML_I32, ML_ROWS, 1, { (int64_t)n * c->size } };
     ml_expert_rows rows = rows_of(p, x);
 
-    p->be->dev->copy_out(p->be->stream, p->experts.start,
-                         ml_plan_at(p, p->value_store[ML_FIRST_COPY][x->group]),
-                         (size_t)n * sizeof *start);
-    mine[0] = p->experts.room;
+    memset(p->experts.start, 0, (size_t)n * sizeof *start);
+    if (r->rows->n_token)
+        p->be->dev->copy_out(p->be->stream, p->experts.start,
+                             ml_plan_at(p, p->value_store[ML_FIRST_COPY][x->group]),
+                             (size_t)n * sizeof *start);
+    ML_BUG_IF(r->expert_rows > p->experts.room);
+    mine[0] = r->expert_rows ? r->expert_rows : p->experts.room;
     for (int32_t e = 0; e < x->n_expert; e++)
         mine[1 + e] = start[e + 1] - start[e];
     ml_comm_doing(c, "counting rows for experts", p->spec->node[x->send].layer);
@@ -127,7 +132,7 @@ void ml_plan_experts_meet(ml_plan *p, int32_t layer) {
     x->n_round = p->failed.code == ML_OK ? ml_expert_rounds(&rows) : 0;
 }
 
-void ml_plan_experts_round(ml_plan *p, int32_t layer, int32_t round) {
+static void begin_round(ml_plan *p, int32_t layer, int32_t round) {
     ml_expert_rows rows = rows_of(p, &p->experts.layer[layer]);
 
     p->experts.now = layer;
@@ -213,4 +218,81 @@ void ml_plan_experts_back(ml_plan *p, ml_op_id op, const ml_op_args *a) {
         move_rows(p, a->din[0], a->dout[0], a->scratch, false);
     else
         move_rows(p, a->dout[0], a->din[0], a->scratch, true);
+}
+
+/* --- runs --------------------------------------------------------------------- */
+
+/* The run as ops at the experts see it: their tokens are the rows of a round.  False:
+ * there are none. */
+static bool at_experts(const ml_plan *p, int32_t node, ml_run *run, ml_rows *rows) {
+    if (p->call[node].experts == ML_NONE || ml_op_infos[p->spec->node[node].op].comm)
+        return true;
+    *rows = *run->rows;
+    rows->n_token = p->experts.n_row;
+    run->rows = rows;
+    return rows->n_token > 0;
+}
+
+static void run_sent(ml_plan *p, int32_t node, ml_plan_pass pass, const ml_run *r) {
+    ml_run run = *r;
+    ml_rows rows;
+
+    if (!at_experts(p, node, &run, &rows))
+        return;
+    ml_plan_run_node(p, node, pass == ML_PASS_FORWARD, &run);
+    ml_plan_spans_node(p, node, pass);
+}
+
+static void run_rounds(ml_plan *p, int32_t layer, ml_plan_pass pass, const ml_run *r) {
+    const ml_plan_experts *x = &p->experts.layer[layer];
+
+    for (int32_t k = 0; k < x->n_round; k++) {
+        begin_round(p, layer, k);
+        for (int32_t i = x->send; i <= x->back; i++)
+            run_sent(p, i, pass, r);
+    }
+}
+
+void ml_plan_experts_forward(ml_plan *p, int32_t layer, const ml_run *r) {
+    count_rows(p, layer, r);
+    run_rounds(p, layer, ML_PASS_FORWARD, r);
+}
+
+void ml_plan_experts_again(ml_plan *p, int32_t node, const ml_run *r) {
+    int32_t layer = p->call[node].experts;
+    const ml_plan_experts *x = &p->experts.layer[layer];
+
+    if (x->n_round == 1) {
+        begin_round(p, layer, 0);
+        run_sent(p, node, ML_PASS_AGAIN, r);
+    } else if (node == x->back) {
+        run_rounds(p, layer, ML_PASS_AGAIN, r);
+    }
+}
+
+static void back_round(ml_plan *p, int32_t layer, int32_t round, const ml_run *r) {
+    const ml_plan_experts *x = &p->experts.layer[layer];
+
+    begin_round(p, layer, round);
+    for (int32_t i = x->send; p->experts.redo && i < x->back; i++)
+        if (p->call[i].redo)
+            run_sent(p, i, ML_PASS_AGAIN, r);
+    for (int32_t i = x->back; i >= x->send; i--) {
+        ml_run run = *r;
+        ml_rows rows;
+        if (at_experts(p, i, &run, &rows))
+            ml_plan_back_node(p, i, &run, false);
+    }
+}
+
+void ml_plan_experts_backward(ml_plan *p, int32_t layer, const ml_run *r) {
+    const ml_plan_experts *x = &p->experts.layer[layer];
+
+    p->experts.redo = x->n_round > 1;
+    for (int32_t i = x->home; p->experts.redo && i < x->send; i++)
+        if (p->call[i].redo)
+            run_sent(p, i, ML_PASS_AGAIN, r);
+    for (int32_t k = 0; k < x->n_round; k++)
+        back_round(p, layer, k, r);
+    p->experts.redo = false;
 }

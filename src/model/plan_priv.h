@@ -108,11 +108,18 @@ void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a); /* its bac
 void ml_plan_experts_find(ml_plan *p);
 void ml_plan_experts_view(const ml_plan *p, int32_t node, ml_tensor *t);
 size_t ml_plan_experts_scratch(const ml_plan *p, int32_t node);
-/* The ranks tell each other how many rows they have, which gives the number of rounds. */
-void ml_plan_experts_meet(ml_plan *p, int32_t layer);
-void ml_plan_experts_round(ml_plan *p, int32_t layer, int32_t round); /* selects a round */
+/* All nodes of a layer, in rounds. */
+void ml_plan_experts_forward(ml_plan *p, int32_t layer, const ml_run *r);
+void ml_plan_experts_backward(ml_plan *p, int32_t layer, const ml_run *r);
+/* Recomputes a node: of a single round, its values; of several, what leaves the experts. */
+void ml_plan_experts_again(ml_plan *p, int32_t node, const ml_run *r);
+/* SEND_ROWS and RETURN_ROWS in the round that is running. */
 void ml_plan_experts_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
 void ml_plan_experts_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
+
+/* plan.c: computes a node, for the first time or as recomputation; its backward. */
+void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r);
+void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy);
 
 /* The address of a store; NULL before ml_plan_alloc. */
 void *ml_plan_at(const ml_plan *p, int32_t store);

@@ -39,7 +39,8 @@ size_t ml_trainer_grad_bytes(const ml_spec *s) {
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
     size_t bytes = embed_bytes(t->spec);
-    ml_status st = ml_weights_zeros(&t->grads, t->spec, t->be, &t->arena, err);
+    ml_status st =
+        ml_weights_zeros_part(&t->grads, t->spec, t->weights->range, t->be, &t->arena, err);
 
     if (st == ML_OK && bytes) {
         st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
@@ -92,6 +93,7 @@ static void close_runner(ml_runner *r) {
     ml_plan_free(r->plan);
     ml_micro_release(&r->micro);
     r->plan = NULL;
+    r->expert_room = 0;
 }
 
 static void free_grads(ml_trainer *t) {
@@ -186,19 +188,27 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
 
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
  * it. */
-ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
+ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, const ml_meeting *m,
                           ml_err *err) {
+    ml_batch_caps need = m->need;
     ml_plan_opts opts = { .backward = backward,
                           .recompute = t->opts.recompute,
                           .logits = backward && t->opts.keep_logits && !t->spec->critic,
                           .loss_rows = t->opts.loss_rows };
     ml_status st;
 
-    if (r->plan && covers(r->micro.caps, need))
+    r->expert_rows = m->expert_rows;
+    if (r->plan && covers(r->micro.caps, need) && r->expert_room >= r->expert_rows)
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
+    if (ml_trainer_meets(t)) {
+        opts.group[ML_GROUP_EXPERT] = t->opts.mesh->group[ML_GROUP_EXPERT];
+        opts.expert_rows =
+            r->expert_rows > r->expert_room ? r->expert_rows : r->expert_room;
+    }
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
     close_runner(r);
+    r->expert_room = opts.expert_rows;
     st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
@@ -215,18 +225,11 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
-ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
-    ml_batch_caps need = { 0 };
-    for (int32_t k = 0; k < bins->n; k++)
-        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
-    return need;
-}
-
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,
                              ml_err *err) {
     ml_micro *m = &r->micro;
-    ml_run run = { .weights = w, .rows = &m->batch.rows };
+    ml_run run = { .weights = w, .rows = &m->batch.rows, .expert_rows = r->expert_rows };
     ml_status st;
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
@@ -239,6 +242,8 @@ ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
     ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
                  NULL);
     st = t->be->dev->sync(t->be->stream, err);
+    if (st == ML_OK)
+        st = ml_plan_check(r->plan, err);
     if (st == ML_OK)
         ml_micro_spread(m);
     return st;
@@ -337,8 +342,9 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
                    .rows = &m->batch.rows };
     ml_status st =
         ml_trainer_forward(t, &t->train, t->weights, step->sample, bin, false, err);
+    bool any;
 
-    if (st == ML_OK)
+    if (st == ML_OK && m->n_sample)
         st = step->loss(step->ud, m->io, m->n_sample, err);
     if (st != ML_OK)
         return st;
@@ -351,13 +357,15 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     out->n_loss += m->batch.rows.n_loss;
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
-    /* Derivatives that are all 0 would add 0 to every gradient. */
-    if (!ml_micro_collect(m))
-        out->n_idle += m->n_sample;
-    else if (!out->bad[0])
+    any = ml_micro_collect(m);
+    out->n_idle += any ? 0 : m->n_sample;
+    /* Derivatives that are all 0 would add 0 to every gradient; the rows of other ranks
+     * may have others. */
+    if (ml_trainer_meets(t) || (any && !out->bad[0]))
         ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
                          step->entropy && !m->critic ? m->row_dentropy : NULL);
-    return t->be->dev->sync(t->be->stream, err);
+    st = t->be->dev->sync(t->be->stream, err);
+    return st == ML_OK ? ml_plan_check(t->train.plan, err) : st;
 }
 
 /* What a rank contributes to the result of a step. */
@@ -416,8 +424,8 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
 
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_status st = ml_trainer_grow(t, &t->train, true,
-                                   ml_trainer_need(step->sample, step->micro), err);
+    ml_meeting m;
+    ml_status st = ml_trainer_meet(t, step->sample, step->micro, &m, err);
     ml_arena a;
     loss_terms terms;
 
@@ -427,9 +435,13 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
     zero_grads(t);
-    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++) {
-        st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
-        ml_work_count_add(t->work_count);
+    if (st == ML_OK)
+        st = ml_trainer_grow(t, &t->train, true, &m, err);
+    for (int32_t k = 0; k < m.n_micro && st == ML_OK; k++) {
+        ml_bin bin = ml_trainer_bin(step->micro, k);
+        st = run_micro(t, step, &bin, &terms, out, err);
+        if (bin.n)
+            ml_work_count_add(t->work_count);
     }
     join_grads(t);
     st = join_ranks(t, &a, &terms, out, st, err);

@@ -82,6 +82,7 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
                            ml_err *err) {
     ml_ranks *ranks = ml_trainer_ranks(t);
     const ml_bins *deal, *bins;
+    ml_meeting m;
     ml_arena a;
     ml_status st;
 
@@ -89,14 +90,16 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
     deal = pack_for_scoring(t, &a, s, n);
     bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
-    st = bins->n ? ml_trainer_grow(t, &t->score, false, ml_trainer_need(s, bins), err)
-                 : ML_OK;
-    for (int32_t k = 0; k < bins->n && st == ML_OK; k++) {
-        st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bins->bin[k], true,
-                                err);
+    st = ml_trainer_meet(t, s, bins, &m, err);
+    if (st == ML_OK && m.n_micro)
+        st = ml_trainer_grow(t, &t->score, false, &m, err);
+    for (int32_t k = 0; k < m.n_micro && st == ML_OK; k++) {
+        ml_bin bin = ml_trainer_bin(bins, k);
+        st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bin, true, err);
         if (st == ML_OK)
             copy_scores(&t->score.micro, logprob, entropy);
-        ml_work_count_add(t->work_count);
+        if (bin.n)
+            ml_work_count_add(t->work_count);
     }
     st = ml_ranks_agree(ranks, st, err);
     if (st == ML_OK && ranks->comm->size > 1)

@@ -377,6 +377,259 @@ static void recomputation_has_the_bits_of_one_rank(void) {
                     some, rooms);
 }
 
+/* --- trainers -------------------------------------------------------------------- */
+
+enum { TRAINED = 12, MAX_RESPONSE = 32, MAX_PARAM = 256 };
+
+/* What the ranks of a mesh compute together. */
+typedef struct training {
+    const char *model;
+    ml_weight_dtype dtype;
+    int32_t ep;
+    bool record, full; /* routing is recorded and replayed; layers are recomputed */
+    float logprob[TRAINED][MAX_RESPONSE], entropy[TRAINED][MAX_RESPONSE];
+    float scored[TRAINED][MAX_RESPONSE];
+    double loss;
+    float *grad, *size;         /* of one rank */
+    ptrdiff_t at[MAX_PARAM];    /* where its tensors begin */
+    const struct training *one; /* the same with one rank; NULL: this is it */
+} training;
+
+typedef struct trainee {
+    ml_train_fixture t;
+    ml_mesh mesh;
+    ml_train_sample sample[TRAINED];
+    char dir[128];
+} trainee;
+
+static void differs(const training *j, const ml_comm *c, const char *what) {
+    ml_test_fail(__FILE__, __LINE__, "%s, %s, ep %d: rank %d of %d has other %s", j->model,
+                 j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", j->ep, c->rank, c->size, what);
+}
+
+static void open_trainee(trainee *p, const training *j, ml_comm *c) {
+    ml_train_fixture_opts o = { .dir = p->dir,
+                                .dtype = j->dtype,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_err err = { 0 };
+
+    snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
+    must(ml_mesh_open(&p->mesh, c, NULL, (ml_mesh_opts){ .ep = j->ep }, &err), &err);
+    o.trainer.mesh = &p->mesh;
+    o.trainer.whole_grads = true;
+    o.trainer.replay[ML_ROUTING_EXPERTS] = j->record;
+    o.trainer.recompute.granularity = j->full ? ML_RECOMPUTE_FULL : ML_RECOMPUTE_NONE;
+    o.trainer.batch.global_batch_size = TRAINED;
+    o.trainer.batch.max_tokens = 50;
+    ml_train_fixture_open(&p->t, &o);
+    for (int32_t i = 0; i < TRAINED; i++) {
+        const ml_train_sample *x = &p->t.sample[i % p->t.n_sample];
+        int32_t n = x->n_token < 12 + 2 * i ? x->n_token : 12 + 2 * i;
+        p->sample[i] = (ml_train_sample){
+            .token = x->token, .n_token = n, .n_response = n / 2, .rollout = i
+        };
+    }
+}
+
+static void close_trainee(trainee *p) {
+    ml_train_fixture_close(&p->t);
+    ml_mesh_close(&p->mesh);
+}
+
+/* Ranks write the samples that are theirs. */
+static ml_status remember(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    training *j = ud;
+
+    for (int32_t i = 0; i < n; i++) {
+        size_t bytes = (size_t)io[i].n_response * sizeof(float);
+        memcpy(j->logprob[io[i].sample], io[i].logprob, bytes);
+        memcpy(j->entropy[io[i].sample], io[i].entropy, bytes);
+        for (int32_t t = 0; t < io[i].n_response; t++)
+            io[i].dentropy[t] = 0.01f * (float)(t % 5 - 2);
+    }
+    return ml_train_fixture_nll(NULL, io, n, err);
+}
+
+/* Samples are dealt out unevenly: rank 0 has as many micro-batches as there are samples,
+ * the last rank may have none. */
+static ml_bins bins_of(trainee *p, const ml_comm *c) {
+    ml_bins b = { .bin = ML_NEW(&p->t.arena, ml_bin, TRAINED) };
+
+    for (int32_t i = 0; i < TRAINED; i++) {
+        int32_t rank = i * i % (c->size > 1 ? c->size - 1 : 1);
+        if (rank != c->rank)
+            continue;
+        b.bin[b.n].item = ML_NEW(&p->t.arena, int32_t, 1);
+        b.bin[b.n].item[0] = i;
+        b.bin[b.n++].n = 1;
+    }
+    return b;
+}
+
+static ml_step step_of(trainee *p, training *j, const ml_bins *bins) {
+    return (ml_step){ .sample = p->sample,
+                      .micro = bins,
+                      .n_rollout = TRAINED,
+                      .denominator = TRAINED,
+                      .loss = remember,
+                      .ud = j,
+                      .entropy = true };
+}
+
+static ml_step_result accumulate(trainee *p, training *j, const ml_bins *bins) {
+    ml_step step = step_of(p, j, bins);
+    ml_step_result out;
+    ml_err err = { 0 };
+
+    must(ml_trainer_accumulate(p->t.trainer, &step, &out, &err), &err);
+    return out;
+}
+
+static void score(trainee *p, training *j, const ml_comm *c) {
+    float *logprob[TRAINED];
+    static const float none[MAX_RESPONSE];
+    ml_err err = { 0 };
+
+    for (int32_t i = 0; i < TRAINED; i++) {
+        size_t n = (size_t)ml_spec_routing_width(&p->t.spec, ML_ROUTING_EXPERTS) *
+                   (size_t)p->sample[i].n_token;
+        logprob[i] = ML_NEW(&p->t.arena, float, MAX_RESPONSE);
+        if (j->record)
+            p->sample[i].routed[ML_ROUTING_EXPERTS].record =
+                ML_NEW(&p->t.arena, int32_t, (int64_t)n);
+    }
+    must(ml_trainer_score(p->t.trainer, NULL, p->sample, TRAINED, logprob, NULL, &err),
+         &err);
+    for (int32_t i = 0; i < TRAINED; i++) {
+        ml_token_routing *r = &p->sample[i].routed[ML_ROUTING_EXPERTS];
+        if (j->record)
+            *r = (ml_token_routing){ .given = r->record, .n_given = p->sample[i].n_token };
+        if (!j->one)
+            memcpy(j->scored[i], logprob[i], sizeof none);
+        else if (memcmp(j->one->scored[i], logprob[i], sizeof none))
+            differs(j, c, "scores");
+        CHECK(memcmp(logprob[i], none, sizeof none) != 0);
+    }
+}
+
+static float *copy_floats(const void *from, size_t bytes) {
+    float *x = malloc(bytes);
+
+    memcpy(x, from, bytes);
+    return x;
+}
+
+static void keep_one(trainee *p, training *j) {
+    const ml_weights *g = ml_trainer_grads(p->t.trainer);
+    size_t n = g->buf.bytes / sizeof(float);
+
+    CHECK(g->n <= MAX_PARAM);
+    for (int32_t i = 0; i < g->n; i++)
+        j->at[i] = (const float *)g->t[i].data - (const float *)g->buf.ptr;
+    j->grad = copy_floats(g->buf.ptr, g->buf.bytes);
+    j->size = calloc(n, sizeof *j->size);
+    for (int32_t i = 0; i < TRAINED; i++) { /* gradients of samples may cancel */
+        ml_bin bin = { &i, 1 };
+        accumulate(p, j, &(ml_bins){ &bin, 1 });
+        for (size_t k = 0; k < n; k++)
+            j->size[k] += fabsf(((const float *)g->buf.ptr)[k]);
+    }
+}
+
+/* Of each parameter, what the rank has: its experts, or all. */
+static void compare_with_one(trainee *p, const training *j, const ml_comm *c) {
+    const ml_weights *g = ml_trainer_grads(p->t.trainer);
+
+    for (int32_t i = 0; i < g->n; i++) {
+        ml_shard_range r = ml_weights_range(g, i);
+        const float *x = g->t[i].data, *y = j->one->grad + j->one->at[i] + r.begin;
+        const float *size = j->one->size + j->one->at[i] + r.begin;
+        double most = 0, apart = 0;
+        for (int64_t k = 0; k < r.n; k++) {
+            most = fmax(most, (double)size[k]);
+            apart = fmax(apart, fabs((double)x[k] - (double)y[k]));
+        }
+        if (!(apart <= 1e-6 * most))
+            differs(j, c, "gradients");
+    }
+}
+
+static void train(ml_comm *c, void *ud) {
+    training *j = ud;
+    ml_step_result first, again;
+    unsigned char *before;
+    const ml_weights *g;
+    ml_err err = { 0 };
+    ml_bins bins;
+    trainee p;
+
+    open_trainee(&p, j, c);
+    g = ml_trainer_grads(p.t.trainer);
+    bins = bins_of(&p, c);
+    score(&p, j, c);
+    first = accumulate(&p, j, &bins);
+    before = ML_NEW(&p.t.arena, unsigned char, (int64_t)g->buf.bytes);
+    memcpy(before, g->buf.ptr, g->buf.bytes);
+    again = accumulate(&p, j, &bins);
+    if (memcmp(before, g->buf.ptr, g->buf.bytes) || first.loss != again.loss)
+        differs(j, c, "gradients in a repetition");
+    must(c->barrier(c, NULL, &err), &err); /* all have written their samples */
+    if (!j->one) {
+        j->loss = first.loss;
+        keep_one(&p, j);
+        accumulate(&p, j, &bins);
+    } else {
+        compare_with_one(&p, j, c);
+        if (first.loss != j->one->loss)
+            differs(j, c, "losses");
+        if (memcmp(j->logprob, j->one->logprob, sizeof j->logprob) ||
+            memcmp(j->entropy, j->one->entropy, sizeof j->entropy))
+            differs(j, c, "log-probs");
+    }
+    close_trainee(&p);
+}
+
+typedef struct mesh {
+    int32_t world, ep;
+} mesh;
+
+static void train_on(const training *like, const mesh *meshes) {
+    static training one, several;
+
+    one = *like;
+    one.ep = 1;
+    ml_ranks_run(1, train, &one);
+    for (; meshes->world; meshes++) {
+        several = *like;
+        several.ep = meshes->ep;
+        several.one = &one;
+        ml_ranks_run(meshes->world, train, &several);
+    }
+    free(one.grad);
+    free(one.size);
+}
+
+static void trainers_have_the_bits_of_one_rank(void) {
+    static const mesh meshes[] = {
+        { 2, 2 }, { 4, 2 }, { 4, 4 }, { 6, 3 }, { 8, 8 }, { 0 }
+    };
+    static const mesh few[] = { { 4, 2 }, { 0 } };
+    static const char *const main_models[] = { "qwen3_moe", "deepseek_v3", "gpt_oss" };
+    const bool brief = N_MODEL == 2; /* under a sanitizer */
+
+    for (size_t m = 0; m < sizeof main_models / sizeof *main_models; m++)
+        for (int bf16 = 0; bf16 < 2; bf16++)
+            train_on(&(training){ .model = main_models[m],
+                                  .dtype = bf16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32,
+                                  .record = m == 0,
+                                  .full = m == 1 },
+                     brief ? few : meshes);
+    train_on(&(training){ .model = "qwen3_next", .dtype = ML_WEIGHT_BF16 }, few);
+    train_on(&(training){ .model = "llama4_text", .dtype = ML_WEIGHT_BF16 }, few);
+    train_on(&(training){ .model = "gemma2", .dtype = ML_WEIGHT_BF16 },
+             few); /* no experts */
+}
+
 static const ml_test tests[] = {
     { "rounds move every row once, in order", rounds_lose_no_row },
     { "experts on several ranks have the bits of one rank",
@@ -384,6 +637,8 @@ static const ml_test tests[] = {
     { "all rows may go to one rank, in rounds", routes_may_go_to_one_rank },
     { "experts that are recomputed have the bits of one rank",
       recomputation_has_the_bits_of_one_rank },
+    { "trainers whose ranks divide the experts have the bits of one rank",
+      trainers_have_the_bits_of_one_rank },
     { 0 },
 };
 
