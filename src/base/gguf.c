@@ -1,6 +1,7 @@
 #include "base/gguf.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -317,7 +318,7 @@ int64_t ml_gguf_int(const ml_gguf *g, const char *name, int64_t absent) {
         k->type == ML_GGUF_F64)
         return absent;
     x = ml_gguf_item(k, 0);
-    return x >= -0x1p62 && x <= 0x1p62 ? (int64_t)x : absent;
+    return fabs(x) <= 0x1p62 ? (int64_t)x : absent;
 }
 
 ml_str ml_gguf_text(const ml_gguf *g, const char *name) {

@@ -450,15 +450,15 @@ static ml_status run_value(parser *p, int op) {
     case 0x8a: return push_long(p, 1);
     case 0x8b: return push_long(p, 4);
     case 'G': return push_float(p);
-    case 'U': return push_text(p, ML_PICKLE_STR, 1); /* str of Python 2 */
-    case 'T': return push_text(p, ML_PICKLE_STR, 4);
+    case 'U': /* str of Python 2 */
     case 0x8c: return push_text(p, ML_PICKLE_STR, 1);
+    case 'T': /* str of Python 2 */
     case 'X': return push_text(p, ML_PICKLE_STR, 4);
     case 0x8d: return push_text(p, ML_PICKLE_STR, 8);
     case 'C': return push_text(p, ML_PICKLE_BYTES, 1);
     case 'B': return push_text(p, ML_PICKLE_BYTES, 4);
-    case 0x8e: return push_text(p, ML_PICKLE_BYTES, 8);
-    case 0x96: return push_text(p, ML_PICKLE_BYTES, 8); /* bytearray */
+    case 0x8e:
+    case 0x96: /* bytearray */ return push_text(p, ML_PICKLE_BYTES, 8);
     default: return run_collection(p, op);
     }
 }
@@ -469,7 +469,7 @@ static ml_status run(parser *p, int op) {
     case 0x95: return skip_frame(p);
     case 'c': return global_of_lines(p);
     case 0x93: return global_of_stack(p);
-    case 'R': return push_call(p, 1);
+    case 'R':
     case 0x81: return push_call(p, 1);
     case 0x92: return push_call(p, 2);
     case 'b': return build(p);

@@ -47,7 +47,8 @@ static ml_status unpack(ml_zst_sink *sink, void *ud, ZSTD_DCtx *ctx, const ml_fi
     ml_status st = ML_OK;
 
     while (st == ML_OK && (in.pos < in.size || full)) {
-        ZSTD_outBuffer to = { piece, sizeof piece, 0 };
+        ZSTD_outBuffer to = { .size = sizeof piece };
+        to.dst = piece;
         left = ZSTD_decompressStream(ctx, &to, &in);
         if (ZSTD_isError(left))
             return ml_fail(err, ML_EFORMAT, "%s: not a complete zstd file: %s", f->path,

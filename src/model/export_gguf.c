@@ -283,11 +283,11 @@ static ml_status write_band(exporter *x, const out_tensor *t, int64_t e, int64_t
 static ml_status write_tensor(exporter *x, const out_tensor *t, ml_err *err) {
     float *row = malloc((size_t)t->shape[2] * sizeof *row);
     unsigned char *bytes = malloc(BAND * t->row_bytes);
-    ml_status st = row && bytes
-                       ? ML_OK
-                       : ml_fail(err, ML_ENOMEM, "out of memory for rows of %s", t->name);
+    ml_status st = ML_OK;
 
-    for (int64_t e = 0; e < t->shape[0] && st == ML_OK; e++)
+    if (!row || !bytes)
+        st = ml_fail(err, ML_ENOMEM, "out of memory for rows of %s", t->name);
+    for (int64_t e = 0; row && bytes && e < t->shape[0] && st == ML_OK; e++)
         for (int64_t r = 0; r < t->shape[1] && st == ML_OK; r += BAND)
             st = write_band(x, t, e, r, t->shape[1] - r < BAND ? t->shape[1] - r : BAND,
                             row, bytes, err);

@@ -80,7 +80,8 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             a->out[k] =
                 bound(p, n->out[k], store_of(p, node, n->out[k], forward), r->rows, n_page);
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->weights) {
+        if (n->w[k] != ML_NONE && r->weights &&
+            !ml_plan_params_weight(p, node, k, &a->w[k])) {
             a->w[k] = r->weights->t[n->w[k]];
             ml_plan_experts_view(p, node, &a->w[k]);
         }
@@ -89,6 +90,13 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
     a->loss_rows = p->opts.loss_rows;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
+}
+
+const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r) {
+    const ml_node *n = &p->spec->node[node];
+    bool tied = n->op == ML_OP_EMBED && n->w[0] == p->spec->node[p->head].w[0];
+
+    return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
 
 static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op_args *a) {
@@ -107,12 +115,10 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
             a->din_add[k] = c->din_add[k];
         }
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->grads) {
-            a->dw[k] = r->grads->t[n->w[k]];
+        if (n->w[k] != ML_NONE && r->grads && !ml_plan_params_grad(p, node, k, &a->dw[k])) {
+            a->dw[k] = *ml_plan_grad(p, node, k, r);
             ml_plan_experts_view(p, node, &a->dw[k]);
         }
-    if (n->op == ML_OP_EMBED && r->embed_grad && n->w[0] == p->spec->node[p->head].w[0])
-        a->dw[0] = *r->embed_grad;
 }
 
 /* A weight's shape without its data, for sizing. */
@@ -203,6 +209,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     ML_BUG_IF(!s->n_rank &&
               s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
+    ml_plan_params_plan(p);
     st = size_scratch(p, err);
     if (st == ML_OK)
         *out = p;
@@ -221,6 +228,7 @@ void ml_plan_free(ml_plan *p) {
         p->scratch.dev->free(&p->scratch);
     if (p->rows.dev)
         p->rows.dev->free(&p->rows);
+    ml_plan_params_free(p);
     ml_arena_release(&p->arena);
     free(p);
 }
@@ -242,7 +250,7 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
         p->stage = ml_arena_take(&p->arena, ml_plan_rows_bytes(p), 1);
         st = dev->alloc(dev, &p->rows, ml_plan_rows_bytes(p), ML_MEM_ACT, err);
     }
-    return st;
+    return st == ML_OK ? ml_plan_params_alloc(p, err) : st;
 }
 
 static void check_fits(const ml_plan *p, const ml_run *r) {
@@ -292,12 +300,24 @@ static bool dumped(const ml_plan *p, int32_t node) {
     return p->dump && p->call[node].experts == ML_NONE;
 }
 
+/* A rank without rows of its own takes part in what the others exchange. */
+static bool is_empty(const ml_run *r) {
+    return r->rows->n_token == 0;
+}
+
+static bool is_left_out(const ml_plan *p, int32_t node, const ml_run *r) {
+    return is_empty(r) && !ml_op_infos[p->spec->node[node].op].comm;
+}
+
 /* Computes a node, for the first time or as recomputation. */
 void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
     ml_op_args a;
     double start = ml_clock_s();
 
+    ml_plan_params_need(p, node, r);
+    if (is_left_out(p, node, r))
+        return;
     bind_forward(p, node, forward, r, &a);
     upload_given(p, n, &a);
     run_op(p, n->op, &a);
@@ -325,7 +345,7 @@ static int32_t foremost(const ml_op_call *c, int32_t n) {
 static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
                       bool recorded) {
     const ml_ops *ops = p->be->ops;
-    int32_t took, counts_as;
+    int32_t took, counts_as, same;
 
     for (int32_t i = first; i < end; i++) {
         const ml_node *node = &p->spec->node[i];
@@ -339,7 +359,8 @@ static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
         const ml_op_call *c = &p->bound[i];
         double start = ml_clock_s();
         upload_given(p, &p->spec->node[i], &p->bound[i].args);
-        took = ops->together(p->be->stream, c, end - i);
+        same = ml_plan_params_need(p, i, r);
+        took = ops->together(p->be->stream, c, (same < end ? same : end) - i);
         if (took == 0) {
             run_op(p, c->op, &c->args);
             took = 1;
@@ -357,7 +378,7 @@ static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
 
 static void run_span(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
                      bool recorded) {
-    if (p->bound && !p->dump) {
+    if (p->bound && !p->dump && !is_empty(r)) {
         run_bound(p, first, end, r, recorded);
         return;
     }
@@ -423,8 +444,9 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_run run = *r;
 
     begin_run(p, r);
-    rows = ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;
+    ml_plan_params_forget(p);
     run_or_replay(p, &run);
     end_run(p);
 }
@@ -435,6 +457,9 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
     double start = ml_clock_s();
 
     if (!p->call[node].backward_runs)
+        return;
+    ml_plan_params_need(p, node, r);
+    if (is_left_out(p, node, r))
         return;
     bind_backward(p, node, r, &a);
     if (node == p->head && !dentropy)
@@ -459,10 +484,12 @@ static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool d
         }
     for (int32_t i = u->end - 1; i >= u->first; i--) {
         int32_t layer = p->call[i].experts;
+        ml_plan_params_back(p, i);
         if (layer == ML_NONE)
             ml_plan_back_node(p, i, r, dentropy);
         else if (i == p->experts.layer[layer].back)
             ml_plan_experts_backward(p, layer, r);
+        ml_plan_params_backed(p, i, r);
     }
 }
 
@@ -477,7 +504,7 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
 
     ML_BUG_IF(!p->opts.backward || !r->grads);
     begin_run(p, r);
-    rows = ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;
     dev->copy_in(p->be->stream, ml_plan_at(p, p->grad_store[head->out[0]]), dlogprob,
                  bytes);

@@ -62,6 +62,13 @@ typedef struct ml_plan_opts {
     /* EXPERT: rows that this rank's experts compute at a time; more than that take several
      * rounds.  0: twice as many as caps.n_token tokens have. */
     int32_t expert_rows;
+    /* Weights that ranks divide: runs get this rank's part (map), gather those of a layer
+     * from the ranks of group GATHER before its ops, and add the ranks' gradients of it to
+     * the parts.  These ranks run together: each forward and backward of one has its
+     * counterparts, those of a rank without work have no rows.  NULL: weights are whole. */
+    const ml_shard_map *map;
+    int32_t rank;           /* of the mesh */
+    const ml_dtype *stored; /* [n_param] dtypes of the weights */
 } ml_plan_opts;
 
 /* Plans the memory but allocates only bookkeeping; afterwards the sizes are known. */
@@ -71,6 +78,7 @@ void ml_plan_free(ml_plan *p);
 
 size_t ml_plan_act_bytes(const ml_plan *p);     /* activations, saved ones and gradients */
 size_t ml_plan_scratch_bytes(const ml_plan *p); /* maximum over all ops */
+size_t ml_plan_gather_bytes(const ml_plan *p);  /* gathered weights, their gradients */
 
 /* Allocates the memory.  After this, running cannot fail. */
 ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
@@ -78,7 +86,7 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 /* Inputs of a run other than the batch. */
 typedef struct ml_run {
     const ml_weights *weights;
-    const ml_weights *grads; /* backward only */
+    const ml_weights *grads; /* backward only; the same parts */
     /* Where the embedding's gradient is accumulated; NULL: with its table's.  A tied
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */

@@ -52,6 +52,8 @@ typedef struct ml_plan_recording {
 
 enum { ML_PLAN_RECORDINGS = 64 };
 
+typedef struct ml_plan_params ml_plan_params; /* plan_params.c */
+
 struct ml_plan {
     const ml_spec *spec;
     ml_backend *be;
@@ -90,6 +92,7 @@ struct ml_plan {
         double *at_s;       /* [n+1] */
         int32_t n;
     } spans;
+    ml_plan_params *params; /* weights that are gathered; NULL: none */
     size_t act_bytes, scratch_bytes;
     ml_buf act, scratch;
     ml_buf rows;    /* device copy of the batch's arrays, if the device is not the host */
@@ -123,6 +126,25 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
 
 /* The address of a store; NULL before ml_plan_alloc. */
 void *ml_plan_at(const ml_plan *p, int32_t store);
+
+/* Where the gradient of weight k of a node is added. */
+const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r);
+
+/* plan_params.c: weights that ranks divide.  Layers are gathered one at a time. */
+void ml_plan_params_plan(ml_plan *p);
+ml_status ml_plan_params_alloc(ml_plan *p, ml_err *err);
+void ml_plan_params_free(ml_plan *p);
+/* The next need gathers, whatever was gathered before. */
+void ml_plan_params_forget(ml_plan *p);
+/* Before a node's op: its weights are gathered.  Nodes up to the result have the same
+ * ones. */
+int32_t ml_plan_params_need(ml_plan *p, int32_t node, const ml_run *r);
+/* Before and after a node's backward, from the last node to the first. */
+void ml_plan_params_back(ml_plan *p, int32_t node);
+void ml_plan_params_backed(ml_plan *p, int32_t node, const ml_run *r);
+/* The whole weight k of a node and its gradient, if it is gathered. */
+bool ml_plan_params_weight(const ml_plan *p, int32_t node, int k, ml_tensor *out);
+bool ml_plan_params_grad(const ml_plan *p, int32_t node, int k, ml_tensor *out);
 
 /* plan_rows.c: bytes of a batch's arrays in device memory (0 on the host), and the batch
  * as ops read it there. */

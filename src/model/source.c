@@ -124,7 +124,7 @@ static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint 
     ml_source s = ml_source_of(c, p, e);
     const ml_st_tensor *t = s.t;
     bool part = ml_param_in_part(p, c);
-    int64_t own[2] = { p->cut ? p->cut->n_row : p->shape[0], p->shape[1] };
+    int64_t own[ML_ST_DIMS] = { p->cut ? p->cut->n_row : p->shape[0], p->shape[1] };
     const int64_t *shape = part ? p->part->shape : own;
     int32_t n_dim = part ? p->part->n_dim : p->n_dim;
 

@@ -190,7 +190,9 @@ static void spread_u16(uint16_t *out, ml_row_walk row, int64_t c, const unsigned
 /* The row (of a vector: the element) of the whole parameter that is this rank's i-th, and
  * how many follow it there. */
 static int64_t whole_row(const ml_param_cut *cut, int64_t i, int64_t *n) {
-    for (int32_t k = 0; cut && k < cut->n_run; i -= cut->run[k++].n)
+    const int32_t n_run = cut ? cut->n_run : 0;
+
+    for (int32_t k = 0; k < n_run; i -= cut->run[k++].n)
         if (i < cut->run[k].n) {
             *n = cut->run[k].n - i;
             return cut->run[k].at + i;

@@ -90,7 +90,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     opt.mesh = req->opts.mesh;
     opt.stage = req->opts.stage;
     state = ml_optimizer_bytes(spec, &opt, req->bf16);
-    add(m, row[GRADS], ml_trainer_grad_bytes(spec));
+    add(m, row[GRADS], ml_trainer_grad_bytes(spec, NULL));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))

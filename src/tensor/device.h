@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "tensor/tensor.h"
 
 typedef struct ml_device ml_device;
 
@@ -36,6 +37,22 @@ typedef struct ml_stream {
     ml_device *dev;
 } ml_stream;
 
+/* Memory that processes of one host share (CUDA IPC). */
+enum { ML_PEER_HANDLE = 64 };
+typedef struct ml_peer_memory {
+    /* Names a buffer for other processes.  They unmap it before it is freed. */
+    ml_status (*share)(const ml_buf *b, unsigned char handle[ML_PEER_HANDLE], ml_err *err);
+    ml_status (*map)(ml_device *d, void **out, const unsigned char handle[ML_PEER_HANDLE],
+                     ml_err *err);
+    void (*unmap)(ml_device *d, void *p);
+    /* out [n] = the tree (ML_REDUCE_TREE, comm.h) of n_in arrays [n]; max: the maximum
+     * instead of the sum.  out may be one of them. */
+    void (*tree)(ml_stream *s, void *out, const void *const *in, int32_t n_in, int64_t n,
+                 ml_dtype dtype, bool max);
+} ml_peer_memory;
+
+enum { ML_PEERS = 64 }; /* arrays of a tree, at most */
+
 struct ml_device {
     const char *name;
     bool host; /* host memory: copies may be skipped and data read in place */
@@ -59,6 +76,7 @@ struct ml_device {
     /* Host memory with the fastest copies (pinned); NULL: any memory is as fast. */
     void *(*host_alloc)(size_t bytes); /* NULL: allocation failed */
     void (*host_free)(void *p);
+    const ml_peer_memory *peer; /* NULL: other processes cannot use its memory */
     size_t later; /* roughly what it will allocate itself when kernels first run */
 };
 

@@ -18,7 +18,7 @@
 
 #include "model/shard_map.h"
 #include "model/weights.h"
-#include "train/ranks.h"
+#include "model/ranks.h"
 
 typedef enum ml_optimizer_kind { ML_OPTIMIZER_ADAM, ML_OPTIMIZER_SGD } ml_optimizer_kind;
 

@@ -18,6 +18,16 @@ static ml_weights rows_of(const ml_weights *w, const bool *skip, ml_arena *a) {
     return out;
 }
 
+/* What this rank owns of each parameter of a set, as rows. */
+static ml_weights owned_of(const ml_optimizer *o, const ml_weights *w, ml_arena *a) {
+    ml_weights out = *w;
+
+    out.t = ML_NEW(a, ml_tensor, w->n + 1);
+    for (int32_t i = 0; i < w->n; i++)
+        out.t[i] = ml_weights_view(w, i, ml_shard_owned(&o->map, i, o->ranks.comm->rank));
+    return out;
+}
+
 void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
                          const ml_weights *ref, bool optim, ml_arena *a) {
     ml_optimizer *o = ml_trainer_optimizer(t);
@@ -34,15 +44,18 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
 
     if (optim) {
         now.set[ML_STATE_MASTER] =
-            o->own_master ? o->master : rows_of(o->weights, o->frozen, a);
+            several || o->own_master ? o->master : rows_of(o->weights, o->frozen, a);
         now.set[ML_STATE_MOMENT1] = o->moment1;
         now.set[ML_STATE_MOMENT2] = o->moment2;
-        now.divided[ML_STATE_MASTER] = several && o->own_master;
+        now.divided[ML_STATE_MASTER] = several;
         now.divided[ML_STATE_MOMENT1] = several;
         now.divided[ML_STATE_MOMENT2] = several && o->opts.kind == ML_OPTIMIZER_ADAM;
     }
-    if (ref)
-        now.set[ML_STATE_REFERENCE] = rows_of(ref, NULL, a);
+    if (ref) {
+        now.divided[ML_STATE_REFERENCE] = ref->range != NULL;
+        now.set[ML_STATE_REFERENCE] =
+            ref->range ? owned_of(o, ref, a) : rows_of(ref, NULL, a);
+    }
     *m = now;
 }
 
@@ -56,7 +69,9 @@ static size_t align64(size_t n) {
 
 /* Whether a parameter has state in a set. */
 static bool has_state(const ml_save_buffer *m, int k, int32_t i) {
-    return m->divided[k] ? !m->optim->frozen[i] : m->set[k].t[i].data != NULL;
+    if (m->divided[k])
+        return k == ML_STATE_REFERENCE || !m->optim->frozen[i];
+    return m->set[k].t[i].data != NULL;
 }
 
 /* All rows of a parameter's state; of a divided set, without data. */
@@ -66,34 +81,46 @@ static ml_tensor whole_rows(const ml_save_buffer *m, int k, int32_t i) {
 
     if (!m->divided[k])
         return m->set[k].t[i];
-    t = ml_weights_tensor(&m->spec->param[i], ML_F32, o->be->linear);
+    t = ml_weights_tensor(&m->spec->param[i],
+                          k == ML_STATE_REFERENCE ? m->set[k].t[i].dtype : ML_F32,
+                          o->be->linear);
     return ml_shard_view(&t, ml_shard_range_whole(&t));
 }
 
-/* The ranges of a parameter from the ranks that have them: `to` of rank 0, in host memory,
- * becomes the whole.  Collective. */
-static ml_status fetch(const ml_save_buffer *m, int k, int32_t i, float *to, ml_err *err) {
-    const ml_optimizer *o = m->optim;
+/* The ranges of a parameter from the ranks that own them, `mine` in the memory of stream
+ * (NULL: the host's): `to` of rank 0, in host memory, becomes the whole.  Collective. */
+static ml_status collect(const ml_optimizer *o, int32_t i, const ml_tensor *mine,
+                         ml_stream *stream, void *to, ml_err *err) {
     ml_comm *c = o->ranks.comm;
-    void *mine = m->set[k].t[i].data;
-    ml_stream *stream = o->buf.dev ? o->be->stream : NULL;
+    size_t size = ml_dtype_bytes(mine->dtype);
     ml_status st = ML_OK;
 
     for (int32_t r = 0; r < c->size && st == ML_OK; r++) {
-        ml_shard_range x = ml_optimizer_range(o, i, r);
-        size_t bytes = (size_t)x.n * sizeof(float);
+        ml_shard_range x = ml_shard_owned(&o->map, i, r);
+        size_t bytes = (size_t)x.n * size;
         ml_tensor part;
         if (!bytes || (c->rank > 0 && r != c->rank))
             continue;
-        part = ml_comm_bytes(c->rank > 0 ? mine : to + x.begin, bytes);
+        part = ml_comm_bytes(c->rank > 0 ? mine->data : (char *)to + (size_t)x.begin * size,
+                             bytes);
         if (c->rank > 0)
             st = c->send(c, stream, &part, 0, err);
         else if (r > 0)
             st = c->recv(c, NULL, &part, r, err);
         else
-            o->be->dev->copy_out(o->be->stream, part.data, mine, bytes);
+            o->be->dev->copy_out(o->be->stream, part.data, mine->data, bytes);
     }
     return st;
+}
+
+static ml_status fetch(const ml_save_buffer *m, int k, int32_t i, void *to, ml_err *err) {
+    const ml_optimizer *o = m->optim;
+    bool is_weight = k == ML_STATE_REFERENCE || (k == ML_STATE_MASTER && !o->own_master);
+    ml_tensor mine = m->set[k].t[i];
+
+    if (k != ML_STATE_REFERENCE)
+        mine.dtype = ML_F32; /* also of a rank that owns nothing of it */
+    return collect(o, i, &mine, o->buf.dev || is_weight ? o->be->stream : NULL, to, err);
 }
 
 /* Bytes of all rows of a set. */
@@ -117,7 +144,7 @@ static ml_status copy_set(ml_save_buffer *m, int k, ml_arena *a, unsigned char *
             continue;
         t[i] = whole_rows(m, k, i);
         if (m->divided[k])
-            st = fetch(m, k, i, (float *)(void *)*at, err);
+            st = fetch(m, k, i, *at, err);
         else if (writes(m))
             be->dev->copy_out(be->stream, *at, t[i].data, ml_tensor_bytes(&t[i]));
         t[i].data = *at;
@@ -129,27 +156,48 @@ static ml_status copy_set(ml_save_buffer *m, int k, ml_arena *a, unsigned char *
     return st;
 }
 
-static void copy_weights(ml_save_buffer *m, ml_arena *a, unsigned char **at) {
-    ml_backend *be = m->optim->be;
-    ml_tensor *t = ML_NEW(a, ml_tensor, m->weights.n + 1);
-
-    for (int32_t i = 0; i < m->weights.n; i++) {
-        size_t bytes = ml_tensor_bytes(&m->weights.t[i]);
-        be->dev->copy_out(be->stream, *at, m->weights.t[i].data, bytes);
-        t[i] = m->weights.t[i];
-        t[i].data = *at;
-        *at += align64(bytes);
-    }
-    m->weights.t = t;
-    m->weights.be = NULL;
+static bool has_parts(const ml_save_buffer *m) {
+    return m->weights.range != NULL;
 }
 
-static ml_status grow_stage(ml_save_buffer *m, ml_err *err) {
+static ml_tensor whole_weight(const ml_save_buffer *m, int32_t i) {
+    const ml_tensor *t = &m->weights.t[i];
+    return has_parts(m)
+               ? ml_weights_tensor(&m->spec->param[i], t->dtype, m->optim->be->linear)
+               : *t;
+}
+
+static ml_status copy_weights(ml_save_buffer *m, ml_arena *a, unsigned char **at,
+                              ml_err *err) {
+    const ml_optimizer *o = m->optim;
+    ml_tensor *t = ML_NEW(a, ml_tensor, m->weights.n + 1);
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < m->weights.n && st == ML_OK; i++) {
+        ml_shard_range own = ml_shard_owned(&o->map, i, o->ranks.comm->rank);
+        ml_tensor mine = ml_weights_view(&m->weights, i, own);
+        t[i] = whole_weight(m, i);
+        if (has_parts(m))
+            st = collect(o, i, &mine, o->be->stream, *at, err);
+        else if (writes(m))
+            o->be->dev->copy_out(o->be->stream, *at, t[i].data, ml_tensor_bytes(&t[i]));
+        t[i].data = *at;
+        *at += writes(m) ? align64(ml_tensor_bytes(&t[i])) : 0;
+    }
+    m->weights.t = t;
+    m->weights.be = NULL; /* in host memory */
+    m->weights.range = NULL;
+    return st;
+}
+
+static ml_status grow_stage(ml_save_buffer *m, bool all, ml_err *err) {
     size_t bytes = 0;
 
-    for (int32_t i = 0; i < m->weights.n; i++)
-        bytes += align64(ml_tensor_bytes(&m->weights.t[i]));
-    for (int k = 0; k < ML_STATE_SETS; k++)
+    for (int32_t i = 0; i < m->weights.n; i++) {
+        ml_tensor t = whole_weight(m, i);
+        bytes += align64(ml_tensor_bytes(&t));
+    }
+    for (int k = 0; k < ML_STATE_SETS && all; k++)
         bytes += set_bytes(m, k);
     if (bytes > m->stage_bytes) {
         free(m->stage);
@@ -157,24 +205,30 @@ static ml_status grow_stage(ml_save_buffer *m, ml_err *err) {
         m->stage_bytes = m->stage ? bytes : 0;
     }
     if (!m->stage)
-        return ml_fail(err, ML_ENOMEM,
-                       "out of memory for a save buffer of %.1f GiB: remove --async-save",
-                       (double)bytes / 0x1p30);
+        return ml_fail(err, ML_ENOMEM, "out of memory for a save buffer of %.1f GiB%s",
+                       (double)bytes / 0x1p30, all ? ": remove --async-save" : "");
     return ML_OK;
 }
 
-ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err) {
-    ml_status st = writes(m) ? grow_stage(m, err) : ML_OK;
+/* all: the optimizer's state and the reference, too. */
+static ml_status copy(ml_save_buffer *m, bool all, ml_arena *a, ml_err *err) {
+    ml_status st = writes(m) ? grow_stage(m, all, err) : ML_OK;
     unsigned char *at = m->stage;
 
     st = ml_ranks_agree(&m->optim->ranks, st, err);
-    if (st != ML_OK)
-        return st;
-    if (writes(m))
-        copy_weights(m, a, &at);
-    for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
+    if (st == ML_OK)
+        st = copy_weights(m, a, &at, err);
+    for (int k = 0; k < ML_STATE_SETS && st == ML_OK && all; k++)
         st = copy_set(m, k, a, &at, err);
     return st == ML_OK ? m->optim->be->dev->sync(m->optim->be->stream, err) : st;
+}
+
+ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err) {
+    return copy(m, true, a, err);
+}
+
+ml_status ml_save_buffer_fetch(ml_save_buffer *m, ml_arena *a, ml_err *err) {
+    return has_parts(m) ? copy(m, false, a, err) : ML_OK;
 }
 
 void ml_save_buffer_release(ml_save_buffer *m) {
@@ -193,7 +247,7 @@ typedef struct tensor_file {
     ml_st_writer *out;
     float *piece;
     size_t piece_bytes;
-    float *whole; /* a parameter's state from all ranks */
+    void *whole; /* a parameter's state from all ranks */
     size_t whole_bytes;
 } tensor_file;
 

@@ -205,8 +205,8 @@ static destination everything(const ml_weights *w, const bool *skip, ml_arena *a
     for (int32_t i = 0; i < w->n; i++) {
         if (skip && skip[i])
             continue;
-        range[i] = ml_shard_range_whole(&w->t[i]);
-        d.w.t[i] = ml_shard_view(&w->t[i], range[i]);
+        range[i] = ml_weights_range(w, i);
+        d.w.t[i] = ml_weights_view(w, i, range[i]);
     }
     return d;
 }

@@ -27,7 +27,8 @@ const char *ml_snapshot_tensor(char *buf, size_t cap, int k, const ml_param *p, 
 ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_err *err);
 
 /* A view of a trainer's state, or a copy of it.  With several ranks each one has its ranges
- * of the optimizer's state; rank 0 writes, and gets the others' on the way. */
+ * of the optimizer's state, and perhaps of the weights; rank 0 writes, and gets the others'
+ * on the way. */
 typedef struct ml_save_buffer {
     const ml_spec *spec;
     const ml_checkpoint *from;
@@ -38,7 +39,7 @@ typedef struct ml_save_buffer {
     bool divided[ML_STATE_SETS];   /* over the ranks */
     bool own_master;
     int64_t n_step, n_sample;
-    void *stage; /* memory of the copy */
+    void *stage; /* memory of the copy, or of weights that ranks divide */
     size_t stage_bytes;
 } ml_save_buffer;
 
@@ -48,6 +49,8 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
                          const ml_weights *ref, bool optim, ml_arena *a);
 /* Copies the state to rank 0; the trainer may continue afterwards.  Collective. */
 ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err);
+/* Copies weights that ranks divide to rank 0, and nothing else.  Collective. */
+ml_status ml_save_buffer_fetch(ml_save_buffer *m, ml_arena *a, ml_err *err);
 /* Rank 0 writes everything but the weights as trainer.safetensors in dir; no file if there
  * is nothing.  Without a copy the other ranks send their ranges: then it is collective. */
 ml_status ml_save_buffer_write(ml_save_buffer *m, const char *dir, ml_arena *a,

@@ -296,7 +296,8 @@ static ml_status take_place(ml_saver *s, int i, const ml_save_models *m,
     ml_save_buffer_take(&p->image, t, i == ACTOR ? s->opts.from : s->opts.critic_from,
                         i == ACTOR ? m->ref : NULL, !s->opts.no_optim, &s->arena);
     describe(p, state);
-    return s->opts.async ? ml_save_buffer_copy(&p->image, &s->arena, err) : ML_OK;
+    return s->opts.async ? ml_save_buffer_copy(&p->image, &s->arena, err)
+                         : ml_save_buffer_fetch(&p->image, &s->arena, err);
 }
 
 ml_status ml_saver_save(ml_saver *s, const ml_save_models *models,

@@ -23,24 +23,35 @@ static int32_t tied_table(const ml_spec *s) {
     return ML_NONE;
 }
 
-static size_t embed_bytes(const ml_spec *s) {
+static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
     int32_t table = tied_table(s);
     ml_tensor t;
 
     if (table == ML_NONE)
         return 0;
     t = ml_weights_tensor(&s->param[table], ML_F32, ML_PANELS);
-    return ml_tensor_bytes(&t);
+    return range ? (size_t)range[table].n * sizeof(float) : ml_tensor_bytes(&t);
 }
 
-size_t ml_trainer_grad_bytes(const ml_spec *s) {
-    return ml_weights_bytes(s, NULL, ML_WEIGHT_F32) + embed_bytes(s);
+size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range) {
+    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range);
+}
+
+const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
+                                       const int32_t *stage, ml_layout linear) {
+    const ml_mesh_sizes *x = mesh ? &mesh->sizes : NULL;
+    ml_shard_map map;
+
+    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep == 1))
+        return NULL;
+    ml_shard_map_init(&map, a, s, linear, x, stage);
+    return ml_shard_residents(&map, a, mesh->rank);
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
-    size_t bytes = embed_bytes(t->spec);
-    ml_status st =
-        ml_weights_zeros_part(&t->grads, t->spec, t->weights->range, t->be, &t->arena, err);
+    const ml_shard_range *range = t->weights->range;
+    size_t bytes = embed_bytes(t->spec, range);
+    ml_status st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
 
     if (st == ML_OK && bytes) {
         st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
@@ -65,6 +76,23 @@ static void join_grads(ml_trainer *t) {
 
 /* --- open and close --------------------------------------------------------- */
 
+static void open_map(ml_trainer *t) {
+    const ml_mesh *m = t->opts.mesh;
+
+    ml_arena_init(&t->long_arena, "trainer");
+    if (!m)
+        return;
+    ml_shard_map_init(&t->map, &t->long_arena, t->spec, t->be->linear, &m->sizes,
+                      t->opts.stage);
+    t->stored = ML_NEW(&t->long_arena, ml_dtype, t->spec->n_param + 1);
+    for (int32_t i = 0; i < t->spec->n_param; i++) {
+        ml_shard_range want = ml_shard_resident(&t->map, i, m->rank);
+        ml_shard_range has = ml_weights_range(t->weights, i);
+        ML_BUG_IF(want.n != has.n || (has.n && want.begin != has.begin));
+        t->stored[i] = t->weights->t[i].dtype;
+    }
+}
+
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err) {
     ml_trainer *t = calloc(1, sizeof *t);
@@ -77,6 +105,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     t->opts.optimizer.stage = opts->stage;
     t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
+    open_map(t);
     st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
         st = take_grads(t, err);
@@ -110,6 +139,7 @@ void ml_trainer_close(ml_trainer *t) {
     close_runner(&t->score);
     ml_optimizer_close(&t->optimizer);
     free_grads(t);
+    ml_arena_release(&t->long_arena);
     free(t);
 }
 
@@ -188,25 +218,26 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
 
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
  * it. */
-ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, const ml_meeting *m,
+ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err) {
-    ml_batch_caps need = m->need;
     ml_plan_opts opts = { .backward = backward,
                           .recompute = t->opts.recompute,
                           .logits = backward && t->opts.keep_logits && !t->spec->critic,
                           .loss_rows = t->opts.loss_rows };
     ml_status st;
 
-    r->expert_rows = m->expert_rows;
     if (r->plan && covers(r->micro.caps, need) && r->expert_room >= r->expert_rows)
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
-    if (ml_trainer_meets(t)) {
-        opts.group[ML_GROUP_EXPERT] = t->opts.mesh->group[ML_GROUP_EXPERT];
-        opts.expert_rows =
-            r->expert_rows > r->expert_room ? r->expert_rows : r->expert_room;
-    }
+    opts.expert_rows = r->expert_rows > r->expert_room ? r->expert_rows : r->expert_room;
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
+    if (t->opts.mesh) {
+        memcpy(opts.group, t->opts.mesh->group, sizeof opts.group);
+        opts.group[ML_GROUP_TP] = NULL; /* of specs that are cut */
+        opts.map = &t->map;
+        opts.rank = t->opts.mesh->rank;
+        opts.stored = t->stored;
+    }
     close_runner(r);
     r->expert_room = opts.expert_rows;
     st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
@@ -223,6 +254,65 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, const ml_m
     ml_plan_spans_to(r->plan, backward ? t->opts.spans_train : t->opts.spans_score,
                      ML_TRACK_TRAIN);
     return ML_OK;
+}
+
+static bool sends_rows(const ml_trainer *t) {
+    return t->opts.mesh && t->opts.mesh->sizes.ep > 1;
+}
+
+bool ml_trainer_is_joint(const ml_trainer *t) {
+    return sends_rows(t) || (t->opts.mesh && t->opts.mesh->sizes.gather > 1);
+}
+
+/* Twice what a rank's experts get of even routing, from ranks with so many tokens. */
+static int32_t rows_of_experts(const ml_trainer *t, int64_t n_token) {
+    int64_t n = 2 * n_token * t->spec->route[ML_ROUTING_EXPERTS].top_k;
+
+    return !sends_rows(t) ? 0 : (int32_t)(n < INT32_MAX / 4 ? n : INT32_MAX / 4);
+}
+
+ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_caps need,
+                            int32_t *out, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(t);
+    int32_t own[2] = { n, need.n_token }, *all;
+    ml_status st = ML_OK;
+    ml_arena a;
+
+    *out = n;
+    if (!ml_trainer_is_joint(t))
+        return ML_OK;
+    ml_arena_init(&a, "numbers of micro-batches");
+    all = ML_NEW(&a, int32_t, 2 * ranks->comm->size);
+    st = ml_ranks_collect(ranks, all, own, sizeof own, err);
+    for (int32_t k = 0; k < ranks->comm->size && st == ML_OK; k++) {
+        *out = all[2 * k] > *out ? all[2 * k] : *out;
+        own[1] = all[2 * k + 1] > own[1] ? all[2 * k + 1] : own[1];
+    }
+    r->expert_rows = rows_of_experts(t, own[1]);
+    ml_arena_release(&a);
+    return st;
+}
+
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward) {
+    static const float none[1];
+    ml_rows rows = { .temperature = 1 };
+    ml_run run = { .weights = w,
+                   .grads = &t->grads,
+                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .rows = &rows,
+                   .expert_rows = r->expert_rows };
+
+    if (backward)
+        ml_plan_backward(r->plan, &run, none, NULL);
+    else
+        ml_plan_forward(r->plan, &run);
+}
+
+ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
+    ml_batch_caps need = { .n_token = 1, .n_seq = 1, .n_loss = 1, .n_page = 1 };
+    for (int32_t k = 0; k < bins->n; k++)
+        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
+    return need;
 }
 
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
@@ -342,9 +432,9 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
                    .rows = &m->batch.rows };
     ml_status st =
         ml_trainer_forward(t, &t->train, t->weights, step->sample, bin, false, err);
-    bool any;
+    bool idle;
 
-    if (st == ML_OK && m->n_sample)
+    if (st == ML_OK)
         st = step->loss(step->ud, m->io, m->n_sample, err);
     if (st != ML_OK)
         return st;
@@ -357,15 +447,16 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     out->n_loss += m->batch.rows.n_loss;
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
-    any = ml_micro_collect(m);
-    out->n_idle += any ? 0 : m->n_sample;
-    /* Derivatives that are all 0 would add 0 to every gradient; the rows of other ranks
-     * may have others. */
-    if (ml_trainer_meets(t) || (any && !out->bad[0]))
+    /* Derivatives that are all 0 would add 0 to every gradient.  Experts on other ranks wait
+     * for those of all rows that they got. */
+    idle = !ml_micro_collect(m);
+    out->n_idle += idle ? m->n_sample : 0;
+    if ((!idle && !out->bad[0]) || sends_rows(t))
         ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
                          step->entropy && !m->critic ? m->row_dentropy : NULL);
-    st = t->be->dev->sync(t->be->stream, err);
-    return st == ML_OK ? ml_plan_check(t->train.plan, err) : st;
+    else if (ml_trainer_is_joint(t))
+        ml_trainer_join(t, &t->train, t->weights, true);
+    return t->be->dev->sync(t->be->stream, err);
 }
 
 /* What a rank contributes to the result of a step. */
@@ -424,8 +515,9 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
 
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_meeting m;
-    ml_status st = ml_trainer_meet(t, step->sample, step->micro, &m, err);
+    ml_batch_caps need = ml_trainer_need(step->sample, step->micro);
+    int32_t n_round = 0;
+    ml_status st = ml_trainer_rounds(t, &t->train, step->micro->n, need, &n_round, err);
     ml_arena a;
     loss_terms terms;
 
@@ -434,14 +526,18 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
-    zero_grads(t);
     if (st == ML_OK)
-        st = ml_trainer_grow(t, &t->train, true, &m, err);
-    for (int32_t k = 0; k < m.n_micro && st == ML_OK; k++) {
-        ml_bin bin = ml_trainer_bin(step->micro, k);
-        st = run_micro(t, step, &bin, &terms, out, err);
-        if (bin.n)
+        st = ml_trainer_grow(t, &t->train, true, need, err);
+    if (st == ML_OK)
+        zero_grads(t);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k < step->micro->n) {
+            st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
             ml_work_count_add(t->work_count);
+        } else {
+            ml_trainer_join(t, &t->train, t->weights, false);
+            ml_trainer_join(t, &t->train, t->weights, true);
+        }
     }
     join_grads(t);
     st = join_ranks(t, &a, &terms, out, st, err);

@@ -28,6 +28,11 @@
 
 typedef struct ml_trainer ml_trainer;
 
+/* The part of each parameter that a rank of a mesh has in memory, [n_param] in the arena;
+ * NULL: all of them. */
+const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
+                                       const int32_t *stage, ml_layout linear);
+
 typedef struct ml_trainer_opts {
     ml_optimizer_opts optimizer;
     ml_lr_opts lr;
@@ -54,7 +59,8 @@ typedef struct ml_trainer_opts {
                          has the sums of its own ranges only */
 } ml_trainer_opts;
 
-/* spec, weights and backend must outlive it. */
+/* spec, weights and backend must outlive it.  The weights of a rank are its part
+ * (ml_trainer_parts). */
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err);
 void ml_trainer_close(ml_trainer *t); /* NULL is allowed */
@@ -113,8 +119,8 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
  * steps the caller does.  NULL: not counted. */
 void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count);
 
-/* Bytes of gradients; a tied table has two. */
-size_t ml_trainer_grad_bytes(const ml_spec *s);
+/* Bytes of gradients, or of these parts of them; a tied table has two. */
+size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range);
 const ml_weights *ml_trainer_grads(const ml_trainer *t);
 
 /* Op statistics of steps; NULL before the first. */

@@ -8,7 +8,7 @@
 typedef struct ml_runner {
     ml_plan *plan;
     ml_micro micro;
-    int32_t expert_rows, expert_room; /* of a round: of the step, of the plan */
+    int32_t expert_rows, expert_room; /* of a round (see ml_run): now, of the plan */
 } ml_runner;
 
 struct ml_trainer {
@@ -18,6 +18,8 @@ struct ml_trainer {
     ml_trainer_opts opts;
     ml_lr lr;
     ml_optimizer optimizer;
+    ml_shard_map map; /* of several ranks */
+    ml_dtype *stored; /* [n_param] dtypes of the weights */
     ml_weights grads;
     ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
     ml_tensor embed_grad;
@@ -25,27 +27,22 @@ struct ml_trainer {
     int64_t n_sample;
     ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
     bool released;
-    ml_arena arena; /* for the tensor table of grads */
+    ml_arena arena;      /* for the tensor table of grads */
+    ml_arena long_arena; /* for what release keeps */
 };
 
-/* What a rank's plan must have room for, and how many micro-batches it runs.  Ranks that
- * meet in the ops of a plan run equally many: one that has fewer samples runs empty ones. */
-typedef struct ml_meeting {
-    ml_batch_caps need;
-    int32_t n_micro;
-    int32_t expert_rows; /* see ml_run; 0: experts are on one rank */
-} ml_meeting;
-
-bool ml_trainer_meets(const ml_trainer *t);
-/* Collective, if ranks meet. */
-ml_status ml_trainer_meet(ml_trainer *t, const ml_train_sample *s, const ml_bins *bins,
-                          ml_meeting *out, ml_err *err);
-/* Micro-batch k of a rank: empty beyond its own. */
-ml_bin ml_trainer_bin(const ml_bins *bins, int32_t k);
-
+/* Whether ranks run together, micro-batch by micro-batch; and how many micro-batches they
+ * all run, if this one has n that need so much: those after its own have no samples.
+ * Collective. */
+bool ml_trainer_is_joint(const ml_trainer *t);
+ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_caps need,
+                            int32_t *out, ml_err *err);
+/* A micro-batch without samples; backward: its second half. */
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward);
 /* Builds a larger plan if the batches need one. */
-ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, const ml_meeting *m,
+ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err);
+ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins);
 /* The forward pass of a bin; its results are in the runner's micro-batch. */
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,

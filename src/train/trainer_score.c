@@ -77,12 +77,50 @@ static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
     return ml_ranks_gather(ranks, &spans, err);
 }
 
+/* Ranks gather each other's weights, as the plan has their dtypes. */
+static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err *err) {
+    bool gathers = t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+
+    for (int32_t i = 0; i < w->n && gathers; i++)
+        if (w->t[i].dtype != t->stored[i])
+            return ml_fail(
+                err, ML_EUNSUP,
+                "parameter %s has another dtype than in the trained model: with "
+                "--tensor-model-parallel-size or --train-backend fsdp all models "
+                "of a run have the same; give --dtype",
+                t->spec->param[i].name);
+    return ML_OK;
+}
+
+static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bins,
+                          const ml_train_sample *s, float *const *logprob,
+                          float *const *entropy, ml_err *err) {
+    ml_batch_caps need = ml_trainer_need(s, bins);
+    int32_t n_round = 0;
+    ml_status st = check_weights(t, w, err);
+
+    if (st == ML_OK)
+        st = ml_trainer_rounds(t, &t->score, bins->n, need, &n_round, err);
+    if (st == ML_OK && n_round)
+        st = ml_trainer_grow(t, &t->score, false, need, err);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k >= bins->n) {
+            ml_trainer_join(t, &t->score, w, false);
+            continue;
+        }
+        st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);
+        if (st == ML_OK)
+            copy_scores(&t->score.micro, logprob, entropy);
+        ml_work_count_add(t->work_count);
+    }
+    return st;
+}
+
 ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
                            int32_t n, float *const *logprob, float *const *entropy,
                            ml_err *err) {
     ml_ranks *ranks = ml_trainer_ranks(t);
     const ml_bins *deal, *bins;
-    ml_meeting m;
     ml_arena a;
     ml_status st;
 
@@ -90,17 +128,8 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
     deal = pack_for_scoring(t, &a, s, n);
     bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
-    st = ml_trainer_meet(t, s, bins, &m, err);
-    if (st == ML_OK && m.n_micro)
-        st = ml_trainer_grow(t, &t->score, false, &m, err);
-    for (int32_t k = 0; k < m.n_micro && st == ML_OK; k++) {
-        ml_bin bin = ml_trainer_bin(bins, k);
-        st = ml_trainer_forward(t, &t->score, w ? w : t->weights, s, &bin, true, err);
-        if (st == ML_OK)
-            copy_scores(&t->score.micro, logprob, entropy);
-        if (bin.n)
-            ml_work_count_add(t->work_count);
-    }
+    w = w ? w : t->weights;
+    st = run_bins(t, w, bins, s, logprob, entropy, err);
     st = ml_ranks_agree(ranks, st, err);
     if (st == ML_OK && ranks->comm->size > 1)
         st = gather_scores(t, &a, deal, s, logprob, entropy, err);

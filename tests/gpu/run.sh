@@ -40,6 +40,11 @@ quickstart() {
     MILES_DEVICE=cuda tests/e2e/train_quickstart.sh "$build" 1
 }
 
+ranks() { # ranks N PROGRAM...
+    OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_mpi_yield_when_idle=1 \
+        mpirun --oversubscribe --allow-run-as-root -n "$@"
+}
+
 check() { # check COMMAND...: counts it
     if "$@"; then
         passed=$((passed + 1))
@@ -66,6 +71,10 @@ check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
 check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"
+# Ranks share the GPU.
+for n in 2 3 4; do
+    check ranks $n "$build/tests/unit/test_comm_peer"
+done
 check training_memory
 check rollout_memory
 check quickstart

@@ -1,5 +1,6 @@
-/* Ranks that train together, as threads of this process: log-probs, entropies, losses and
- * metrics have the bits of one rank; gradients repeat and differ by rounding; with the same
+/* Ranks that train together, as threads of this process, and divide the samples (data
+ * parallel) and the weights (tensor parallel, FSDP, experts): log-probs, entropies, losses
+ * and metrics have the bits of one rank; gradients repeat and differ by rounding; with the same
  * gradients, norm, weights and snapshots have the bits of one rank, too. */
 #include <math.h>
 #include <stdio.h>
@@ -15,17 +16,36 @@
 #include "tests/support/train_fixture.h"
 #include "train/snapshot.h"
 
+/* How a job divides samples and model. */
+typedef struct layout {
+    int32_t n_rank;
+    ml_mesh_opts mesh;
+} layout;
+
 /* Sanitizers look at what ranks exchange, which is the same for all models. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 static const char *const models[] = { "qwen3_moe", NULL };
-static const int32_t sizes[] = { 3 };
+static const layout layouts[] = { { 3 }, { 4, { .tp = 2 } } };
 #else
 static const char *const models[] = { "llama_tied", "qwen3_moe", "deepseek_v3",
                                       "qwen3_next", "gpt_oss",   "gemma2",
                                       NULL };
-static const int32_t sizes[] = { 2, 3, 4, 8 };
+static const layout layouts[] = {
+    { 2 },
+    { 3 },
+    { 4 },
+    { 8 },
+    { 2, { .tp = 2 } },
+    { 3, { .tp = 3 } },
+    { 6, { .tp = 3 } },
+    { 8, { .tp = 4 } },
+    { 3, { .fsdp = true } },
+    { 4, { .fsdp = true, .replicate = 2 } },
+    { 4, { .ep = 2 } },
+    { 4, { .tp = 2, .ep = 4 } },
+};
 #endif
-enum { N_SIZE = sizeof sizes / sizeof *sizes };
+enum { N_LAYOUT = sizeof layouts / sizeof *layouts };
 enum { SAMPLES = 12, MAX_RESPONSE = 32, MAX_RANK = 8 };
 
 /* A training job, and what its ranks compute. */
@@ -33,6 +53,7 @@ typedef struct job {
     const char *model;
     ml_weight_dtype dtype;
     ml_optimizer_kind optimizer;
+    ml_mesh_opts mesh;
     bool critic;
     float logprob[SAMPLES][MAX_RESPONSE], entropy[SAMPLES][MAX_RESPONSE];
     double loss, grad_norm;
@@ -54,8 +75,9 @@ static void must(ml_status st, const ml_err *err) {
 }
 
 static void differs(const job *j, const ml_comm *c, const char *what) {
-    ml_test_fail(__FILE__, __LINE__, "%s, %s: rank %d of %d has other %s", j->model,
-                 j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", c->rank, c->size, what);
+    ml_test_fail(__FILE__, __LINE__, "%s, %s: rank %d of %d (tp %d%s, ep %d) has other %s",
+                 j->model, j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", c->rank, c->size,
+                 j->mesh.tp, j->mesh.fsdp ? ", fsdp" : "", j->mesh.ep, what);
 }
 
 /* The same on every rank: prefixes of the fixture's sequences. */
@@ -75,6 +97,7 @@ static void make_samples(ml_train_fixture *t, ml_train_sample *out) {
 typedef struct trainee {
     ml_train_fixture t;
     ml_mesh mesh;
+    ml_weights whole;
     ml_train_sample sample[SAMPLES];
     char dir[256];
 } trainee;
@@ -88,8 +111,9 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     ml_err err = { 0 };
 
     p->mesh = (ml_mesh){ 0 };
+    p->whole = (ml_weights){ 0 };
     if (c)
-        must(ml_mesh_open(&p->mesh, c, NULL, (ml_mesh_opts){ 0 }, &err), &err);
+        must(ml_mesh_open(&p->mesh, c, NULL, j->mesh, &err), &err);
     snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
     o.trainer.mesh = c ? &p->mesh : NULL;
     o.trainer.whole_grads = true;
@@ -103,8 +127,26 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
 }
 
 static void close_trainee(trainee *p) {
+    ml_weights_close(&p->whole);
     ml_train_fixture_close(&p->t);
     ml_mesh_close(&p->mesh);
+}
+
+/* A set of all ranks' parts: this one, if it is whole. */
+static const ml_weights *whole_of(trainee *p, const job *j, const ml_weights *w) {
+    ml_optimizer *o = ml_trainer_optimizer(p->t.trainer);
+    bool grads = w == ml_trainer_grads(p->t.trainer);
+    ml_err err = { 0 };
+
+    if (!w->range)
+        return w;
+    ml_weights_close(&p->whole);
+    must(grads ? ml_weights_zeros(&p->whole, &p->t.spec, &p->t.be, &p->t.arena, &err)
+               : ml_weights_load(&p->whole, &p->t.spec, p->t.checkpoint, j->dtype, &p->t.be,
+                                 &p->t.arena, &err),
+         &err);
+    must(ml_ranks_gather_set(&o->ranks, &o->map, &p->whole, w, &err), &err);
+    return &p->whole;
 }
 
 static void keep_bytes(job *j, const ml_weights *w) {
@@ -114,21 +156,26 @@ static void keep_bytes(job *j, const ml_weights *w) {
     memcpy(j->bytes, w->buf.ptr, j->n_byte);
 }
 
+static bool divides_weights(const layout *l) {
+    return l->mesh.tp > 1 || l->mesh.fsdp || l->mesh.ep > 1;
+}
+
 /* Runs a job with one rank, then with several, which compare themselves with it; one rank
- * checks the result (NULL: it does not). */
+ * checks the result (NULL: it does not), unless ranks add gradients of micro-batches. */
 static void compare(job *j, ml_rank_fn *fn, ml_rank_fn *check) {
     static job one;
 
     one = *j;
     ml_ranks_run(1, fn, &one);
-    for (int s = 0; s < N_SIZE; s++) {
+    for (int k = 0; k < N_LAYOUT; k++) {
         *j = (job){ .model = one.model,
                     .dtype = one.dtype,
                     .optimizer = one.optimizer,
+                    .mesh = layouts[k].mesh,
                     .critic = one.critic,
                     .one = &one };
-        ml_ranks_run(sizes[s], fn, j);
-        if (check)
+        ml_ranks_run(layouts[k].n_rank, fn, j);
+        if (check && !divides_weights(&layouts[k]))
             ml_ranks_run(1, check, j);
         free(j->bytes);
     }
@@ -275,11 +322,12 @@ static void find_gradients(ml_comm *c, void *ud) {
     bins = scheduled(&p, c);
     note_share(j, c, &bins);
     accumulate(&p, j, &bins, &first);
-    before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes);
+    before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes + 1);
     memcpy(before, g->buf.ptr, g->buf.bytes);
     accumulate(&p, j, &bins, &again);
     if (memcmp(before, g->buf.ptr, g->buf.bytes) || first.loss != again.loss)
         differs(j, c, "gradients in a repetition");
+    g = whole_of(&p, j, g);
     must(c->barrier(c, NULL, &err), &err); /* all have written their samples */
     if (!j->one) {
         keep_bytes(j, g);
@@ -350,9 +398,9 @@ static void gradients_are_the_tree_of_the_ranks(void) {
 
 /* --- steps with the same gradients ---------------------------------------------- */
 
-/* The first samples are trained by rank 0; the others have no derivatives, so that the sum
+/* The first sample is trained by rank 0; the others have no derivatives, so that the sum
  * over ranks is exact. */
-enum { TRAINED = 4 };
+enum { TRAINED = 1 };
 
 static ml_status mostly_idle(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     ml_status st = ml_train_fixture_nll(ud, io, n, err);
@@ -435,7 +483,7 @@ static void train(ml_comm *c, void *ud) {
     } else {
         if (out.loss != j->one->loss || out.grad_norm != j->one->grad_norm)
             differs(j, c, "losses or norms");
-        if (memcmp(p.t.weights.buf.ptr, j->one->bytes, j->one->n_byte))
+        if (memcmp(whole_of(&p, j, &p.t.weights)->buf.ptr, j->one->bytes, j->one->n_byte))
             differs(j, c, "weights");
     }
     close_trainee(&p);
@@ -494,8 +542,10 @@ static void skip_step(ml_comm *c, void *ud) {
 static void a_bad_gradient_is_skipped_by_all(void) {
     static job j = { .model = "qwen3_moe", .dtype = ML_WEIGHT_BF16 };
 
-    for (int s = 0; s < N_SIZE; s++)
-        ml_ranks_run(sizes[s], skip_step, &j);
+    for (int k = 0; k < N_LAYOUT; k++) {
+        j.mesh = layouts[k].mesh;
+        ml_ranks_run(layouts[k].n_rank, skip_step, &j);
+    }
 }
 
 /* --- a rank that fails -------------------------------------------------------------- */
@@ -548,6 +598,7 @@ typedef struct saving {
 
 static void save(ml_comm *c, void *ud) {
     saving *x = ud;
+    const ml_weights *whole;
     ml_saver *s = NULL;
     ml_err err = { 0 };
     trainee p;
@@ -570,8 +621,9 @@ static void save(ml_comm *c, void *ud) {
     take_step(&p, &x->j, c); /* does not reach an asynchronous save */
     must(ml_saver_wait(s, &err), &err);
     ml_saver_close(s);
+    whole = whole_of(&p, &x->j, &p.t.weights);
     if (c->rank == 0)
-        keep_bytes(&x->j, &p.t.weights);
+        keep_bytes(&x->j, whole);
     close_trainee(&p);
 }
 
@@ -623,8 +675,10 @@ static void resume(ml_comm *c, void *ud) {
     ml_trainer_close(p.t.trainer);
     ml_weights_close(&p.t.weights);
     must(ml_checkpoint_open(&saved, path, &err), &err);
-    must(ml_weights_load(&p.t.weights, &p.t.spec, saved, x->j.dtype, &p.t.be, &p.t.arena,
-                         &err),
+    must(ml_weights_load_part(
+             &p.t.weights, &p.t.spec, saved, x->j.dtype,
+             ml_trainer_parts(&p.t.arena, &p.t.spec, &p.mesh, NULL, p.t.be.linear), &p.t.be,
+             &p.t.arena, &err),
          &err);
     {
         ml_trainer_opts o = ml_train_fixture_defaults();
@@ -638,7 +692,7 @@ static void resume(ml_comm *c, void *ud) {
                           &p.t.arena, &err),
          &err);
     take_step(&p, &x->j, c);
-    if (memcmp(p.t.weights.buf.ptr, x->j.bytes, x->j.n_byte))
+    if (memcmp(whole_of(&p, &x->j, &p.t.weights)->buf.ptr, x->j.bytes, x->j.n_byte))
         differs(&x->j, c, "weights after resuming");
     ml_checkpoint_close(saved);
     close_trainee(&p);
@@ -666,6 +720,14 @@ static void snapshots_do_not_know_the_ranks(void) {
                 same_snapshot(&one, &other);
                 for (int32_t n = 1; n <= 3; n++)
                     ml_ranks_run(n, resume, &other);
+                other.j.mesh = (ml_mesh_opts){ .tp = async ? 3 : 2, .ep = async ? 3 : 2 };
+                ml_ranks_run(6, resume, &other);
+                free(other.j.bytes);
+                other.j.bytes = NULL;
+                ml_ranks_run(async ? 3 : 4, save, &other); /* over the other snapshot */
+                same_snapshot(&one, &other);
+                other.j.mesh = (ml_mesh_opts){ 0 };
+                ml_ranks_run(2, resume, &other);
                 free(other.j.bytes);
             }
             free(one.j.bytes);
@@ -796,8 +858,10 @@ static void metrics_are_those_of_one_rank(void) {
         x->is_one = true;
         ml_ranks_run(1, learn, x);
         x->is_one = false;
-        for (int s = 0; s < N_SIZE; s++)
-            ml_ranks_run(sizes[s], learn, x);
+        for (int i = 0; i < N_LAYOUT; i++) {
+            x->j.mesh = layouts[i].mesh;
+            ml_ranks_run(layouts[i].n_rank, learn, x);
+        }
         ml_arena_release(&x->arena);
     }
 }

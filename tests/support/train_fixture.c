@@ -57,16 +57,6 @@ ml_trainer_opts ml_train_fixture_defaults(void) {
     };
 }
 
-/* The parts of the weights that a rank has; NULL: all. */
-static const ml_shard_range *parts_of(ml_train_fixture *t, const ml_trainer_opts *o) {
-    ml_shard_map map;
-
-    if (!o->mesh || o->mesh->sizes.ep == 1)
-        return NULL;
-    ml_shard_map_init(&map, &t->arena, &t->spec, t->be.linear, &o->mesh->sizes, o->stage);
-    return ml_shard_residents(&map, &t->arena, o->mesh->rank);
-}
-
 void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) {
     const char *dir = o->dir ? o->dir : "tests/golden/data/qwen3";
     ml_err err = { 0 };
@@ -80,7 +70,9 @@ void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) 
     ml_spec_keep_kv(&t->spec, ml_weights_kv_dtype(&t->spec, t->checkpoint, o->dtype));
     must(ml_backend_cpu_open(&t->be, o->n_thread ? o->n_thread : 1, o->level, &err), &err);
     must(ml_weights_load_part(&t->weights, &t->spec, t->checkpoint, o->dtype,
-                              parts_of(t, &o->trainer), &t->be, &t->arena, &err),
+                              ml_trainer_parts(&t->arena, &t->spec, o->trainer.mesh,
+                                               o->trainer.stage, t->be.linear),
+                              &t->be, &t->arena, &err),
          &err);
     must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &o->trainer, &err),
          &err);

@@ -218,7 +218,7 @@ static void share_texts(ml_comm *c, void *ud) {
     for (size_t n = 0; n < 10000; n = 3 * n + 1) {
         t.len = 0;
         for (size_t i = 0; i < (c->rank == 0 ? n : 7); i++)
-            ml_text_add(&t, "abc" + i % 3, 1);
+            ml_text_add(&t, &"abc"[i % 3], 1);
         CHECK(ml_comm_share_text(c, &t, &err) == ML_OK && t.len == n);
         CHECK(n == 0 || (t.ptr[0] == 'a' && t.ptr[n - 1] == "abc"[(n - 1) % 3]));
     }

@@ -111,6 +111,7 @@ ML_CUDA_OP(moe_linear)  /* moe_linear.cu */
 ML_CUDA_OP(moe_combine) /* moe.cu */
 ML_CUDA_OP(lmhead)      /* lmhead.cu */
 #undef ML_CUDA_OP
+void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.cu */
 
 typedef size_t ml_cuda_scratch_fn(const ml_op_args *a, bool backward);
 ml_cuda_scratch_fn ml_cuda_rmsnorm_scratch, ml_cuda_attn_scratch, ml_cuda_lmhead_scratch,
@@ -121,6 +122,8 @@ void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_par
                        int64_t n);
 
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
+
+extern const ml_peer_memory ml_cuda_peer_memory; /* peer.cu */
 
 extern const ml_marks ml_cuda_marks; /* timers.cu */
 void ml_cuda_marks_close(ml_cuda_stream *s);

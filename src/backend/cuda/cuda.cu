@@ -220,6 +220,7 @@ static ml_ops table(void) {
     FILL(MOE_COMBINE, moe_combine)
     FILL(LMHEAD, lmhead)
 #undef FILL
+    o.forward[ML_OP_MERGE_COLS] = ml_cuda_merge_cols_forward;
     o.scratch = op_scratch;
     o.prepare = op_prepare;
     o.together = ml_cuda_together;
@@ -331,6 +332,7 @@ static void fill_device(ml_device *d) {
     d->peak = peak;
     d->host_alloc = host_alloc;
     d->host_free = host_free;
+    d->peer = &ml_cuda_peer_memory;
     d->later = LATER;
 }
 

@@ -255,7 +255,7 @@ static bool sum_lengths(const int64_t *prefix, const ml_str *suffix, int64_t n,
 
 bool ml_pq_delta_bytes(const uint8_t **p, const uint8_t *end, ml_str *out, int64_t n,
                        char **mem, size_t *mem_len, size_t max) {
-    int64_t *prefix = malloc((size_t)n * sizeof *prefix + 1);
+    int64_t *prefix = calloc((size_t)n + 1, sizeof *prefix);
     const char *before = "";
     char *to = NULL;
     bool ok = prefix && ml_pq_delta(p, end, prefix, 1, n) &&

@@ -6,12 +6,13 @@
  * calls fail (comm.h).
  *
  * thread: the communicator's owner. */
-#ifndef ML_TRAIN_RANKS_H
-#define ML_TRAIN_RANKS_H
+#ifndef ML_MODEL_RANKS_H
+#define ML_MODEL_RANKS_H
 
 #include "backend/backend.h"
 #include "base/arena.h"
 #include "comm/comm.h"
+#include "model/weights.h"
 
 typedef struct ml_rank_span {
     void *data;
@@ -33,6 +34,8 @@ typedef struct ml_ranks {
 void ml_ranks_open(ml_ranks *out, ml_comm *comm, ml_backend *be); /* comm NULL: one rank */
 void ml_ranks_close(ml_ranks *r); /* zero-initialized is allowed */
 
+/* Allocates the stage in advance: exchanges that need no more do not allocate. */
+ml_status ml_ranks_reserve(ml_ranks *r, size_t bytes, ml_err *err);
 /* Bytes of the stage, at most. */
 size_t ml_ranks_stage_bytes(int32_t n_rank);
 
@@ -43,6 +46,10 @@ ml_rank_spans ml_ranks_spans(const ml_ranks *r, ml_arena *a, int32_t n, bool hos
 ml_status ml_ranks_reduce(ml_ranks *r, const ml_rank_spans *s, ml_err *err);
 /* Every rank gets the bytes of every span from the rank that it belongs to. */
 ml_status ml_ranks_gather(ml_ranks *r, const ml_rank_spans *s, ml_err *err);
+
+/* Every rank gets a whole set of weights or gradients, of which each has a part. */
+ml_status ml_ranks_gather_set(ml_ranks *r, const ml_shard_map *map, const ml_weights *whole,
+                              const ml_weights *part, ml_err *err);
 
 /* out [ranks][bytes]: the `in` of all ranks; host memory.  With one rank it is copied. */
 ml_status ml_ranks_collect(ml_ranks *r, void *out, const void *in, size_t bytes,

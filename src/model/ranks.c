@@ -1,4 +1,4 @@
-#include "train/ranks.h"
+#include "model/ranks.h"
 
 #include <string.h>
 
@@ -117,6 +117,10 @@ static ml_status grow_stage(ml_ranks *r, size_t bytes, ml_err *err) {
     return dev->alloc(dev, &r->stage, bytes, ML_MEM_SCRATCH, err);
 }
 
+ml_status ml_ranks_reserve(ml_ranks *r, size_t bytes, ml_err *err) {
+    return bytes ? grow_stage(r, bytes, err) : ML_OK;
+}
+
 /* Rounds of one part per rank, until the longest rank is through. */
 static ml_status exchange_staged(ml_ranks *r, const ml_rank_spans *s, bool reduce,
                                  ml_arena *a, ml_err *err) {
@@ -174,6 +178,29 @@ ml_status ml_ranks_reduce(ml_ranks *r, const ml_rank_spans *s, ml_err *err) {
 
 ml_status ml_ranks_gather(ml_ranks *r, const ml_rank_spans *s, ml_err *err) {
     return exchange_all(r, s, false, err);
+}
+
+ml_status ml_ranks_gather_set(ml_ranks *r, const ml_shard_map *map, const ml_weights *whole,
+                              const ml_weights *part, ml_err *err) {
+    ml_rank_spans s;
+    ml_status st;
+    ml_arena a;
+
+    ml_arena_init(&a, "parts of all ranks");
+    s = ml_ranks_spans(r, &a, whole->n, false);
+    for (int32_t i = 0; i < whole->n; i++)
+        for (int32_t k = 0; k < r->comm->size; k++) {
+            ml_shard_range x = ml_shard_owned(map, i, k);
+            ml_tensor to = ml_weights_view(whole, i, x);
+            s.span[(int64_t)i * r->comm->size + k] =
+                (ml_rank_span){ to.data, ml_tensor_bytes(&to) };
+            if (k == r->comm->rank && x.n)
+                r->be->dev->copy(r->be->stream, to.data, ml_weights_view(part, i, x).data,
+                                 ml_tensor_bytes(&to));
+        }
+    st = ml_ranks_gather(r, &s, err);
+    ml_arena_release(&a);
+    return st == ML_OK ? r->be->dev->sync(r->be->stream, err) : st;
 }
 
 /* --- small values ------------------------------------------------------------ */
