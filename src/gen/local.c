@@ -201,8 +201,11 @@ static ml_status run_steps(ml_local *l, ml_err *err) {
 static void *run(void *ud) {
     ml_local *l = ud;
     ml_err err = { 0 };
+    ml_status st = run_steps(l, &err);
 
-    if (run_steps(l, &err) != ML_OK)
+    if (st != ML_OK && ml_rank_group_follows(&l->group)) /* the others learn why */
+        l->opts.engine.comm->agree(l->opts.engine.comm, st, &err);
+    if (st != ML_OK)
         stay_failed(l, &err);
     end_all(l, "the engine is closing");
     return NULL;
@@ -413,7 +416,6 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
 
     if (st != ML_OK)
         return st;
-    ML_BUG_IF(ml_rank_group_follows(&l->group));
     if (pthread_create(&l->thread, NULL, run, l) != 0) {
         free_local(l);
         return ml_fail(err, ML_ENOMEM, "cannot create a thread for the engine");
@@ -431,10 +433,8 @@ ml_status ml_local_follow(const ml_local_opts *o, ml_err *err) {
     ML_BUG_IF(!ml_rank_group_follows(&l->group));
     run(l);
     st = l->failed.code;
-    if (st != ML_OK) {
+    if (st != ML_OK)
         *err = l->failed;
-        o->engine.comm->agree(o->engine.comm, st, err); /* the others learn why */
-    }
     free_local(l);
     return st;
 }

@@ -22,18 +22,21 @@ typedef struct ml_local_opts {
     uint64_t seed, version; /* of dummy weights; of the first loaded or dummy ones */
 } ml_local_opts;
 
-/* With engine.comm, this is the first rank of the group, and the generator works for all
- * of it (gen/rank_group.h); the other ranks follow it.  When a rank is lost, all requests are
- * aborted and new ones are refused. */
+/* With engine.comm, all ranks of the group call this.  The generator of the first rank works
+ * for all of them (gen/rank_group.h); the engines of the others follow it, and of their
+ * generators only close may be called: it returns when the first rank has closed its own.
+ * The options are those of the first rank, except for spec, weights and backend.  When a
+ * rank is lost, all requests are aborted and new ones are refused. */
 ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err);
 
-/* On the other ranks: does what the first rank does, and returns when it closes its
- * generator, or when the ranks can no longer work together.  The options are those of the
- * first rank, except for spec, weights and backend. */
+/* On the other ranks, instead: the engine runs in the caller's thread.  Returns when the
+ * first rank closes its generator, or when the ranks can no longer work together. */
 ml_status ml_local_follow(const ml_local_opts *o, ml_err *err);
 
 /* Switches to weights in memory, which must stay valid until the next switch; returns when
- * they are in use.  ML_EUSAGE: FINISH while paused with requests in flight: a deadlock. */
+ * they are in use.  On several ranks each switches to the set that it was opened with: the
+ * engine is paused while their owners change values and versions.  ML_EUSAGE: FINISH while
+ * paused with requests in flight: a deadlock. */
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err);
 
 /* Free memory while generation is idle, and allocate it again; requests in flight wait.

@@ -68,12 +68,21 @@ static ml_status switch_weights(ml_local *l, ml_command *c) {
     return ML_OK;
 }
 
+/* Every rank of a group has a set of its own. */
 static ml_status do_switch(ml_local *l, ml_command *c) {
-    if (l->group.orders)
+    if (l->group.orders && !l->opts.weights)
         return ml_fail(c->err, ML_EUNSUP,
-                       "an engine of several ranks reads its weights from a checkpoint; "
-                       "it cannot switch to weights in the memory of its first rank");
+                       "an engine of several ranks that has loaded a checkpoint cannot "
+                       "switch to weights in the memory of its first rank");
+    if (l->group.orders)
+        c->weights = l->opts.weights;
     return switch_weights(l, c);
+}
+
+/* When the first rank is told that it is paused, no rank runs a step. */
+static ml_status do_pause(ml_local *l, ml_command *c) {
+    l->paused = c->flag[0];
+    return ml_rank_group_agree(&l->group, ML_OK, c->err);
 }
 
 static ml_status do_load(ml_local *l, ml_command *c) {
@@ -112,7 +121,7 @@ static ml_status do_release(ml_local *l, ml_command *c) {
     }
     if (c->flag[1] && l->own)
         drop_weights(l);
-    return ML_OK;
+    return ml_rank_group_agree(&l->group, ML_OK, c->err);
 }
 
 static ml_status take_weights(ml_local *l, ml_err *err) {
@@ -152,7 +161,7 @@ static ml_status do_take(ml_local *l, ml_command *c) {
 ml_status ml_local_do(ml_local *l, ml_command *c) {
     switch (c->kind) {
     case ML_DO_ABORT_ALL: ml_engine_abort_all(l->engine, "aborted"); break;
-    case ML_DO_PAUSE: l->paused = c->flag[0]; break;
+    case ML_DO_PAUSE: return do_pause(l, c);
     case ML_DO_FLUSH: c->flag[0] = ml_engine_flush(l->engine); break;
     case ML_DO_LOAD: return do_load(l, c);
     case ML_DO_RELEASE: return do_release(l, c);

@@ -9,11 +9,11 @@ static void put_commands(ml_rank_group *g, const ml_command *first) {
     int64_t n = 0;
 
     for (const ml_command *c = first; c; c = c->next)
-        n += c->kind < ML_DO_SWITCH;
+        n += c->kind != ML_DO_SET_STEP_END;
     ml_rank_group_put_int(g, n);
     for (const ml_command *c = first; c; c = c->next) {
         size_t len = c->dir ? strlen(c->dir) + 1 : 0;
-        if (c->kind >= ML_DO_SWITCH)
+        if (c->kind == ML_DO_SET_STEP_END)
             continue;
         ml_rank_group_put(g, c, sizeof *c); /* its pointers mean nothing to the receiver */
         ml_rank_group_put_int(g, (int64_t)len);

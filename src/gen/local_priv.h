@@ -24,8 +24,8 @@ typedef enum ml_command_kind {
     ML_DO_LOAD,
     ML_DO_RELEASE,
     ML_DO_TAKE,
-    ML_DO_SWITCH,       /* to weights of this process: not for several ranks */
-    ML_DO_SET_STEP_END, /* concerns the first rank only, like those after it */
+    ML_DO_SWITCH,
+    ML_DO_SET_STEP_END, /* concerns the first rank only */
 } ml_command_kind;
 
 typedef struct ml_command ml_command;

@@ -650,3 +650,23 @@ ml_status ml_spec_shard(ml_spec *s, int32_t n_rank, int32_t rank, ml_err *err) {
     ml_spec_index(s);
     return ML_OK;
 }
+
+ml_status ml_spec_shard_copy(ml_spec *out, const ml_spec *whole, int32_t n_rank,
+                             int32_t rank, ml_err *err) {
+    ml_status st;
+
+    *out = *whole;
+    ml_arena_init(&out->arena, "a rank's spec");
+    out->param = ML_NEW(&out->arena, ml_param, whole->n_param);
+    for (int32_t i = 0; i < whole->n_param; i++) {
+        ml_param *p = &out->param[i];
+        *p = whole->param[i];
+        if (p->part)
+            *(p->part = ML_NEW(&out->arena, ml_part, 1)) = *whole->param[i].part;
+    }
+    ml_spec_index(out);
+    st = ml_spec_shard(out, n_rank, rank, err);
+    if (st != ML_OK)
+        ml_spec_close(out);
+    return st;
+}

@@ -20,5 +20,8 @@
 
 /* In place.  ML_EUNSUP: a critic.  One rank: the spec stays as it is. */
 ml_status ml_spec_shard(ml_spec *s, int32_t n_rank, int32_t rank, ml_err *err);
+/* A cut copy; the whole spec must outlive it. */
+ml_status ml_spec_shard_copy(ml_spec *out, const ml_spec *whole, int32_t n_rank,
+                             int32_t rank, ml_err *err);
 
 #endif

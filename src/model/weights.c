@@ -34,6 +34,11 @@ static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
     return ML_BF16;
 }
 
+ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
+                                ml_weight_dtype dtype) {
+    return store_dtype(p, c, dtype);
+}
+
 ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype) {
     if (be->dev->host || dtype != ML_WEIGHT_AUTO)
         return dtype;

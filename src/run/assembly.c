@@ -110,7 +110,7 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
  * requested of all engines. */
 static ml_status open_rollouts(ml_assembly *m, ml_demand *out, const ml_run_opts *c,
                                ml_err *err) {
-    int64_t n_rank = ml_run_ranks_size(&c->ranks);
+    int64_t n_engine = ml_run_ranks_n_engine(&c->ranks);
     ml_status st = ML_OK;
 
     if (ml_run_ranks_first(&c->ranks)) {
@@ -124,7 +124,7 @@ static ml_status open_rollouts(ml_assembly *m, ml_demand *out, const ml_run_opts
     if (st == ML_OK && !ml_run_elsewhere(c))
         st = ml_comm_share(c->ranks.world, out, sizeof *out, err);
     if (!ml_run_elsewhere(c))
-        out->n_running = (out->n_running + n_rank - 1) / n_rank;
+        out->n_running = (out->n_running + n_engine - 1) / n_engine;
     return st;
 }
 
@@ -166,14 +166,23 @@ void ml_assembly_close(ml_assembly *m) {
 
 /* Engines of this process read the weights of the run, or a copy of them; others get them
  * from the disk. */
+static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    const ml_weights *w = &m->run->weights;
+
+    if (m->publisher)
+        return ML_OK;
+    if (ml_run_ranks_moves(&c->ranks))
+        return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,
+                                  c->debug.check_sync, err);
+    return ml_generator_own_set(c)
+               ? ml_publisher_copy(&m->publisher, w, &m->generator.be, err)
+               : ml_publisher_shared(&m->publisher, w, err);
+}
+
 static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     const ml_weights *w = &m->run->weights;
-    ml_status st = ML_OK;
+    ml_status st = open_publisher(m, c, err);
 
-    if (!m->publisher)
-        st = ml_generator_own_set(c)
-                 ? ml_publisher_copy(&m->publisher, w, &m->generator.be, err)
-                 : ml_publisher_shared(&m->publisher, w, err);
     if (st == ML_OK)
         st = ml_generator_start(&m->generator, m->publisher->weights, c, err);
     if (st != ML_OK)
@@ -296,7 +305,7 @@ ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_display
         st = join_rollout(m, loop, display, c, err);
     if (ml_run_ranks_size(&c->ranks) == 1)
         return st;
-    m->shared = (ml_shared_rollout){ c->ranks.world, loop->rollout };
+    m->shared = (ml_shared_rollout){ c->ranks.actors, loop->rollout };
     loop->rollout = ml_rollout_shared(&m->shared);
     return st;
 }

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "model/spec_shard.h"
 #include "train/memory.h"
 
 #define MAX_WAITING (1 << 24) /* a whole rollout is queued at once */
@@ -45,9 +46,12 @@ static ml_engine_opts engine_opts(const ml_generator *g, const ml_demand *d,
 
 /* An engine's memory besides its KV pages; one in another process has its own weights. */
 static size_t beside_pages(const ml_generator *g, const ml_engine_memory *m) {
-    size_t weights =
-        g->n_engine ? ml_weights_bytes(&g->run->spec, g->run->from, g->run->opts.dtype) : 0;
+    size_t weights = 0;
 
+    if (g->n_engine)
+        weights = ml_weights_bytes(&g->run->spec, g->run->from, g->run->opts.dtype);
+    else if (g->moves.n_rank)
+        weights = ml_moves_receiver_bytes(&g->moves);
     return weights + m->act + m->scratch + (g->be.dev->host ? m->routing_record : 0);
 }
 
@@ -66,7 +70,7 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
     ml_train_run_memory(g->run, &req);
     st = ml_memory_plan(&plan, &req, err);
     if (st == ML_OK)
-        st = ml_engine_measure(&m, &g->run->spec, &g->be, &g->engine, err);
+        st = ml_engine_measure(&m, g->spec, &g->be, &g->engine, err);
     if (st == ML_OK)
         *out = (double)ml_train_run_free_bytes(g->run, &g->be) -
                (double)g->run->opts.memory_margin -
@@ -80,9 +84,9 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
  * are longer than expected, some of them wait. */
 static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_opts *c,
                              ml_err *err) {
-    int64_t page = (int64_t)ml_kv_bytes(&g->run->spec, &g->be, 1);
-    double slots = (double)ml_engine_slot_bytes(
-        &g->run->spec, &g->be, c->engine.max_running, c->engine.no_prefix_cache);
+    int64_t page = (int64_t)ml_kv_bytes(g->spec, &g->be, 1);
+    double slots = (double)ml_engine_slot_bytes(g->spec, &g->be, c->engine.max_running,
+                                                c->engine.no_prefix_cache);
     double left = 0;
     int64_t one, each, n;
     ml_status st;
@@ -127,22 +131,106 @@ bool ml_generator_own_set(const ml_run_opts *c) {
     return !ml_run_elsewhere(c) && (c->mode.async || c->debug.skip_sync);
 }
 
+/* --- the rows of each rank ---------------------------------------------------- */
+
+/* What the ranks that train have. */
+static void list_senders(ml_generator *g, const ml_run_ranks *ranks) {
+    const ml_shard_range **from =
+        ML_NEW(&g->arena, const ml_shard_range *, g->moves.n_rank);
+    ml_shard_map map;
+
+    ml_shard_map_init(&map, &g->arena, &g->run->spec, g->run->be.linear, &ranks->mesh.sizes,
+                      g->run->opts.trainer.stage);
+    for (int32_t r = 0; r < ml_run_ranks_n_actor(ranks); r++)
+        from[r] = ml_shard_residents(&map, &g->arena, r);
+    g->moves.from = from;
+}
+
+static void list_receivers(ml_generator *g, const ml_run_ranks *ranks) {
+    const ml_spec **to = ML_NEW(&g->arena, const ml_spec *, g->moves.n_rank);
+
+    for (int32_t r = ranks->n_actor; r < g->moves.n_rank; r++)
+        to[r] = &g->part[(r - ranks->n_actor) % ml_run_ranks_engine_size(ranks)];
+    g->moves.to = to;
+}
+
+/* The specs of an engine's ranks. */
+static ml_status cut_spec(ml_generator *g, int32_t n, ml_err *err) {
+    ml_status st = ML_OK;
+
+    g->part = ML_NEW(&g->arena, ml_spec, n);
+    for (int32_t r = 0; r < n && st == ML_OK; r++)
+        st = ml_spec_shard_copy(&g->part[r], &g->run->spec, n, r, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--rollout-num-gpus-per-engine %d", n);
+    return st;
+}
+
+/* miles eval does not have the flag. */
+static size_t bucket_bytes(const ml_run_opts *c) {
+    return c->publish.shard_bytes ? (size_t)c->publish.shard_bytes : (size_t)1 << 29;
+}
+
+static ml_status plan_moves(ml_generator *g, const ml_run_opts *c, ml_err *err) {
+    const ml_run_ranks *ranks = &c->ranks;
+    ml_weight_dtype want = ml_weights_dtype(&g->run->be, g->run->opts.dtype);
+    const ml_spec *s = &g->run->spec;
+    ml_dtype *dtype = ML_NEW(&g->arena, ml_dtype, s->n_param);
+    ml_status st = cut_spec(g, ml_run_ranks_engine_size(ranks), err);
+
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < s->n_param; i++)
+        dtype[i] = ml_weights_param_dtype(&s->param[i], g->run->from, want);
+    g->moves = (ml_moves_opts){ .whole = s,
+                                .linear = g->run->be.linear,
+                                .dtype = dtype,
+                                .n_rank = ml_run_ranks_size(ranks),
+                                .rank = ranks->world ? ranks->world->rank : 0,
+                                .bucket_bytes = bucket_bytes(c),
+                                .in_place = !ml_generator_own_set(c) };
+    list_senders(g, ranks);
+    list_receivers(g, ranks);
+    if (ml_run_ranks_generates(ranks))
+        g->spec = g->moves.to[g->moves.rank];
+    return ML_OK;
+}
+
 /* --- open and close ---------------------------------------------------------- */
+
+static ml_status open_engine(ml_generator *g, const ml_demand *demand, const ml_run_opts *c,
+                             ml_err *err) {
+    ml_backend_opts opts = c->backend;
+    ml_status st = ml_run_ranks_moves(&c->ranks) ? plan_moves(g, c, err) : ML_OK;
+
+    if (st != ML_OK)
+        return st;
+    if (!ml_run_ranks_generates(&c->ranks)) {
+        g->engine = engine_opts(g, demand, c);
+        return ML_OK;
+    }
+    opts.n_thread = ml_generator_threads(c, true);
+    st = ml_backend_open(&g->be, &opts, err);
+    return st == ML_OK ? size_engine(g, demand, c, err) : st;
+}
 
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
                             const ml_run_opts *c, ml_err *err) {
-    ml_backend_opts opts = c->backend;
-    bool turns = c->mode.offload || (c->mode.colocate && !ml_run_elsewhere(c));
+    bool together = !ml_run_elsewhere(c) && !c->ranks.n_actor;
+    bool turns = (c->mode.offload && !c->ranks.n_actor) || (c->mode.colocate && together);
     ml_status st;
 
-    *g = (ml_generator){ .run = run,
-                         .offload_train = c->mode.offload_train || turns,
-                         .offload_rollout = c->mode.offload_rollout || turns,
-                         .pauses = ml_run_ranks_size(&c->ranks) > 1 &&
-                                   !ml_run_elsewhere(c) && !ml_generator_own_set(c),
-                         .external = c->mode.external,
-                         .n_engine = (int32_t)c->mode.n_engine };
-    opts.n_thread = ml_generator_threads(c, true);
+    *g = (ml_generator){
+        .run = run,
+        .spec = &run->spec,
+        .group = c->ranks.engine,
+        .leads = ml_run_ranks_leads(&c->ranks),
+        .offload_train = c->mode.offload_train || turns,
+        .offload_rollout = (c->mode.offload_rollout && !c->ranks.n_actor) || turns,
+        .pauses = ml_run_ranks_size(&c->ranks) > 1 && together && !ml_generator_own_set(c),
+        .external = c->mode.external,
+        .n_engine = (int32_t)c->mode.n_engine
+    };
     ml_arena_init(&g->arena, "generation");
     st = ml_faults_read(&g->faults, &g->arena, c->debug.faults, g->n_engine, err);
     if (st == ML_OK)
@@ -153,8 +241,7 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
         g->engine.context = (int32_t)context_of(g, demand, c);
         return ml_engines_connect(&g->gen, &g->arena, &run->spec, c, err);
     }
-    st = ml_backend_open(&g->be, &opts, err);
-    return st == ML_OK ? size_engine(g, demand, c, err) : st;
+    return open_engine(g, demand, c, err);
 }
 
 void ml_generator_stop(ml_generator *g) {
@@ -165,9 +252,12 @@ void ml_generator_stop(ml_generator *g) {
     ml_rank_engine_stop(g->served);
     if (g->local)
         g->local->close(g->local);
+    if (g->steps)
+        g->steps->close(g->steps);
     ml_rank_engine_close(g->served);
     ml_supervisor_close(g->supervisor);
     g->gen = g->local = NULL;
+    g->steps = NULL;
     g->served = NULL;
     g->supervisor = NULL;
 }
@@ -175,6 +265,8 @@ void ml_generator_stop(ml_generator *g) {
 void ml_generator_close(ml_generator *g) {
     if (!g->run)
         return;
+    for (int32_t r = 0; g->part && r < g->run->opts.ranks.engine_size; r++)
+        ml_spec_close(&g->part[r]);
     if (g->be.name)
         ml_backend_close(&g->be);
     ml_arena_release(&g->arena);
@@ -184,9 +276,9 @@ ml_status ml_generator_measure(ml_generator *g, ml_err *err) {
     ml_engine_memory m;
     ml_status st;
 
-    if (g->external)
+    if (g->external || !ml_run_ranks_generates(&g->run->opts.ranks))
         return ML_OK;
-    st = ml_engine_measure(&m, &g->run->spec, &g->be, &g->engine, err);
+    st = ml_engine_measure(&m, g->spec, &g->be, &g->engine, err);
     if (st != ML_OK)
         return st;
     g->run->opts.engine_bytes += (size_t)count_engines(g) * beside_pages(g, &m);
@@ -207,26 +299,50 @@ static ml_status offload_trainers(ml_generator *g, ml_memory_phase next, ml_err 
     return st;
 }
 
+/* The first rank of an engine speaks for all of them; they meet before the memory of one
+ * phase is used in the other. */
 ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err) {
-    ml_status st;
+    bool begins = next == ML_PHASE_ROLLOUT && g->leads;
+    ml_status st = ML_OK;
 
-    if (next == ML_PHASE_TRAIN && g->pauses)
+    if (next == ML_PHASE_TRAIN && g->leads && g->pauses)
         g->local->pause(g->local);
-    if (next == ML_PHASE_TRAIN && g->offload_rollout)
+    if (next == ML_PHASE_TRAIN && g->leads && g->offload_rollout)
         ml_local_release(g->local, true, false);
-    st = offload_trainers(g, next, err);
-    if (st == ML_OK && next == ML_PHASE_ROLLOUT && g->offload_rollout)
+    if (next == ML_PHASE_TRAIN)
+        st = ml_comm_meet(g->group, err);
+    if (st == ML_OK)
+        st = offload_trainers(g, next, err);
+    if (st == ML_OK && next == ML_PHASE_ROLLOUT)
+        st = ml_comm_meet(g->group, err);
+    if (st == ML_OK && begins && g->offload_rollout)
         st = ml_local_take(g->local, true, false, err);
-    if (next == ML_PHASE_ROLLOUT && g->pauses)
+    if (begins && g->pauses)
         g->local->resume(g->local);
     return st;
 }
 
+/* The engine of this rank, with the others of its group. */
+static ml_status open_local(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
+                            ml_err *err) {
+    ml_local_opts o = { .engine = g->engine, .spec = g->spec, .be = &g->be, .weights = w };
+    ml_status st = ML_OK;
+
+    if (!ml_run_ranks_generates(&c->ranks))
+        return ML_OK;
+    if (g->group) {
+        st = g->group->split(g->group, &g->steps, 0, g->group->rank, err);
+        if (st != ML_OK)
+            return st;
+        g->steps->group = "engine";
+        g->steps->deadline_s = 60 * c->place.timeout_min;
+        o.engine.comm = g->steps;
+    }
+    return ml_local_open(&g->local, &o, err);
+}
+
 ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
                              ml_err *err) {
-    ml_local_opts o = {
-        .engine = g->engine, .spec = &g->run->spec, .be = &g->be, .weights = w
-    };
     ml_status st = offload_trainers(g, ML_PHASE_ROLLOUT, err);
 
     g->faults.after = g->run->rollout - 1;
@@ -234,9 +350,9 @@ ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_
         return st;
     if (g->n_engine)
         return ml_engines_start(g, c, err);
-    st = ml_local_open(&g->local, &o, err);
+    st = open_local(g, w, c, err);
     if (st == ML_OK && ml_run_ranks_size(&c->ranks) > 1)
-        return ml_rank_engine_open(g, c, err);
+        return ml_rank_engine_open(g, w, c, err);
     g->gen = g->local;
     return st;
 }

@@ -1,6 +1,6 @@
 /* generator.h - generation of tokens for a run: the engine in this process, its backend
- * and its memory; or engines in other processes.  If a run has several ranks, each has an
- * engine, and rank 0 sends requests to all of them.
+ * and its memory; or engines in other processes.  If a run has several ranks, their engines
+ * have one rank or several each, and rank 0 sends requests to all of them.
  *
  * thread: the command's. */
 #ifndef ML_RUN_GENERATOR_H
@@ -9,6 +9,7 @@
 #include "gen/local.h"
 #include "gen/supervisor.h"
 #include "io/end_tokens.h"
+#include "model/moves.h"
 #include "run/opts.h"
 #include "run/run.h"
 
@@ -38,6 +39,11 @@ typedef struct ml_generator {
     ml_train_run *run;
     ml_backend be; /* of the engine; its threads are idle while the trainer's work */
     ml_end_tokens eos;
+    const ml_spec *spec; /* of the engine in this process */
+    ml_spec *part;       /* [engine_size] the specs of an engine's ranks; NULL: one rank */
+    ml_moves_opts moves; /* from the trainer's ranks to the engines', if they move */
+    ml_comm *group;      /* this rank's engine, for its main threads; NULL: one rank */
+    ml_comm *steps;      /* the same, for the engines' threads */
     ml_engine_opts engine;
     bool offload_train, offload_rollout; /* release their memory alternately */
     bool external;                       /* engines that run already */
@@ -48,6 +54,7 @@ typedef struct ml_generator {
     ml_supervisor *supervisor;     /* of the engine processes; NULL: not yet, or none */
     ml_faults faults;              /* to be injected into them */
     bool pauses;                   /* the engine is paused during training */
+    bool leads;                    /* the engine's first rank, or its only one */
     ml_gen *local;                 /* the engine in this process; NULL: none */
     struct ml_rank_engine *served; /* to rank 0; NULL: there is one rank */
     ml_gen *gen; /* over all engines, or the one above; NULL: rank 0 has it */
@@ -100,9 +107,10 @@ ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
 
 /* --- rank_engines.c: the engines of the ranks of a run --- */
 
-/* Serves g->local to rank 0, which opens g->gen over the engines of all ranks.
- * Collective. */
-ml_status ml_rank_engine_open(ml_generator *g, const ml_run_opts *c, ml_err *err);
+/* Serves g->local, on the first rank of an engine, to rank 0, which opens g->gen over all
+ * engines.  w: the engine's first weights.  Collective. */
+ml_status ml_rank_engine_open(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
+                              ml_err *err);
 /* Stop ends the server's thread; the engine is closed before the rest.  NULL is allowed. */
 void ml_rank_engine_stop(struct ml_rank_engine *e);
 void ml_rank_engine_close(struct ml_rank_engine *e);

@@ -44,18 +44,50 @@ static int64_t tokens_of(const ml_memory_request *req, bool score) {
 }
 
 /* The memory rows of a trained model; the tables below have the same order. */
-enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, RANKS, N_ROW };
+enum {
+    GRADS,
+    STATE,
+    COPY,
+    ACT,
+    SCRATCH,
+    SCORE_ACT,
+    SCORE_SCRATCH,
+    CHOICES,
+    RANKS,
+    GATHERED,
+    SCORE_GATHERED,
+    N_ROW
+};
 
 static const char *const actor_rows[N_ROW] = {
     "gradients",     "optimizer state",          "save buffer",          "activations",
     "scratch",       "forward-only activations", "forward-only scratch", "routing replay",
-    "rank exchange",
+    "rank exchange", "gathered weights",         "forward-only weights",
 };
 static const char *const critic_rows[N_ROW] = {
     "critic gradients",   "critic optimizer state", "critic save buffer",
     "critic activations", "critic scratch",         "value activations",
     "value scratch",      "critic routing replay",  "critic rank exchange",
+    "critic gathered",    "value gathered",
 };
+
+/* Of weights that ranks divide. */
+static void divide_plan(ml_plan_opts *o, ml_arena *a, const ml_memory_request *req,
+                        const ml_spec *spec) {
+    const ml_mesh *mesh = req->opts.mesh;
+    ml_shard_map *map = ML_NEW(a, ml_shard_map, 1);
+    ml_dtype *stored = ML_NEW(a, ml_dtype, spec->n_param);
+
+    if (!mesh)
+        return;
+    for (int32_t i = 0; i < spec->n_param; i++)
+        stored[i] = ml_weights_param_dtype(
+            &spec->param[i], spec->critic ? req->critic_from : req->from, req->dtype);
+    ml_shard_map_init(map, a, spec, req->be->linear, &mesh->sizes, req->opts.stage);
+    o->map = map;
+    o->rank = mesh->rank;
+    o->stored = stored;
+}
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
@@ -66,17 +98,21 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
                           .recompute = req->opts.recompute };
     ml_plan *plan = NULL;
     ml_status st;
+    ml_arena a;
 
+    ml_arena_init(&a, "a memory plan");
     memcpy(opts.given, req->opts.replay, sizeof opts.given);
+    divide_plan(&opts, &a, req, spec);
     st = ml_plan_new(&plan, spec, req->be, opts, err);
-
     if (st == ML_OK) {
+        add(m, row[train ? GATHERED : SCORE_GATHERED], ml_plan_gather_bytes(plan));
         add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
         add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
         add_on_host(m, req->be, row[CHOICES],
                     ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
     }
     ml_plan_free(plan);
+    ml_arena_release(&a);
     return st;
 }
 
@@ -84,13 +120,17 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
                              const ml_spec *spec, size_t saved_bytes,
                              const char *const *row, ml_err *err) {
     ml_optimizer_opts opt = req->opts.optimizer;
+    const ml_shard_range *part;
+    ml_arena a;
     size_t whole = ml_optimizer_bytes(spec, &opt, req->bf16), state;
     ml_status st;
 
     opt.mesh = req->opts.mesh;
     opt.stage = req->opts.stage;
     state = ml_optimizer_bytes(spec, &opt, req->bf16);
-    add(m, row[GRADS], ml_trainer_grad_bytes(spec, NULL));
+    ml_arena_init(&a, "parts of gradients");
+    part = ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
+    add(m, row[GRADS], ml_trainer_grad_bytes(spec, part));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))
@@ -102,6 +142,10 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     add(m, row[RANKS], ml_optimizer_exchange_bytes(&opt));
     if (req->async_save && (!opt.mesh || opt.mesh->rank == 0))
         add_on_host(m, req->be, row[COPY], saved_bytes + whole);
+    else if (part && opt.mesh->rank == 0)
+        add_on_host(m, req->be, row[COPY],
+                    spec->critic ? req->critic_bytes : req->whole_bytes);
+    ml_arena_release(&a);
     st = add_plan(m, req, spec, true, row, err);
     if (st == ML_OK && req->scores)
         st = add_plan(m, req, spec, false, row, err);
@@ -118,9 +162,24 @@ static void take_turns(ml_memory *m, const ml_memory_request *req) {
             m->on_host += m->row[i].bytes;
 }
 
+static size_t critic_part_bytes(const ml_memory_request *req) {
+    const ml_trainer_opts *o = &req->opts;
+    const ml_shard_range *part;
+    size_t bytes;
+    ml_arena a;
+
+    ml_arena_init(&a, "parts of a critic");
+    part = ml_trainer_parts(&a, req->critic, o->mesh, o->stage, req->be->linear);
+    bytes = part ? ml_weights_part_bytes(req->critic, req->critic_from, req->dtype, part)
+                 : req->critic_bytes;
+    ml_arena_release(&a);
+    return bytes;
+}
+
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *err) {
     ml_memory_request critic = *req;
-    size_t saved = req->weight_bytes * (req->saves_ref ? 2 : 1), models;
+    size_t one = req->whole_bytes ? req->whole_bytes : req->weight_bytes, models;
+    size_t saved = one * (req->saves_ref ? 2 : 1);
     ml_status st;
 
     *out = (ml_memory){ 0 };
@@ -130,8 +189,10 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     for (const char *const *name = req->set; *name; name++)
         add(out, *name, req->weight_bytes);
     if (req->critic)
-        add(out, "critic weights", req->critic_bytes);
+        add(out, "critic weights", critic_part_bytes(req));
     models = out->total;
+    if (req->generates_only)
+        return ML_OK;
     st = add_trainer(out, req, req->spec, saved, actor_rows, err);
     critic.opts.optimizer.freeze = NULL;
     memset(critic.opts.replay, 0, sizeof critic.opts.replay);

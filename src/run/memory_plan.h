@@ -13,11 +13,15 @@
 typedef struct ml_memory_request {
     const ml_spec *spec;
     ml_backend *be;
-    size_t weight_bytes;    /* of one weight set */
+    size_t weight_bytes;                     /* of one weight set, or of this rank's part */
+    size_t whole_bytes;                      /* of all parts */
+    const ml_checkpoint *from, *critic_from; /* whose dtypes the weights have */
+    ml_weight_dtype dtype;
     bool bf16;              /* the set holds bf16 weights */
     const char *const *set; /* names of the weight sets, "actor" first; NULL-terminated */
     const ml_spec *critic;  /* a critic with its own trainer; NULL: none */
-    size_t critic_bytes;    /* of the critic's weights */
+    size_t critic_bytes;    /* of the critic's weights, of all ranks */
+    bool generates_only;    /* the rank has no trainer */
     ml_trainer_opts opts;
     int64_t longest; /* tokens of the longest sample; 0: not known */
     bool scores;     /* samples are also scored (forward only) */

@@ -360,7 +360,7 @@ ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
     o->needs_template = o->data.apply_chat_template;
     o->learns_nothing = o->rollout.rollout_only;
     o->hooks = &e->hooks;
-    o->second_set = ml_generator_own_set(o);
+    o->second_set = ml_generator_own_set(o) && !ml_run_ranks_moves(&o->ranks);
     o->backend.n_thread = ml_generator_threads(o, false);
     share(o, a,
           ml_arena_printf(a,

@@ -34,7 +34,7 @@ ml_status ml_publisher_start(ml_publisher *p, ml_generator *g, const ml_weights 
                              ml_err *err) {
     p->generator = g;
     p->version = w->version;
-    return p->weights ? ML_OK : p->send(p, w, err);
+    return p->weights || p->moves ? ML_OK : p->send(p, w, err);
 }
 
 void ml_publisher_close(ml_publisher *p) {
@@ -113,6 +113,116 @@ ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend 
     c->of.weights = &c->copy;
     ml_arena_init(&c->arena, "the engine's weights");
     return ml_weights_clone(&c->copy, w, be, &c->arena, err);
+}
+
+/* --- moves ------------------------------------------------------------------------ */
+
+typedef struct mover {
+    ml_publisher of; /* first */
+    ml_arena arena;
+    ml_comm *comm; /* of all ranks, with the time limit of training */
+    ml_moves plan;
+    const ml_weights *from; /* NULL: this rank does not train */
+    ml_weights set;         /* of the engine; zeros: this rank has none */
+    bool check;
+} mover;
+
+static ml_status move_rows(mover *m, ml_err *err) {
+    ml_weights *to = m->of.weights ? &m->set : NULL;
+    uint64_t version = m->from ? m->from->version : 0;
+    ml_status st = ml_comm_share(m->comm, &version, sizeof version, err);
+
+    if (st == ML_OK && m->check && to)
+        ml_moves_spoil(&m->plan, to);
+    if (st == ML_OK)
+        st = ml_moves_run(&m->plan, m->comm, m->from, to, err);
+    if (st == ML_OK && m->check)
+        st = ml_moves_check(&m->plan, m->comm, m->from, to, err);
+    m->set.version = version;
+    return ml_comm_agree(m->comm, st, err);
+}
+
+/* No engine runs a step while its rows change; ranks meet before, because they are those of
+ * other ranks' engines, too. */
+static ml_status send_moves(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    mover *m = (mover *)p;
+    ml_gen *gen = p->generator->leads ? p->generator->local : NULL;
+    ml_status st;
+
+    (void)w;
+    if (gen)
+        gen->pause(gen);
+    st = ml_comm_meet(m->comm, err);
+    if (st == ML_OK)
+        st = move_rows(m, err);
+    if (st == ML_OK && gen)
+        st = ml_local_switch(gen, &m->set, ML_SWITCH_RECOMPUTE, err);
+    if (gen)
+        gen->resume(gen);
+    return st;
+}
+
+static void close_moves(ml_publisher *p) {
+    mover *m = (mover *)p;
+
+    ml_moves_close(&m->plan);
+    ml_weights_close(&m->set);
+    if (m->comm)
+        m->comm->close(m->comm);
+    ml_arena_release(&m->arena);
+    free(m);
+}
+
+/* Rank 0 has loaded the weights, and knows their dtypes. */
+static ml_status share_dtypes(mover *m, ml_generator *g, ml_err *err) {
+    int32_t n = g->run->spec.n_param;
+    ml_dtype *dtype = ML_NEW(&m->arena, ml_dtype, n);
+    int64_t count[2] = { 0 };
+    ml_status st;
+
+    for (int32_t i = 0; i < n && m->from; i++)
+        dtype[i] = m->from->t[i].dtype;
+    st = ml_comm_share(m->comm, dtype, (size_t)n * sizeof *dtype, err);
+    g->moves.dtype = dtype;
+    for (int32_t i = 0; i < n; i++)
+        if (g->run->spec.param[i].n_dim == 2)
+            count[dtype[i] == ML_BF16] += ml_param_count(&g->run->spec.param[i]);
+    for (int32_t r = 0; r < ml_run_ranks_engine_size(&g->run->opts.ranks); r++)
+        ml_spec_keep_kv(&g->part[r], count[1] > count[0] ? ML_BF16 : ML_F32);
+    return st;
+}
+
+static ml_status open_moves(mover *m, ml_generator *g, const ml_run_ranks *ranks,
+                            ml_err *err) {
+    ml_status st = ranks->world->split(ranks->world, &m->comm, 0, ranks->world->rank, err);
+
+    if (st != ML_OK)
+        return st;
+    m->comm->group = "publish";
+    m->comm->deadline_s = ranks->publish_s;
+    st = share_dtypes(m, g, err);
+    if (st == ML_OK && m->of.weights)
+        st = ml_moves_receiver(&m->set, &g->moves, m->from, &g->be, &m->arena, err);
+    if (st != ML_OK)
+        return st;
+    ml_moves_plan(&m->plan, &g->moves);
+    return move_rows(m, err);
+}
+
+ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_ranks *ranks,
+                             bool check, ml_err *err) {
+    mover *m = make(
+        sizeof *m,
+        (ml_publisher){ .send = send_moves, .close = close_moves, .moves = true }, err);
+
+    *out = m ? &m->of : NULL;
+    if (!m)
+        return ML_ENOMEM;
+    m->check = check;
+    m->from = ml_run_ranks_trains(ranks) ? &g->run->weights : NULL;
+    m->of.weights = ml_run_ranks_generates(ranks) ? &m->set : NULL;
+    ml_arena_init(&m->arena, "the engine's weights");
+    return open_moves(m, g, ranks, err);
 }
 
 /* --- disk ------------------------------------------------------------------------- */

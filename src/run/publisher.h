@@ -2,6 +2,8 @@
  *
  *     shared  engine and trainer read one set of weights: a publication is a new version
  *     copy    the engine has its own set in this process: a publication copies
+ *     moves   the ranks of the engines have other rows than those that train, or are other
+ *             ranks: rows are sent (model/moves.h), unless they lie in the memory of both
  *     disk    engines of other processes read a directory that they see under the same
  *             path: full weights, or deltas between versions
  *
@@ -18,9 +20,10 @@ struct ml_publisher {
     ml_status (*send)(ml_publisher *p, const ml_weights *w, ml_err *err);
     void (*close)(ml_publisher *p);
     ml_generator *generator;   /* whose engines get the weights */
-    const ml_weights *weights; /* that generate in this process; NULL: in other processes */
+    const ml_weights *weights; /* that generate in this process; NULL: in others */
     uint64_t version;          /* that generates */
     bool frozen;               /* the engines keep the weights that they have */
+    bool moves;                /* `weights` are a rank's part */
     ml_async *async;           /* the rollout that counts versions; NULL: none */
     size_t bytes;              /* of host memory besides the weights above */
 };
@@ -38,6 +41,11 @@ ml_status ml_publisher_shared(ml_publisher **out, const ml_weights *w, ml_err *e
 /* The backend must outlive it. */
 ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend *be,
                             ml_err *err);
+
+/* Collective; sends the weights once.  check: the received rows are overwritten before each
+ * publication, and compared with the senders' afterwards. */
+ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_ranks *ranks,
+                             bool check, ml_err *err);
 
 /* Strings must outlive it. */
 ml_status ml_publisher_disk(ml_publisher **out, const ml_publish_opts *o, ml_train_run *run,

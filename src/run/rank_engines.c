@@ -1,7 +1,6 @@
-/* The engines of the ranks of a run.  Each rank serves its engine on a port, guarded by a
- * random key of the run; rank 0 sends requests to all of them, its own included, so that
- * one path serves any number of ranks.  The engines read the weights of their rank in
- * place, or its copy: nothing is sent when weights are published. */
+/* The engines of the ranks of a run.  The first rank of each serves it on a port, guarded by
+ * a random key of the run; rank 0 sends requests to all of them, its own included, so that
+ * one path serves any number of engines. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,8 +33,8 @@ typedef struct url {
     char text[ML_HOST_NAME + 40];
 } url;
 
-static ml_status open_server(ml_rank_engine *e, const ml_generator *g, const ml_run_opts *c,
-                             ml_err *err) {
+static ml_status open_server(ml_rank_engine *e, const ml_generator *g, const ml_weights *w,
+                             const ml_run_opts *c, ml_err *err) {
     const ml_run_ranks *ranks = &c->ranks;
     ml_server_opts o = { .host = ranks->n_host > 1 ? "0.0.0.0" : "127.0.0.1",
                          .access = { .api_key = e->key.text,
@@ -57,8 +56,7 @@ static ml_status open_server(ml_rank_engine *e, const ml_generator *g, const ml_
                          .max_connections = MAX_CONNECTIONS };
 
     e->host[0] = ranks->host;
-    snprintf(e->version, sizeof e->version, "%llu",
-             (unsigned long long)g->run->weights.version);
+    snprintf(e->version, sizeof e->version, "%llu", (unsigned long long)w->version);
     return ml_server_open(&e->server, e->loop, &o, err);
 }
 
@@ -67,12 +65,12 @@ static void *serve(void *ud) {
     return NULL;
 }
 
-static ml_status start_server(ml_rank_engine *e, const ml_generator *g,
+static ml_status start_server(ml_rank_engine *e, const ml_generator *g, const ml_weights *w,
                               const ml_run_opts *c, ml_err *err) {
     ml_status st = ml_loop_new(&e->loop, err);
 
     if (st == ML_OK)
-        st = open_server(e, g, c, err);
+        st = open_server(e, g, w, c, err);
     if (st != ML_OK)
         return st;
     e->running = pthread_create(&e->thread, NULL, serve, e) == 0;
@@ -85,22 +83,24 @@ static ml_status start_server(ml_rank_engine *e, const ml_generator *g,
 /* Rank 0 learns where the engines are. */
 static ml_status connect_all(ml_generator *g, const ml_run_opts *c, ml_err *err) {
     const ml_run_ranks *ranks = &c->ranks;
-    int32_t n = ml_run_ranks_size(ranks);
+    int32_t n = ml_run_ranks_size(ranks), n_url = 0;
     url mine = { "" }, *all = ML_NEW(&g->arena, url, n);
     const char **text = ML_NEW(&g->arena, const char *, n);
     ml_status st;
 
-    snprintf(mine.text, sizeof mine.text, "http://%s:%d",
-             ranks->n_host > 1 ? ranks->host : "127.0.0.1",
-             ml_server_port(g->served->server));
+    if (g->served->server)
+        snprintf(mine.text, sizeof mine.text, "http://%s:%d",
+                 ranks->n_host > 1 ? ranks->host : "127.0.0.1",
+                 ml_server_port(g->served->server));
     st = ml_comm_gather(ranks->world, all, &mine, sizeof mine, err);
     if (st != ML_OK || !ml_run_ranks_first(ranks))
         return st;
     for (int32_t i = 0; i < n; i++)
-        text[i] = all[i].text;
+        if (all[i].text[0])
+            text[n_url++] = all[i].text;
     return ml_remote_open(&g->gen,
                           &(ml_remote_opts){ .url = text,
-                                             .n_url = n,
+                                             .n_url = n_url,
                                              .api_key = g->served->key.text,
                                              .spec = &g->run->spec,
                                              .retry_s = RETRY_S,
@@ -112,7 +112,8 @@ static ml_status connect_all(ml_generator *g, const ml_run_opts *c, ml_err *err)
                           err);
 }
 
-ml_status ml_rank_engine_open(ml_generator *g, const ml_run_opts *c, ml_err *err) {
+ml_status ml_rank_engine_open(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
+                              ml_err *err) {
     ml_rank_engine *e = calloc(1, sizeof *e);
     ml_status st = ML_OK;
 
@@ -123,8 +124,8 @@ ml_status ml_rank_engine_open(ml_generator *g, const ml_run_opts *c, ml_err *err
         st = ml_secret_random(&e->key, err);
     if (st == ML_OK)
         st = ml_comm_share(c->ranks.world, &e->key, sizeof e->key, err);
-    if (st == ML_OK)
-        st = start_server(e, g, c, err);
+    if (st == ML_OK && g->leads)
+        st = start_server(e, g, w, c, err);
     return st == ML_OK ? connect_all(g, c, err) : st;
 }
 

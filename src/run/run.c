@@ -133,7 +133,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         ml_spec_keep_kv(&r->spec, ml_weights_kv_dtype(&r->spec, r->from, opts->dtype));
         drop_vain_replay(r);
     }
-    if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
+    if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing &&
+        ml_run_ranks_trains(&opts->ranks))
         st = open_critic(r, err);
     if (st == ML_OK)
         st = ml_train_run_check_dirs(r, err);
@@ -196,27 +197,33 @@ static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
 /* Sizes only; the longest sample is not known in advance. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     const ml_run_opts *o = &r->opts;
-    size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
-    bool critic = r->critic.from != NULL;
+    ml_weight_dtype dtype = ml_weights_dtype(&r->be, o->dtype);
+    const ml_shard_range *part = ml_train_run_parts(r, &r->spec);
+    size_t bytes = ml_weights_part_bytes(&r->spec, r->from, dtype, part);
+    bool critic = r->critic.from != NULL, trains = ml_run_ranks_trains(&o->ranks);
     int n = 0;
 
     if (!r->base_bytes) /* the first call is before any allocation */
         r->base_bytes = ml_memory_base(&r->be);
-    name_set(r, &n, true, "actor weights");
-    name_set(r, &n, o->wants_ref, "reference weights");
-    name_set(r, &n, o->teacher_load != NULL, "teacher weights");
+    name_set(r, &n, trains, "actor weights");
+    name_set(r, &n, trains && o->wants_ref, "reference weights");
+    name_set(r, &n, trains && o->teacher_load, "teacher weights");
     name_set(r, &n, o->second_set, "rollout weights");
     r->set_name[n] = NULL;
     *out = (ml_memory_request){
         .spec = &r->spec,
         .be = &r->be,
         .weight_bytes = bytes,
-        .bf16 = bytes < ml_weights_bytes(&r->spec, NULL, ML_WEIGHT_F32),
+        .whole_bytes = ml_weights_bytes(&r->spec, r->from, dtype),
+        .from = r->from,
+        .dtype = dtype,
+        .bf16 = bytes < ml_weights_part_bytes(&r->spec, NULL, ML_WEIGHT_F32, part),
         .set = r->set_name,
         .critic = critic ? &r->critic.spec : NULL,
-        .critic_bytes = critic ? ml_weights_bytes(&r->critic.spec, r->critic.from,
-                                                  ml_weights_dtype(&r->be, o->dtype))
-                               : 0,
+        .critic_bytes =
+            critic ? ml_weights_bytes(&r->critic.spec, r->critic.from, dtype) : 0,
+        .critic_from = r->critic.from,
+        .generates_only = !trains,
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,
         .scores = o->recipe.compute_advantages,

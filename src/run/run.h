@@ -54,6 +54,9 @@ typedef struct ml_train_run {
 ml_status ml_train_run_open(ml_train_run *out, const ml_run_opts *opts, ml_err *err);
 void ml_train_run_close(ml_train_run *r); /* also after a failed open; zeros are allowed */
 
+/* The part of each parameter that this rank trains; NULL: all of them. */
+const ml_shard_range *ml_train_run_parts(ml_train_run *r, const ml_spec *s);
+
 /* Computes the memory that the run will need. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out);
 

@@ -97,18 +97,59 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
 }
 
 int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
-    return r->train ? ml_mesh_data_size(&r->mesh.sizes) : 1;
+    return r->mesh.sizes.gather ? ml_mesh_data_size(&r->mesh.sizes) : 1;
 }
 
+void ml_run_ranks_place(ml_run_opts *o) {
+    bool engines = !ml_run_elsewhere(o) && !o->rollout.load_debug;
+
+    o->place.apart =
+        engines && o->place.rollout && !o->mode.colocate && !o->rollout.rollout_only;
+    o->place.engine_size = engines ? o->place.engine_size : 1;
+    o->place.plans = o->dry_run;
+}
+
+/* A process of its own: it is the only rank, or plans one of those that the flags name. */
+static ml_status plan_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
+    int64_t nodes = p->nodes ? p->nodes : 1;
+    int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1) * (p->pp ? p->pp : 1);
+    int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : model;
+
+    return ml_mesh_size(&r->mesh.sizes, p->plans ? (int32_t)n : 1, ml_run_ranks_sizes(p),
+                        err);
+}
+
+/* The ranks that train. */
 static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
-    ml_status st = r->world->split(r->world, &r->train, 0, r->world->rank, err);
+    int32_t color = ml_run_ranks_trains(r) ? 0 : -1;
+    ml_status st = r->world->split(r->world, &r->train, color, r->world->rank, err);
 
     r->world->group = "the job";
-    if (st != ML_OK)
+    r->actors = r->world;
+    if (st == ML_OK && r->n_actor) {
+        r->actors = NULL;
+        st = r->world->split(r->world, &r->actors, color, r->world->rank, err);
+    }
+    if (st == ML_OK && !r->train)
+        st = ml_mesh_size(&r->mesh.sizes, r->n_actor, ml_run_ranks_sizes(p), err);
+    if (st != ML_OK || !r->train)
         return st;
     r->train->group = "train";
     r->train->deadline_s = 60 * p->timeout_min;
     return ml_mesh_open(&r->mesh, r->train, NULL, ml_run_ranks_sizes(p), err);
+}
+
+static ml_status open_engine(ml_run_ranks *r, ml_err *err) {
+    int32_t at = r->world->rank - r->n_actor;
+    ml_status st;
+
+    if (r->engine_size < 2 || (r->world->size - r->n_actor) % r->engine_size != 0)
+        return ML_OK;
+    st = r->world->split(r->world, &r->engine, at < 0 ? -1 : at / r->engine_size,
+                         r->world->rank, err);
+    if (r->engine)
+        r->engine->group = "engine";
+    return st;
 }
 
 ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts *p,
@@ -116,9 +157,13 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
     place mine = { .host = "" }, *all;
     ml_status st;
 
-    *r = (ml_run_ranks){ .world = world };
+    *r = (ml_run_ranks){ .world = world,
+                         .engine_size = (int32_t)p->engine_size,
+                         .publish_s = 60 * p->timeout_min };
     if (ml_comm_size(world) == 1)
-        return ML_OK;
+        return plan_mesh(r, p, err);
+    if (p->apart && p->rollout < world->size)
+        r->n_actor = world->size - (int32_t)p->rollout;
     gethostname(mine.host, sizeof mine.host - 1);
     list_devices(mine.devices);
     sched_getaffinity(0, sizeof mine.cores, &mine.cores);
@@ -133,14 +178,20 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
         take_device(r, all);
     }
     free(all);
-    return st == ML_OK ? open_mesh(r, p, err) : st;
+    if (st == ML_OK)
+        st = open_mesh(r, p, err);
+    return st == ML_OK ? open_engine(r, err) : st;
 }
 
 void ml_run_ranks_close(ml_run_ranks *r) {
     ml_mesh_close(&r->mesh);
+    if (r->engine)
+        r->engine->close(r->engine);
+    if (r->actors && r->actors != r->world)
+        r->actors->close(r->actors);
     if (r->train)
         r->train->close(r->train);
-    r->train = NULL;
+    r->train = r->actors = r->engine = NULL;
 }
 
 size_t ml_run_ranks_bytes(const ml_run_ranks *r, size_t all, bool host) {
@@ -173,10 +224,6 @@ static bool dumps_tensors(const ml_run_opts *o) {
     " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
     "state; remove the flag"
 
-static bool divides_tensors(const ml_run_opts *o) {
-    return o->place.tp > 1;
-}
-
 static bool divides_contexts(const ml_run_opts *o) {
     return o->place.cp > 1;
 }
@@ -190,7 +237,6 @@ static bool divides_experts(const ml_run_opts *o) {
 }
 
 static const rank_rule size_rules[] = {
-    { divides_tensors, "--tensor-model-parallel-size" NOT_YET },
     { divides_contexts, "--context-parallel-size" NOT_YET },
     { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
     { divides_experts, "--expert-model-parallel-size" NOT_YET },
@@ -213,25 +259,56 @@ static ml_status check_rules(const rank_rule *rule, size_t n, const ml_run_opts 
 
 /* --- sizes -------------------------------------------------------------------- */
 
+/* Whether a dry run plans one rank of a job that is not there. */
+static bool plans_one(const ml_run_ranks *r, const ml_run_opts *o) {
+    return o->dry_run && ml_run_ranks_size(r) == 1;
+}
+
 static ml_status check_world(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
     const ml_place_opts *p = &o->place;
-    int64_t nodes = p->nodes ? p->nodes : 1, want = nodes * p->gpus_per_node;
+    int64_t nodes = p->nodes ? p->nodes : 1, actor = nodes * p->gpus_per_node;
+    int64_t more = p->apart ? p->rollout : 0, size = ml_run_ranks_size(r);
 
-    if (!p->gpus_per_node || want == ml_run_ranks_size(r) ||
-        (o->dry_run && ml_run_ranks_size(r) == 1))
+    if (plans_one(r, o) || (actor ? actor + more == size : more < size))
         return ML_OK;
+    if (!actor)
+        return ml_fail(err, ML_EUSAGE,
+                       "--rollout-num-gpus %lld are ranks that generate, beside those that "
+                       "train, but the job has %lld: start it with mpirun -n %lld, or add "
+                       "--colocate",
+                       (long long)more, (long long)size, (long long)more + 1);
+    if (more)
+        return ml_fail(err, ML_EUSAGE,
+                       "--actor-num-nodes %lld and --actor-num-gpus-per-node %lld are %lld "
+                       "ranks that train, and --rollout-num-gpus %lld ranks generate, but "
+                       "the job has %lld: start it with mpirun -n %lld, or add --colocate",
+                       (long long)nodes, (long long)p->gpus_per_node, (long long)actor,
+                       (long long)more, (long long)size, (long long)(actor + more));
     return ml_fail(err, ML_EUSAGE,
                    "--actor-num-nodes %lld and --actor-num-gpus-per-node %lld are %lld "
-                   "ranks, but the job has %d: start it with mpirun -n %lld, or remove "
+                   "ranks, but the job has %lld: start it with mpirun -n %lld, or remove "
                    "the flags",
-                   (long long)nodes, (long long)p->gpus_per_node, (long long)want,
-                   (int)ml_run_ranks_size(r), (long long)want);
+                   (long long)nodes, (long long)p->gpus_per_node, (long long)actor,
+                   (long long)size, (long long)actor);
+}
+
+static ml_status check_engines(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
+    long long size = o->place.engine_size, n = ml_run_ranks_size(r) - r->n_actor;
+
+    if (size < 2 || plans_one(r, o) || n % size == 0)
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "--rollout-num-gpus-per-engine is %lld, but %lld rank%s: use a divisor "
+                   "of %lld, or start mpirun with %lld ranks%s",
+                   size, n, n == 1 ? " generates" : "s generate", n,
+                   (n + size - 1) / size * size + r->n_actor,
+                   r->n_actor ? " and change --rollout-num-gpus" : "");
 }
 
 static ml_status check_hosts(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
     const ml_place_opts *p = &o->place;
 
-    if (p->nodes && r->n_host > 1 && p->nodes != r->n_host)
+    if (p->nodes && r->n_host > 1 && !r->n_actor && p->nodes != r->n_host)
         return ml_fail(err, ML_EUSAGE,
                        "--actor-num-nodes is %lld, but the ranks of the job are on %d "
                        "hosts: change the flag, or mpirun's --map-by",
@@ -248,6 +325,8 @@ static ml_status check_hosts(const ml_run_ranks *r, const ml_run_opts *o, ml_err
 ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
     ml_status st = check_world(r, o, err);
 
+    if (st == ML_OK)
+        st = check_engines(r, o, err);
     if (st == ML_OK)
         st = check_hosts(r, o, err);
     if (st == ML_OK)

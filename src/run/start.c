@@ -77,6 +77,11 @@ static ml_status find_checkpoint(ml_train_run *r, const char *dir, int64_t step,
     return st;
 }
 
+const ml_shard_range *ml_train_run_parts(ml_train_run *r, const ml_spec *s) {
+    const ml_trainer_opts *t = &r->opts.trainer;
+    return ml_trainer_parts(&r->arena, s, t->mesh, t->stage, r->be.linear);
+}
+
 static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
                               ml_err *err) {
     ml_checkpoint *own = NULL;
@@ -87,8 +92,8 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
         ml_spec_keep_kv(&r->spec,
                         ml_weights_kv_dtype(&r->spec, own ? own : r->from, r->opts.dtype));
     if (st == ML_OK)
-        st = ml_weights_load(out, &r->spec, own ? own : r->from, r->opts.dtype, &r->be,
-                             &r->arena, err);
+        st = ml_weights_load_part(out, &r->spec, own ? own : r->from, r->opts.dtype,
+                                  ml_train_run_parts(r, &r->spec), &r->be, &r->arena, err);
     ml_checkpoint_close(own);
     return st;
 }
@@ -439,6 +444,13 @@ static ml_status find_start(ml_train_run *r, const char **out, ml_err *err) {
     return st == ML_OK && o->load ? share_path(r, out, err) : st;
 }
 
+/* Ranks that do not train learn which rollout is the first. */
+static ml_status share_position(ml_train_run *r, ml_err *err) {
+    return r->opts.ranks.n_actor
+               ? ml_comm_share(r->opts.ranks.world, &r->rollout, sizeof r->rollout, err)
+               : ML_OK;
+}
+
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     const char *snapshot = NULL;
@@ -446,15 +458,19 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
 
     if (st == ML_OK)
         st = find_start(r, &snapshot, err);
-    if (st == ML_OK)
+    if (st == ML_OK && ml_run_ranks_trains(&o->ranks))
         st = load_actor(r, snapshot, err);
     r->weights.version = 1; /* 0 means that weights have no version */
     if (st != ML_OK || o->learns_nothing)
         return st;
-    st = start_training(r, snapshot, err);
+    if (ml_run_ranks_trains(&o->ranks))
+        st = start_training(r, snapshot, err);
     if (st == ML_OK)
-        make_learner(r);
-    return st == ML_OK ? open_output(r, err) : st;
+        st = share_position(r, err);
+    if (st != ML_OK || !ml_run_ranks_trains(&o->ranks))
+        return st;
+    make_learner(r);
+    return open_output(r, err);
 }
 
 /* If --load has no snapshot, the run starts from another checkpoint, as in Miles. */

@@ -6,6 +6,11 @@ static ml_comm *world_of(const ml_train_loop *l) {
     return l->run->opts.ranks.world;
 }
 
+/* Other ranks generate only: they publish and end with the others. */
+static bool trains(const ml_train_loop *l) {
+    return ml_run_ranks_trains(&l->run->opts.ranks);
+}
+
 static ml_status tell(ml_train_loop *l, ml_loop_event_kind kind, const char *what,
                       ml_err *err) {
     l->now.kind = kind;
@@ -102,7 +107,7 @@ static ml_status save(ml_train_loop *l, ml_err *err) {
     st = ml_comm_share(world_of(l), &l->now.ending, sizeof l->now.ending, err);
     if (st == ML_OK)
         st = ml_comm_share(world_of(l), &due, sizeof due, err);
-    if (st == ML_OK && due)
+    if (st == ML_OK && due && trains(l))
         return save_now(l, err);
     l->now.last = l->run->saver ? stop_point(l, now + 1) : l->now.last;
     return st;
@@ -142,15 +147,15 @@ static ml_status iterate(ml_train_loop *l, ml_err *err) {
     bool publishes = l->publishes && publish_due(l, l->run->rollout);
     ml_status st = tell(l, ML_ON_ROLLOUT_BEGIN, "", err);
 
-    if (st == ML_OK)
+    if (st == ML_OK && trains(l))
         st = in_stage(l, ML_STAGE_ROLLOUT, collect, err);
-    if (st == ML_OK)
+    if (st == ML_OK && trains(l))
         st = tell(l, ML_ON_BATCH, "", err);
     if (st == ML_OK && l->generator)
         st = ml_generator_enter(l->generator, ML_PHASE_TRAIN, err);
-    if (st == ML_OK && !l->run->opts.learns_nothing)
+    if (st == ML_OK && trains(l) && !l->run->opts.learns_nothing)
         st = in_stage(l, ML_STAGE_LEARN, learn, err);
-    if (st == ML_OK)
+    if (st == ML_OK && trains(l))
         st = tell(l, ML_ON_LEARNED, "", err);
     if (st == ML_OK)
         st = in_stage(l, ML_STAGE_SAVE, save, err);
@@ -182,8 +187,10 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
                               .stage = evaluates ? ML_STAGE_EVAL : ML_STAGE_ROLLOUT,
                               .iteration = &l->iteration,
                               .saver = run->saver,
-                              .weights = l->publisher ? l->publisher->weights : NULL };
-    if (run->snapshot && l->rollout.load)
+                              .weights = l->publisher && !l->publisher->moves
+                                             ? l->publisher->weights
+                                             : NULL };
+    if (run->snapshot && l->rollout.load && trains(l))
         st = l->rollout.load(l->rollout.ud, run->saved, run->snapshot, err);
     if (st == ML_OK)
         st = tell(l, ML_ON_RUN_BEGIN, ml_train_run_origin(run), err);

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <string.h>
 
+#include "comm/share.h"
 #include "gen/local.h"
 #include "model/spec_shard.h"
 #include "tests/support/engine_fixture.h"
@@ -268,11 +269,79 @@ static void a_rank_that_parts(void) {
     ml_ranks_run(2, run_rank, &j);
 }
 
+/* --- weights of the ranks' own ---------------------------------------------------- */
+
+/* The ranks of an engine inside a run: each has its part of two versions of the weights. */
+typedef struct publication {
+    ml_received before[N_REQUEST], after[N_REQUEST]; /* by one rank */
+    bool alone;
+} publication;
+
+static void publish_rank(ml_comm *comm, void *ud) {
+    publication *p = ud;
+    ml_received got[N_REQUEST];
+    ml_engine_fixture b;
+    ml_spec spec;
+    ml_weights w;
+    ml_gen *g;
+    ml_comm *mains = NULL;
+    bool first = !comm || comm->rank == 0;
+    ml_local_opts o;
+
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
+    MUST(ml_spec_open(&spec, ML_FIXTURE_MODEL, &err));
+    MUST(ml_spec_shard(&spec, comm ? comm->size : 1, comm ? comm->rank : 0, &err));
+    MUST(ml_weights_load(&w, &spec, b.checkpoint, ML_WEIGHT_F32, &b.be, &b.arena, &err));
+    w.version = 3;
+    o = (ml_local_opts){ .engine = b.o, .spec = &spec, .be = &b.be, .weights = &w };
+    o.engine.comm = comm;
+    if (comm)
+        MUST(comm->split(comm, &mains, 0, comm->rank, &err));
+    MUST(ml_local_open(&g, &o, &err)); /* on every rank */
+    if (first) {
+        generate(g, p->alone ? p->before : got);
+        if (!p->alone)
+            check_same(p->before, got);
+        g->pause(g);
+    }
+    MUST(ml_comm_meet(mains, &err));  /* no rank runs a step */
+    for (int32_t i = 0; i < w.n; i++) /* a head that gives the same to all tokens */
+        if (strcmp(spec.param[i].name, "lm_head.weight") == 0)
+            memset(w.t[i].data, 0, ml_tensor_bytes(&w.t[i]));
+    w.version = 4;
+    MUST(ml_comm_meet(mains, &err));
+    if (first) {
+        MUST(ml_local_switch(g, &w, ML_SWITCH_RECOMPUTE, &err));
+        g->resume(g);
+        generate(g, p->alone ? p->after : got);
+        if (!p->alone)
+            check_same(p->after, got);
+        CHECK(p->after[0].version[0] == 4);
+        CHECK(memcmp(p->before[0].logprob, p->after[0].logprob, 40) != 0);
+    }
+    g->close(g);
+    if (mains)
+        mains->close(mains);
+    ml_weights_close(&w);
+    ml_spec_close(&spec);
+    ml_engine_fixture_close(&b);
+}
+
+static void ranks_switch_together(void) {
+    static publication p = { .alone = true };
+
+    publish_rank(NULL, &p);
+    p.alone = false;
+    ml_ranks_run(2, publish_rank, &p);
+    ml_ranks_run(4, publish_rank, &p);
+}
+
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "engines of several ranks answer like one", ranks_answer_like_one },
+        { "engines of several ranks answer like one", ranks_answer_like_one, 300 },
         { "commands reach all ranks, and errors leave them together",
           commands_reach_all_ranks },
+        { "ranks switch together to weights of their own", ranks_switch_together, 300 },
         { "requests end when a rank of the engine leaves", a_rank_that_leaves },
         { "a rank that parts from the first is noticed", a_rank_that_parts },
         { 0 },

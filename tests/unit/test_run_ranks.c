@@ -19,11 +19,13 @@ static ml_status check(int64_t nodes, int64_t per_node, int64_t most, bool dry_r
     return ml_run_ranks_check(r, &o, err);
 }
 
+static const ml_place_opts place1 = { .timeout_min = 1 };
+
 static void one_rank_is_a_job(void) {
     ml_run_ranks r;
     ml_err err = { 0 };
 
-    CHECK(ml_run_ranks_open(&r, NULL, 60, &err) == ML_OK);
+    CHECK(ml_run_ranks_open(&r, NULL, &place1, &err) == ML_OK);
     CHECK(ml_run_ranks_first(&r) && ml_run_ranks_size(&r) == 1 && !r.data);
     CHECK(ml_run_ranks_threads(&r, 7) == 7 && ml_run_ranks_bytes(&r, 1000, true) == 1000);
     CHECK(check(0, 0, 0, false, &r, &err) == ML_OK);
@@ -40,7 +42,7 @@ static void place(ml_comm *c, void *ud) {
     ml_err err = { 0 };
 
     (void)ud;
-    CHECK(ml_run_ranks_open(&r, c, 60, &err) == ML_OK);
+    CHECK(ml_run_ranks_open(&r, c, &place1, &err) == ML_OK);
     CHECK(ml_run_ranks_size(&r) == 3 && ml_run_ranks_first(&r) == (c->rank == 0));
     CHECK(r.n_host == 1 && r.local_size == 3 && r.local_rank == c->rank && !r.n_core);
     CHECK(r.data && r.data != c && r.data->deadline_s == 60 && c->deadline_s == 0);
@@ -62,6 +64,77 @@ static void ranks_divide_their_host(void) {
     ml_ranks_run(3, place, NULL);
     CHECK(strcmp(getenv("CUDA_VISIBLE_DEVICES"), "4") == 0 ||
           strcmp(getenv("CUDA_VISIBLE_DEVICES"), "7") == 0);
+}
+
+/* --- engines ------------------------------------------------------------------------ */
+
+/* Options of a job, and what its ranks are. */
+typedef struct engine_job {
+    ml_run_opts o;
+    const char *says; /* NULL: it is a job */
+    int32_t n_actor, n_engine;
+} engine_job;
+
+static void be_placed(ml_comm *c, void *ud) {
+    engine_job *j = ud;
+    ml_run_opts o = j->o;
+    ml_run_ranks r;
+    ml_err err = { 0 };
+    ml_status st;
+    int32_t at;
+
+    ml_run_ranks_place(&o);
+    CHECK(ml_run_ranks_open(&r, c, &o.place, &err) == ML_OK);
+    st = ml_run_ranks_check(&r, &o, &err);
+    CHECK((st == ML_OK) == !j->says);
+    if (j->says)
+        CHECK_HAS(err.msg, j->says);
+    at = c->rank - (r.n_actor ? r.n_actor : 0);
+    if (st == ML_OK) {
+        CHECK(ml_run_ranks_n_actor(&r) == j->n_actor);
+        CHECK(ml_run_ranks_n_engine(&r) == j->n_engine);
+        CHECK(ml_run_ranks_trains(&r) == (c->rank < j->n_actor));
+        CHECK(ml_run_ranks_generates(&r) == (at >= 0));
+        CHECK(!r.data == (c->rank >= j->n_actor));
+        CHECK(!r.data || (r.data->size == j->n_actor && r.actors->size == j->n_actor));
+        CHECK(ml_comm_size(r.engine) == (at < 0 ? 1 : r.engine_size ? r.engine_size : 1));
+        CHECK(!r.engine || r.engine->rank == at % r.engine_size);
+    }
+    ml_run_ranks_close(&r);
+}
+
+static void engines_have_ranks(void) {
+    static engine_job jobs[] = {
+        { { .place = { .engine_size = 2 } }, NULL, 6, 3 },
+        { { .place = { .engine_size = 3, .rollout = 3, .nodes = 1, .gpus_per_node = 3 } },
+          NULL,
+          3,
+          1 },
+        { { .place = { .engine_size = 2, .rollout = 4 } }, NULL, 2, 2 },
+        { { .place = { .rollout = 2 }, .mode = { .colocate = true } }, NULL, 6, 6 },
+        { { .place = { .engine_size = 4, .rollout = 2 }, .mode = { .n_engine = 1 } },
+          NULL,
+          6,
+          6 },
+        { { .place = { .engine_size = 4 } },
+          "--rollout-num-gpus-per-engine is 4, but 6 ranks generate: use a divisor of 6, "
+          "or "
+          "start mpirun with 8 ranks" },
+        { { .place = { .engine_size = 3, .rollout = 4 } },
+          "is 3, but 4 ranks generate: use a divisor of 4, or start mpirun with 8 ranks "
+          "and "
+          "change --rollout-num-gpus" },
+        { { .place = { .rollout = 6 } },
+          "--rollout-num-gpus 6 are ranks that generate, "
+          "beside those that train, but the job has 6: start "
+          "it with mpirun -n 7, or add --colocate" },
+        { { .place = { .rollout = 4, .nodes = 1, .gpus_per_node = 4 } },
+          "4 ranks that train, and --rollout-num-gpus 4 ranks generate, but the job has 6: "
+          "start it with mpirun -n 8" },
+    };
+
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
+        ml_ranks_run(6, be_placed, &jobs[i]);
 }
 
 /* --- heartbeats -------------------------------------------------------------------- */
@@ -116,6 +189,7 @@ static void a_silent_rank_is_named(void) {
 static const ml_test tests[] = {
     { "one rank is a job", one_rank_is_a_job },
     { "ranks divide threads and memory of their host", ranks_divide_their_host },
+    { "engines have ranks of their own, or those of the trainer", engines_have_ranks },
     { "heartbeats end with their ranks", heartbeats_end },
     { "a silent rank is named while others wait", a_silent_rank_is_named },
     { 0 },

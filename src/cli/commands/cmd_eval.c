@@ -34,8 +34,12 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     ml_loop_extensions extensions = { 0 };
     ml_train_run run = { 0 };
     ml_run_opts opts;
-    ml_status st = ml_run_ranks_open(&c->ranks, c->ranks.world, &c->place, err);
+    ml_status st;
 
+    ml_run_ranks_place(c);
+    st = ml_run_ranks_open(&c->ranks, c->ranks.world, &c->place, err);
+    if (st == ML_OK)
+        st = ml_run_ranks_check(&c->ranks, c, err);
     c->backend.n_thread = ml_run_ranks_threads(&c->ranks, c->backend.n_thread);
     opts = *c;
     opts.needs_tokenizer = opts.learns_nothing = true;

@@ -28,7 +28,10 @@ static bool is_first(const train_job *j) {
 /* The options of this rank: it has a part of its host, and trains with the others. */
 static ml_status place_rank(train_job *j, ml_err *err) {
     ml_run_opts *o = &j->opts;
-    ml_status st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world, &o->place, err);
+    ml_status st;
+
+    ml_run_ranks_place(o);
+    st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world, &o->place, err);
 
     if (st == ML_OK)
         st = ml_run_ranks_check(&o->ranks, o, err);
@@ -36,8 +39,9 @@ static ml_status place_rank(train_job *j, ml_err *err) {
         st = ml_heartbeat_open(&j->heartbeat, o->ranks.world, 60 * o->place.timeout_min,
                                err);
     o->backend.n_thread = ml_run_ranks_threads(&o->ranks, o->backend.n_thread);
-    o->trainer.mesh = o->ranks.train ? &o->ranks.mesh : NULL;
-    o->saver.comm = o->ranks.world;
+    o->trainer.mesh =
+        o->ranks.train || ml_run_ranks_divides(&o->ranks) ? &o->ranks.mesh : NULL;
+    o->saver.comm = o->ranks.actors;
     return st;
 }
 

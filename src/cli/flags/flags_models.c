@@ -167,8 +167,8 @@ const ml_flag ml_flags_models[] = {
             "supervised fine-tuning draws no random numbers; --rollout-seed sets the data "
             "order"),
     ML_NOOP("critic-num-nodes", TEXT, MILES, ML_CMD_TRAIN,
-            "a run is one process on one machine"),
+            "the critic trains on the ranks of the actor"),
     ML_NOOP("critic-num-gpus-per-node", TEXT, MILES, ML_CMD_TRAIN,
-            "a run is one process on one machine"),
+            "the critic trains on the ranks of the actor"),
     { 0 },
 };

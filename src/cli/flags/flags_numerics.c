@@ -5,7 +5,7 @@
 
 static const char *const zeros[] = { "0", "0.0", NULL };
 static const char *const all_of_it[] = { "1", "1.0", NULL };
-static const char *const megatron[] = { "megatron", NULL };
+static const char *const backends[] = { "megatron", "fsdp", NULL }; /* ml_train_backend */
 
 static const char *const formats[] = { "thd", "bshd", NULL };
 static const char *const f32[] = { "fp32", "float32", NULL };
@@ -23,9 +23,17 @@ const ml_flag ml_flags_numerics[] = {
               "and gradients are equal." },
     ML_FIXED("attention-dropout", MEGATRON, TRAIN, zeros, "Dropout is not supported."),
     ML_FIXED("hidden-dropout", MEGATRON, TRAIN, zeros, "Dropout is not supported."),
-    ML_FIXED("train-backend", MILES, TRAIN, megatron,
-             "Batches, optimizer and schedule follow Miles' Megatron backend; the fsdp "
-             "backend is not supported."),
+    { .name = "train-backend",
+      .type = ML_FLAG_WORD,
+      ML_AT(run.place.backend),
+      .words = backends,
+      .def = "megatron",
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "fsdp: all data parallel ranks divide the weights, and gather those of a "
+              "layer when they need them.  megatron: tensor parallel ranks do.  Batches, "
+              "optimizer and schedule are the same." },
     { .name = "use-routing-replay",
       .type = ML_FLAG_BOOL,
       ML_AT(run.rollout.routing_replay),

@@ -13,7 +13,7 @@ static const char *const f32[] = { "fp32", "float32", NULL };
 #define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
 #define ALWAYS "this is always so"
 #define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"
-#define ENGINES "every rank has an engine of its own; --rollout-num-engines starts others"
+#define NO_ENGINES "supervised fine-tuning does not generate"
 #define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
 #define FAULTS "a rank that fails ends the job; resume it with --load"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
@@ -69,8 +69,10 @@ const ml_flag ml_flags_parallel[] = {
       .from = ML_FROM_MEGATRON,
       .help = "The job ends if a rank waits longer than this for another one in training. "
               " 0: no limit." },
-    ML_SIZE("tensor-model-parallel-size", tp,
-            "Ranks that divide each matrix.  Sizes above 1 are not supported yet."),
+    ML_SIZE(
+        "tensor-model-parallel-size", tp,
+        "Ranks that divide the weights, and gather those of a layer when they need them; "
+        "they have different samples."),
     ML_SIZE("pipeline-model-parallel-size", pp,
             "Ranks that divide the layers.  Sizes above 1 are not supported yet."),
     ML_SIZE("context-parallel-size", cp,
@@ -79,8 +81,20 @@ const ml_flag ml_flags_parallel[] = {
         "expert-model-parallel-size", ep,
         "Ranks that divide the experts of a layer.  Sizes above 1 are not supported yet."),
     ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
-    ML_FIXED("dp-replicate-size", MILES, TRAIN, only_one, ONE_RANK),
-    ML_NOOP("sequence-parallel", BOOL, MEGATRON, TRAIN, RANK),
+    { .name = "dp-replicate-size",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.replicas),
+      .def = "1",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "--train-backend fsdp: sets of weights; the ranks of each divide one." },
+    ML_NOOP("num-distributed-optimizer-instances", TEXT, MEGATRON, TRAIN,
+            "the optimizer state is divided over all ranks with the same weights"),
+    ML_NOOP("sequence-parallel", BOOL, MEGATRON, TRAIN,
+            "this is always so: tensor parallel ranks have different samples"),
     ML_NOOP("overlap-grad-reduce", BOOL, MEGATRON, TRAIN, RANK),
     ML_NOOP("overlap-param-gather", BOOL, MEGATRON, TRAIN, RANK),
     ML_NOOP("cp-comm-type", LIST, MEGATRON, TRAIN, RANK),
@@ -93,8 +107,31 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("allgather-cp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, "ranks exchange data over MPI"),
     ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, ALWAYS),
-    ML_NOOP("rollout-num-gpus", TEXT, MILES, TRAIN, ENGINES),
-    ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, TRAIN, ENGINES),
+    { .name = "rollout-num-gpus",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.rollout),
+      .def_note = "every rank trains and generates",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = ML_CMD_TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Ranks that only generate, after those that train: the job has "
+              "--actor-num-nodes times --actor-num-gpus-per-node ranks and these.  Ignored "
+              "with --colocate and with engines in other processes." },
+    { .name = "rollout-num-gpus-per-engine",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.engine_size),
+      .def = "1",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = ML_CMD_TRAIN | ML_CMD_EVAL,
+      .from = ML_FROM_MILES,
+      .help = "Ranks of an engine, which divide its matrices and its KV cache; samples and "
+              "log-probs are those of one rank." },
+    ML_NOOP("rollout-num-gpus", TEXT, MILES, ML_CMD_SFT, NO_ENGINES),
+    ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, ML_CMD_SFT, NO_ENGINES),
     ML_NOOP("pin-rollout-manager-to-head", BOOL, MILES, TRAIN, PLACE),
     ML_NOOP("use-distributed-post", BOOL, MILES, TRAIN, PLACE),
     ML_NOOP("object-store-backend", TEXT, MILES, TRAIN, PLACE),

@@ -13,7 +13,12 @@ static const char *const automatic[] = { "auto", NULL };
 #define SIZE(word, target) ML_SAME(word, TEXT, "N", SGLANG, TRAIN, "compatibility", target)
 
 const ml_flag ml_flags_sglang[] = {
-    SIZE("sglang-tensor-parallel-size", "sglang-tp-size"),
+    ML_SAME("sglang-tp-size", I64, "N", SGLANG, GENERATES, "ranks",
+            "rollout-num-gpus-per-engine"),
+    ML_SAME("sglang-tensor-parallel-size", I64, "N", SGLANG, GENERATES, "ranks",
+            "rollout-num-gpus-per-engine"),
+    ML_NOOP("sglang-tp-size", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
+    ML_NOOP("sglang-tensor-parallel-size", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
     SIZE("sglang-expert-parallel-size", "sglang-ep-size"),
     SIZE("sglang-ep", "sglang-ep-size"),
     SIZE("sglang-data-parallel-size", "sglang-dp-size"),
@@ -38,7 +43,6 @@ const ml_flag ml_flags_sglang[] = {
               "fits." },
     ML_NOOP("sglang-context-length", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
     ML_NOOP("sglang-max-total-tokens", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
-    ML_FIXED("sglang-tp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-ep-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-dp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-pp-size", SGLANG, TRAIN, only_one, ONE_RANK),

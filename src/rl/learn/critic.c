@@ -29,7 +29,9 @@ ml_status ml_critic_start(ml_critic *c, const char *snapshot, ml_weight_dtype dt
     ml_status st = snapshot ? ml_checkpoint_open(&own, snapshot, err) : ML_OK;
 
     if (st == ML_OK)
-        st = ml_weights_load(&c->weights, &c->spec, own ? own : c->from, dtype, be, a, err);
+        st = ml_weights_load_part(
+            &c->weights, &c->spec, own ? own : c->from, dtype,
+            ml_trainer_parts(a, &c->spec, opts->mesh, opts->stage, be->linear), be, a, err);
     ml_checkpoint_close(own);
     if (st == ML_OK)
         st = ml_trainer_open(&c->trainer, &c->spec, &c->weights, be, opts, err);
