@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
-#include "comm/peer/peer.h"
+#include "comm/device/device_comm.h"
 #include "comm/world.h"
 
 enum { LARGEST = 64 << 20, REPEATS = 20 };
@@ -73,7 +73,7 @@ static ml_status run(ml_comm *world, ml_backend *be, ml_err *err) {
     if (st == ML_OK)
         st = world->split(world, &below, 0, world->rank, err);
     if (st == ML_OK)
-        st = ml_comm_peer_open(&peer, below, be->dev, err);
+        st = ml_comm_device_open(&peer, below, be->stream, false, err);
     g.c = peer;
     if (st == ML_OK)
         st = measure(&g, "allgather", gather, err);

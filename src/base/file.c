@@ -65,20 +65,16 @@ static ml_status map_text(ml_file *out, const ml_text *t, const char *path, ml_e
 /* A file that a GGUF model would have as a directory; n: the length of the model's path. */
 static ml_status map_gguf_file(ml_file *out, const char *path, size_t n, ml_err *err) {
     char *model = copy_of(path, n);
-    ml_file file = { 0 };
     ml_gguf *g = NULL;
     ml_text text = { 0 };
-    ml_status st = ml_file_map(&file, model, err);
+    ml_status st = ml_gguf_open(&g, model, err);
 
-    if (st == ML_OK)
-        st = ml_gguf_parse(&g, file.bytes, model, err);
     if (st == ML_OK)
         st = ml_gguf_file(&text, g, path + n + 1, err);
     if (st == ML_OK)
         st = map_text(out, &text, path, err);
     ml_text_release(&text);
     ml_gguf_free(g);
-    ml_file_unmap(&file);
     free(model);
     return st;
 }

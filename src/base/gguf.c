@@ -259,12 +259,91 @@ ml_status ml_gguf_parse(ml_gguf **out, ml_str image, const char *path, ml_err *e
 }
 
 void ml_gguf_free(ml_gguf *g) {
-    ml_arena a;
+    while (g) {
+        ml_arena a = g->arena;
+        ml_gguf *next = g->next;
+        ml_file_unmap(&g->file);
+        ml_arena_release(&a);
+        g = next;
+    }
+}
 
-    if (!g)
-        return;
-    a = g->arena;
-    ml_arena_release(&a);
+/* --- split models ------------------------------------------------------------------- */
+
+#define SPLIT_TAIL (sizeof "-00001-of-00001.gguf" - 1)
+
+int32_t ml_gguf_n_split(const char *path) {
+    size_t n = strlen(path);
+    const char *tail = n > SPLIT_TAIL ? path + n - SPLIT_TAIL : "";
+    int32_t count = 0;
+    int end = 0;
+
+    if (sscanf(tail, "-00001-of-%5" SCNd32 ".gguf%n", &count, &end) != 1 || tail[end] ||
+        (size_t)end != SPLIT_TAIL || count < 1)
+        return 1;
+    return count;
+}
+
+void ml_gguf_split_path(ml_text *out, const char *first, int32_t i) {
+    int32_t n = ml_gguf_n_split(first);
+
+    if (n == 1)
+        ml_text_printf(out, "%s", first);
+    else
+        ml_text_printf(out, "%.*s-%05d-of-%05d.gguf", (int)(strlen(first) - SPLIT_TAIL),
+                       first, i + 1, n);
+}
+
+static ml_status open_one(ml_gguf **out, const char *path, ml_err *err) {
+    ml_file file = { 0 };
+    ml_status st = ml_file_map(&file, path, err);
+
+    if (st == ML_OK)
+        st = ml_gguf_parse(out, file.bytes, path, err);
+    if (st == ML_OK)
+        (*out)->file = file;
+    else
+        ml_file_unmap(&file);
+    return st;
+}
+
+static ml_status check_split(const ml_gguf *g, ml_err *err) {
+    int64_t n = ml_gguf_int(g, "split.count", 1);
+
+    if (n > 1 && ml_gguf_int(g, "split.no", 0) != 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "%s is not the first of the %lld files of a split model: give the "
+                       "one that ends in -00001-of-%05lld.gguf",
+                       g->path, (long long)n, (long long)n);
+    if (n > 1 && n != ml_gguf_n_split(g->path))
+        return ml_fail(err, ML_EUSAGE,
+                       "%s is one of %lld files of a split model; their names must end in "
+                       "-00001-of-%05lld.gguf etc., as llama-gguf-split writes them",
+                       g->path, (long long)n, (long long)n);
+    return ML_OK;
+}
+
+ml_status ml_gguf_open(ml_gguf **out, const char *path, ml_err *err) {
+    int32_t n = ml_gguf_n_split(path);
+    ml_gguf *first = NULL, **next = &first;
+    ml_text part = { 0 };
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < n && st == ML_OK; i++) {
+        part.len = 0;
+        ml_gguf_split_path(&part, path, i);
+        st = open_one(next, part.ptr, err);
+        if (st == ML_OK && i == 0)
+            st = check_split(first, err);
+        if (st == ML_OK)
+            next = &(*next)->next;
+    }
+    ml_text_release(&part);
+    if (st == ML_OK)
+        *out = first;
+    else
+        ml_gguf_free(first);
+    return st;
 }
 
 /* --- access ------------------------------------------------------------------------- */
@@ -284,8 +363,12 @@ const ml_gguf_key *ml_gguf_get(const ml_gguf *g, const char *name) {
 }
 
 const ml_gguf_tensor *ml_gguf_find(const ml_gguf *g, const char *name) {
-    int64_t i = ml_map_get(&g->tensors, ml_str_of(name), -1);
-    return i < 0 ? NULL : &g->tensor[i];
+    for (; g; g = g->next) {
+        int64_t i = ml_map_get(&g->tensors, ml_str_of(name), -1);
+        if (i >= 0)
+            return &g->tensor[i];
+    }
+    return NULL;
 }
 
 double ml_gguf_item(const ml_gguf_key *k, uint64_t i) {

@@ -15,6 +15,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/map.h"
 #include "base/str.h"
 
@@ -75,6 +76,8 @@ typedef struct ml_gguf_tensor {
 typedef struct ml_gguf {
     const char *path;
     ml_str image;
+    ml_file file;         /* of ml_gguf_open */
+    struct ml_gguf *next; /* the next file of a split model, which has tensors only */
     int64_t n_key, n_tensor;
     ml_gguf_key *key;
     ml_gguf_tensor *tensor; /* in the file's order */
@@ -83,10 +86,19 @@ typedef struct ml_gguf {
 } ml_gguf;
 
 ml_status ml_gguf_parse(ml_gguf **out, ml_str image, const char *path, ml_err *err);
-void ml_gguf_free(ml_gguf *g); /* NULL is allowed */
+/* Maps the file and, if it is the first of a split model, all of its files. */
+ml_status ml_gguf_open(ml_gguf **out, const char *path, ml_err *err);
+void ml_gguf_free(ml_gguf *g); /* with those after it; NULL is allowed */
+
+/* The files of a split model are MODEL-00001-of-00003.gguf etc., as llama-gguf-split names
+ * them: their number by the name of the first; 1: another name.  Appends the path of file
+ * i, from 0. */
+int32_t ml_gguf_n_split(const char *path);
+void ml_gguf_split_path(ml_text *out, const char *first, int32_t i);
 
 /* NULL: there is none. */
 const ml_gguf_key *ml_gguf_get(const ml_gguf *g, const char *name);
+/* In all files of a split model. */
 const ml_gguf_tensor *ml_gguf_find(const ml_gguf *g, const char *name);
 /* The value of a key, or `absent` if it is missing or of another kind.  `arch.NAME` with
  * general.architecture is spelled "%.NAME". */

@@ -218,11 +218,6 @@ static ml_status write_config(const writer *w) {
     if (!embedding)
         return ml_fail(w->err, ML_EFORMAT, "%s: tensor token_embd.weight is missing",
                        g->path);
-    if (ml_gguf_int(g, "split.count", 1) > 1)
-        return ml_fail(w->err, ML_EUNSUP,
-                       "%s is one of several files of a split model; merge them with "
-                       "llama-gguf-split --merge",
-                       g->path);
     ml_text_printf(w->t, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
                    w->arch->class_name, w->arch->model_type);
     put_int(w, "vocab_size", embedding->shape[0]);

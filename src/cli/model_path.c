@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
@@ -22,18 +23,21 @@ static bool has_config(const char *dir) {
     return there;
 }
 
-/* Appends the path of a GGUF file in a directory that has no config.json. */
+/* Appends the path of the first GGUF file in a directory that has no config.json. */
 static bool find_gguf(ml_text *out, const char *dir) {
     DIR *d = has_config(dir) ? NULL : opendir(dir);
+    char first[sizeof(((struct dirent *)0)->d_name)] = "";
     struct dirent *e;
 
     if (!d)
         return false;
-    while (!out->len && (e = readdir(d)) != NULL)
-        if (is_gguf(e->d_name))
-            ml_text_printf(out, "%s/%s", dir, e->d_name);
+    while ((e = readdir(d)) != NULL)
+        if (is_gguf(e->d_name) && (!*first || strcmp(e->d_name, first) < 0))
+            snprintf(first, sizeof first, "%s", e->d_name);
     closedir(d);
-    return out->len > 0;
+    if (*first)
+        ml_text_printf(out, "%s/%s", dir, first);
+    return *first != 0;
 }
 
 /* The number of letters, digits and . _ - from s on. */

@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "io/dcp.h"
+#include "base/gguf.h"
 #include "io/gguf_weights.h"
 #include "io/quant.h"
 #include "io/torch_weights.h"
@@ -100,10 +101,11 @@ static bool ends_in(const char *name, const char *tail) {
 static ml_status open_file(ml_checkpoint *c, const char *path, const char *name,
                            ml_err *err) {
     ml_st_file **file = &c->file[c->n_file];
-    ml_status st = c->distributed           ? ml_dcp_weights_open(file, path, err)
-                   : ends_in(name, ".bin")  ? ml_torch_weights_open(file, path, err)
-                   : ends_in(name, ".gguf") ? ml_gguf_weights_open(file, path, err)
-                                            : ml_st_open(file, path, err);
+    ml_status st = c->distributed          ? ml_dcp_weights_open(file, path, err)
+                   : ends_in(name, ".bin") ? ml_torch_weights_open(file, path, err)
+                   : ends_in(name, ".gguf")
+                       ? ml_gguf_weights_open(file, path, c->n_file, err)
+                       : ml_st_open(file, path, err);
 
     if (st)
         return st;
@@ -140,6 +142,23 @@ static ml_status open_single(ml_checkpoint *c, const char *path, const char *nam
     c->file = ML_NEW(&c->arena, ml_st_file *, 1);
     c->file_name = ML_NEW(&c->arena, const char *, 1);
     st = open_file(c, path, name, err);
+    return st ? st : index_tensors(c, err);
+}
+
+/* A GGUF file, or the files of a split model. */
+static ml_status open_gguf(ml_checkpoint *c, const char *path, ml_err *err) {
+    int32_t n = ml_gguf_n_split(path);
+    ml_text part = { 0 };
+    ml_status st = ML_OK;
+
+    c->file = ML_NEW(&c->arena, ml_st_file *, n);
+    c->file_name = ML_NEW(&c->arena, const char *, n);
+    for (int32_t i = 0; i < n && !st; i++) {
+        part.len = 0;
+        ml_gguf_split_path(&part, path, i);
+        st = open_file(c, path, ml_arena_str(&c->arena, part.ptr, part.len), err);
+    }
+    ml_text_release(&part);
     return st ? st : index_tensors(c, err);
 }
 
@@ -343,7 +362,7 @@ ml_status ml_checkpoint_open(ml_checkpoint **out, const char *dir, ml_err *err) 
     ml_checkpoint *c = new_checkpoint(dir);
     struct stat sb;
     bool gguf = ends_in(dir, ".gguf") && stat(dir, &sb) == 0 && S_ISREG(sb.st_mode);
-    ml_status st = gguf ? open_single(c, dir, dir, err) : open_directory(c, err);
+    ml_status st = gguf ? open_gguf(c, dir, err) : open_directory(c, err);
 
     if (!st && !gguf)
         st = ml_quant_resolve(c, err);

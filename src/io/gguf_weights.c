@@ -188,6 +188,7 @@ typedef struct lister {
     ml_st_tensor *t;
     const ml_gguf *g;
     const ml_gguf_arch *arch;
+    int64_t heads, kv_heads;
     ml_err *err;
 } lister;
 
@@ -250,12 +251,10 @@ static ml_st_dtype dtype_of(uint32_t type) {
 /* Heads of q and k, whose rows Llama's files have in the order of pairs; 0: other rows. */
 static int64_t paired_rows(const lister *l, const ml_gguf_tensor *t, const char *part) {
     bool q = strcmp(part, "attn_q") == 0, k = strcmp(part, "attn_k") == 0;
-    int64_t heads = ml_gguf_int(l->g, "%.attention.head_count", 0);
+    int64_t heads = k ? l->kv_heads : l->heads;
 
     if (!l->arch->pairs || !(q || k))
         return 0;
-    if (k)
-        heads = ml_gguf_int(l->g, "%.attention.head_count_kv", heads);
     return heads > 0 && t->shape[0] % (2 * heads) == 0 ? t->shape[0] / heads : -1;
 }
 
@@ -339,34 +338,56 @@ static void free_gguf(void *g) {
     ml_gguf_free(g);
 }
 
-ml_status ml_gguf_weights_open(ml_st_file **out, const char *path, ml_err *err) {
-    lister l = { .err = err };
-    ml_file file = { 0 };
-    ml_gguf *g = NULL;
-    ml_status st = ml_file_map(&file, path, err);
+/* Lists the tensors of l->g, which the list owns. */
+static ml_status list(ml_st_file **out, lister *l, ml_gguf *g) {
+    ml_status st = ML_OK;
 
-    if (st == ML_OK)
-        st = ml_gguf_parse(&g, file.bytes, path, err);
-    if (st == ML_OK)
-        st = ml_gguf_arch_of(&l.arch, g, err);
-    if (st == ML_OK && count(g) > MAX_TENSOR)
-        st = ml_fail(err, ML_EFORMAT, "%s: the file claims more than 16777216 experts",
-                     path);
-    if (st != ML_OK) {
+    if (count(g) > MAX_TENSOR) {
+        st = ml_fail(l->err, ML_EFORMAT, "%s: the file claims more than 16777216 experts",
+                     g->path);
         ml_gguf_free(g);
-        ml_file_unmap(&file);
         return st;
     }
-    l.g = g;
-    l.f = ml_st_new(path, count(g), &l.t);
-    l.f->file = file;
-    l.f->held = g;
-    l.f->release = free_gguf;
+    l->g = g;
+    l->f = ml_st_new(g->path, count(g), &l->t);
+    l->f->file = g->file; /* unmapped with the list */
+    g->file = (ml_file){ 0 };
+    l->f->held = g;
+    l->f->release = free_gguf;
     for (int64_t i = 0; i < g->n_tensor && st == ML_OK; i++)
-        st = add_named(&l, &g->tensor[i]);
+        st = add_named(l, &g->tensor[i]);
     if (st == ML_OK)
-        *out = l.f;
+        *out = l->f;
     else
-        ml_st_close(l.f);
+        ml_st_close(l->f);
+    return st;
+}
+
+/* Takes file i out of the list of a model's files. */
+static ml_gguf *taken(ml_gguf **first, int32_t i) {
+    ml_gguf **at = first, *g;
+
+    while (i-- > 0)
+        at = &(*at)->next;
+    g = *at;
+    *at = g->next;
+    g->next = NULL;
+    return g;
+}
+
+ml_status ml_gguf_weights_open(ml_st_file **out, const char *path, int32_t i, ml_err *err) {
+    lister l = { .err = err };
+    ml_gguf *first = NULL, *g;
+    ml_status st = ml_gguf_open(&first, path, err);
+
+    if (st == ML_OK)
+        st = ml_gguf_arch_of(&l.arch, first, err);
+    if (st == ML_OK) {
+        l.heads = ml_gguf_int(first, "%.attention.head_count", 0);
+        l.kv_heads = ml_gguf_int(first, "%.attention.head_count_kv", l.heads);
+        g = taken(&first, i);
+        st = list(out, &l, g);
+    }
+    ml_gguf_free(first);
     return st;
 }

@@ -9,7 +9,9 @@
 
 #include "io/safetensors.h"
 
-ml_status ml_gguf_weights_open(ml_st_file **out, const char *path, ml_err *err);
+/* The weights of file i of a model, which is 0 unless the model is split; `path` is that of
+ * the first file. */
+ml_status ml_gguf_weights_open(ml_st_file **out, const char *path, int32_t i, ml_err *err);
 
 /* Dequantizes one block (base/gguf.h) to its elements. */
 void ml_ggml_dequantize(uint32_t type, const unsigned char *block, float *out);

@@ -62,6 +62,14 @@ bool ml_hf_config_enter(ml_hf_config *c, const char *key) {
     return true;
 }
 
+/* A key with a dot: a member of the object before it. */
+static const ml_json *in_object(ml_hf_config *c, const char *key) {
+    const char *dot = strrchr(key, '.');
+
+    return ml_json_get(
+        ml_hf_config_get(c, ml_arena_str(c->arena, key, (size_t)(dot - key))), dot + 1);
+}
+
 const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key) {
     const ml_json *m = c->root->child, *found = NULL;
 
@@ -74,6 +82,8 @@ const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key) {
         m = ml_json_get(c->outer, key);
         found = m ? m : found;
     }
+    if (!found && strchr(key, '.'))
+        found = in_object(c, key);
     return found && found->type != ML_JSON_NULL ? found : NULL;
 }
 

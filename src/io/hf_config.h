@@ -41,7 +41,8 @@ ml_hf_config_fail(ml_hf_config *c, ml_status code, const char *fmt, ...);
  * is there: transformers writes it to either. */
 bool ml_hf_config_enter(ml_hf_config *c, const char *key);
 
-/* A member of the root, marked as read; NULL if absent or null. */
+/* A member of the root, marked as read; NULL if absent or null.  A dot enters an object:
+ * "rope_parameters.rope_theta". */
 const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key);
 
 #define ML_HF_REQUIRED INT64_MIN

@@ -83,6 +83,9 @@ void ml_gguf_keys_copy(ml_gguf_keys *out, const ml_gguf *g, ml_ggml_type type) {
     for (int64_t i = 0; i < g->n_key; i++) {
         if (!same && ml_str_is(g->key[i].name, "general.quantization_version"))
             continue;
+        if (g->key[i].name.len > 6 &&
+            !memcmp(g->key[i].name.ptr, "split.", 6)) /* one file is written */
+            continue;
         if (ml_str_is(g->key[i].name, "general.file_type"))
             put_u32(out, "general.file_type", file_type(type));
         else

@@ -182,7 +182,7 @@ static ml_status check_ops(const ml_plan *p, ml_err *err) {
 ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
                       ml_err *err) {
     ml_plan *p = calloc(1, sizeof *p);
-    const ml_comm *tp = opts.group[ML_GROUP_TP], *experts = opts.group[ML_GROUP_EXPERT];
+    const ml_comm *tp = opts.group[ML_GROUP_TP];
     ml_status st;
 
     if (!p)
@@ -192,9 +192,10 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->be = be;
     p->opts = opts;
     ml_arena_init(&p->arena, "plan");
-    if (experts && experts->size > 1) {
+    ml_plan_experts_place(p);
+    if (p->experts.n_rank > 1) {
         ml_spec *mine = ML_NEW(&p->arena, ml_spec, 1);
-        ml_spec_experts(mine, &p->arena, s, experts->size, experts->rank);
+        ml_spec_experts(mine, &p->arena, s, p->experts.n_rank, p->experts.rank);
         p->spec = s = mine;
     }
     st = check_ops(p, err);

@@ -10,15 +10,23 @@
 #include "model/plan_priv.h"
 
 static ml_comm *comm_of(const ml_plan *p) {
-    ml_comm *c = p->opts.group[ML_GROUP_EXPERT];
-    return c && c->size > 1 ? c : NULL;
+    return p->opts.group[ML_GROUP_EXPERT];
 }
 
 static ml_expert_rows rows_of(const ml_plan *p, const ml_plan_experts *x) {
-    return (ml_expert_rows){ comm_of(p)->size, x->n_expert, x->row };
+    return (ml_expert_rows){ p->experts.n_rank, x->n_expert, x->row };
 }
 
 /* --- planning ----------------------------------------------------------------- */
+
+/* A plan for sizes only has no communicators. */
+void ml_plan_experts_place(ml_plan *p) {
+    const ml_comm *c = comm_of(p);
+    const ml_shard_map *m = p->opts.map;
+
+    p->experts.n_rank = c ? c->size : m ? m->mesh.ep : 1;
+    p->experts.rank = c ? c->rank : m ? ml_mesh_at_ep(&m->mesh, p->opts.rank) : 0;
+}
 
 /* The first node of those that make the rows to send: MOE_GATHER. */
 static int32_t home_of(const ml_spec *s, int32_t send) {
@@ -36,7 +44,7 @@ static void add_layer(ml_plan *p, int32_t send, int32_t back) {
                             .back = back,
                             .group = s->node[send].in[1],
                             .n_expert = s->node[send].attr.moe.n_expert };
-    x->row = ML_NEW(&p->arena, int32_t, comm_of(p)->size * (1 + x->n_expert));
+    x->row = ML_NEW(&p->arena, int32_t, p->experts.n_rank * (1 + x->n_expert));
     for (int32_t i = send; i <= back; i++)
         p->call[i].experts = p->experts.n - 1;
 }
@@ -54,7 +62,7 @@ void ml_plan_experts_find(ml_plan *p) {
 
     for (int32_t i = 0; i < s->n_node; i++)
         p->call[i].experts = ML_NONE;
-    if (!comm_of(p))
+    if (p->experts.n_rank == 1)
         return;
     for (int32_t i = 0; i < s->n_node; i++) {
         n += s->node[i].op == ML_OP_SEND_ROWS;
@@ -63,7 +71,7 @@ void ml_plan_experts_find(ml_plan *p) {
     }
     p->experts.layer = ML_NEW(&p->arena, ml_plan_experts, n);
     p->experts.start = ML_NEW(&p->arena, int32_t, most + 1);
-    p->experts.count = ML_NEW(&p->arena, int64_t, 3 * comm_of(p)->size);
+    p->experts.count = ML_NEW(&p->arena, int64_t, 3 * p->experts.n_rank);
     p->experts.room = p->experts.n_row = (int32_t)room(p);
     if (!p->be->dev->host)
         p->experts.table =
@@ -84,8 +92,8 @@ void ml_plan_experts_view(const ml_plan *p, int32_t node, ml_tensor *t) {
     if (p->call[node].experts == ML_NONE)
         return;
     x = &p->experts.layer[p->call[node].experts];
-    first = ml_expert_first(x->n_expert, comm_of(p)->size, comm_of(p)->rank);
-    n = ml_expert_first(x->n_expert, comm_of(p)->size, comm_of(p)->rank + 1) - first;
+    first = ml_expert_first(x->n_expert, p->experts.n_rank, p->experts.rank);
+    n = ml_expert_first(x->n_expert, p->experts.n_rank, p->experts.rank + 1) - first;
     if (t->shape[0] != x->n_expert)
         return;
     member.shape[0] = 1;

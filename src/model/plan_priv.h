@@ -72,6 +72,7 @@ struct ml_plan {
     int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits */
     ml_err failed; /* of the communicator */
     struct {
+        int32_t n_rank, rank; /* of the expert group; one rank: its experts are not sent */
         ml_plan_experts *layer;
         int32_t n;          /* layers */
         int32_t room;       /* rows of a round, at most */
@@ -107,7 +108,9 @@ void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
 
 void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a); /* its backward */
 
-/* plan_experts.c.  Finds the layers, after the spec has been rewritten (spec_experts.h). */
+/* plan_experts.c.  The rank's place in its expert group, then, after the spec has been
+ * rewritten for it (spec_experts.h), the layers. */
+void ml_plan_experts_place(ml_plan *p);
 void ml_plan_experts_find(ml_plan *p);
 void ml_plan_experts_view(const ml_plan *p, int32_t node, ml_tensor *t);
 size_t ml_plan_experts_scratch(const ml_plan *p, int32_t node);

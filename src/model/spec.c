@@ -7,6 +7,7 @@
 #include "base/str.h"
 #include "io/quant.h"
 #include "model/build.h"
+#include "model/plugin_family.h"
 
 /* Keys that describe training, generation or bookkeeping, not the computation.  They
  * include all keys that transformers writes to every config.json. */
@@ -165,37 +166,71 @@ static void check_quantization(ml_hf_config *c) {
                           c->path, q->line, how, known);
 }
 
+/* architectures[0], or NULL: there is none. */
+static const char *architecture(ml_hf_config *c) {
+    const ml_json *arch = ml_hf_config_get(c, "architectures");
+
+    return arch && arch->type == ML_JSON_ARRAY && arch->n > 0
+               ? ml_arena_str(c->arena, arch->child->text.ptr, arch->child->text.len)
+               : NULL;
+}
+
+static ml_status find_builtin(const ml_family **out, ml_hf_config *c, const char *type,
+                              const char *arch, ml_err *err) {
+    for (const ml_family *const *f = ml_families; *f; f++)
+        if (!strcmp(type, (*f)->model_type)) {
+            *out = *f;
+            return arch && strcmp(arch, (*f)->architecture) != 0
+                       ? refuse(c, "architecture", arch, err)
+                       : ML_OK;
+        }
+    return refuse(c, "model_type", type, err);
+}
+
+static ml_status check_plugin(const miles_family *f, const ml_hf_config *c,
+                              const char *type, const char *arch, ml_err *err) {
+    if (strcmp(type, f->model_type) != 0)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: model_type is \"%s\", but the family '%s' of --spec builds "
+                       "\"%s\": select the family of this model, or remove --spec",
+                       c->path, type, f->name, f->model_type);
+    if (arch && f->architecture && strcmp(arch, f->architecture) != 0)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: architecture is \"%s\", but the family '%s' of --spec builds "
+                       "\"%s\": select the family of this model, or remove --spec",
+                       c->path, arch, f->name, f->architecture);
+    return ML_OK;
+}
+
+/* The built-in family, or none with a family of a plug-in. */
 static ml_status find_family(const ml_family **out, ml_hf_config *c, const char *text,
-                             ml_err *err) {
+                             const ml_spec_opts *o, ml_err *err) {
     const char *type = text ? text : ml_hf_config_str(c, "model_type", NULL);
-    const ml_json *arch = text ? NULL : ml_hf_config_get(c, "architectures");
+    const char *arch = text ? NULL : architecture(c);
 
     if (!type && c->first.code != ML_OK)
         return ml_fail(err, c->first.code, "%s", c->first.msg);
     if (!type)
         return ml_fail(err, ML_EFORMAT, "%s: key \"model_type\" is missing", c->path);
-    for (const ml_family *const *f = ml_families; *f; f++) {
-        if (strcmp(type, (*f)->model_type) != 0)
-            continue;
-        *out = *f;
-        if (arch && arch->type == ML_JSON_ARRAY && arch->n > 0 &&
-            !ml_str_is(arch->child->text, (*f)->architecture))
-            return refuse(
-                c, "architecture",
-                ml_arena_str(c->arena, arch->child->text.ptr, arch->child->text.len), err);
-        return ML_OK;
-    }
-    return refuse(c, "model_type", type, err);
+    if (o->plugin)
+        return check_plugin(o->plugin, c, type, arch, err);
+    if (o->layers_of && strncmp(type, o->layers_of, strlen(o->layers_of)) != 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "--spec %s has the layers of %s, but %s has the model_type %s: "
+                       "remove --spec, or name the layers of this model",
+                       o->layers_name, o->layers_of, c->path, type);
+    return find_builtin(out, c, type, arch, err);
 }
 
 /* The family's list and the common one, concatenated. */
 static const char *const *all_ignored(ml_arena *a, const char *const *own) {
     size_t n = 0;
     const char **list;
-    while (own[n])
+    while (own && own[n])
         n++;
     list = ML_NEW(a, const char *, n + N_IGNORED + 1);
-    memcpy(list, own, n * sizeof *list);
+    if (n)
+        memcpy(list, own, n * sizeof *list);
     memcpy(list + n, ignored_keys, sizeof ignored_keys);
     return list;
 }
@@ -270,7 +305,19 @@ int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member) {
     return (int32_t)(v >> MEMBER_BITS);
 }
 
-static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
+static void build(ml_builder *b, const ml_family *family, const ml_spec_opts *o) {
+    const char *type = family ? family->model_type : o->plugin->model_type;
+
+    b->spec->family = ml_arena_str(&b->spec->arena, type, strlen(type));
+    check_quantization(b->config);
+    if (family)
+        family->build(b);
+    else
+        ml_plugin_family_build(b, o->plugin);
+    take_off_keys(b->config);
+}
+
+static ml_status parse(ml_spec *out, ml_str text, const char *path, const ml_spec_opts *o,
                        ml_err *err) {
     ml_hf_config c;
     ml_builder b = { .spec = out, .config = &c, .layer = ML_NONE };
@@ -278,19 +325,18 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
     const char *inner;
     ml_status st;
 
-    *out = (ml_spec){ .critic = critic, .head_seed = 1234 };
+    *out = (ml_spec){ .critic = o->critic, .head_seed = 1234 };
     ml_arena_init(&out->arena, "model spec");
     st = ml_hf_config_open(&c, &out->arena, text, path, err);
     if (st == ML_OK) {
         enter_wrapper(&c, out, &inner);
-        st = find_family(&family, &c, inner, err);
+        st = find_family(&family, &c, inner, o, err);
     }
     if (st == ML_OK) {
-        out->family = family->model_type;
-        check_quantization(&c);
-        family->build(&b);
-        take_off_keys(&c);
-        st = ml_hf_config_check(&c, all_ignored(&out->arena, family->ignored), err);
+        build(&b, family, o);
+        st = ml_hf_config_check(
+            &c, all_ignored(&out->arena, family ? family->ignored : o->plugin->ignored),
+            err);
     }
     if (st == ML_OK)
         st = check_total(out, path, err);
@@ -302,10 +348,11 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
 }
 
 ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err) {
-    return parse(out, text, path, false, err);
+    return parse(out, text, path, &(ml_spec_opts){ 0 }, err);
 }
 
-static ml_status open_spec(ml_spec *out, const char *dir, bool critic, ml_err *err) {
+ml_status ml_spec_open_with(ml_spec *out, const char *dir, const ml_spec_opts *o,
+                            ml_err *err) {
     ml_text path = { 0 };
     ml_file file = { 0 };
     ml_status st;
@@ -314,7 +361,7 @@ static ml_status open_spec(ml_spec *out, const char *dir, bool critic, ml_err *e
     ml_text_printf(&path, "%s/config.json", dir);
     st = ml_file_map(&file, path.ptr, err);
     if (st == ML_OK)
-        st = parse(out, file.bytes, path.ptr, critic, err);
+        st = parse(out, file.bytes, path.ptr, o, err);
     ml_file_unmap(&file);
     ml_text_release(&path);
     return st;
@@ -325,11 +372,7 @@ ml_dtype ml_value_dtype(const ml_value *v, ml_dtype act) {
 }
 
 ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err) {
-    return open_spec(out, dir, false, err);
-}
-
-ml_status ml_spec_open_critic(ml_spec *out, const char *dir, ml_err *err) {
-    return open_spec(out, dir, true, err);
+    return ml_spec_open_with(out, dir, &(ml_spec_opts){ 0 }, err);
 }
 
 void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype) {

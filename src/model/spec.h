@@ -132,16 +132,26 @@ typedef struct ml_spec {
     ml_arena arena; /* owns all of the above */
 } ml_spec;
 
+#define ML_VALUE_HEAD "value_head"
+
+typedef struct ml_spec_opts {
+    const struct miles_family *plugin; /* builds the model (miles/model.h); NULL: the
+                                          built-in family of its model_type */
+    const char *layers_of;             /* NULL, or how the family's model_type must begin */
+    const char *layers_name;           /* what said so, for the message */
+    /* The last op is a linear layer to one value per token, with a bias, whose weights
+     * (ML_VALUE_HEAD) a checkpoint of the language model does not have. */
+    bool critic;
+} ml_spec_opts;
+
 /* Reads dir/config.json.  Rejects other architectures by name, with the list of those
  * supported; warns of unknown keys. */
+ml_status ml_spec_open_with(ml_spec *out, const char *dir, const ml_spec_opts *o,
+                            ml_err *err);
+/* With a built-in family, as a language model. */
 ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err);
 /* The same from text; path is for messages. */
 ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err);
-/* Opens the model as a critic: its last op is a linear layer to one value per token, with
- * a bias, whose weights (ML_VALUE_HEAD) a checkpoint of the language model does not have.
- */
-#define ML_VALUE_HEAD "value_head"
-ml_status ml_spec_open_critic(ml_spec *out, const char *dir, ml_err *err);
 void ml_spec_close(ml_spec *s);
 
 /* Sets the dtype of KV pages, f32 by default; call it before the first plan is created or

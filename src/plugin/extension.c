@@ -1,14 +1,12 @@
 #include "plugin/extension.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/str.h"
 #include "plugin/kinds.h"
+#include "plugin/object.h"
 #include "rl/builtins.h"
-
-#define ENTRY "miles_plugin_entry"
 
 static bool is_named(const miles_extension *ext, const char *name) {
     return strcmp(ext->name, name) == 0 || (ext->alias && strcmp(ext->alias, name) == 0);
@@ -93,21 +91,14 @@ static ml_status check_extensions(const miles_plugin *plugin, const char *path,
     return st;
 }
 
-/* Shared objects are never closed: they contain the extensions and any threads these
- * started. */
 ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err) {
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL), *symbol;
-    miles_plugin_fn *entry;
+    ml_object_fn *entry = NULL;
+    ml_status st =
+        ml_object_open(&entry, path, "miles_plugin_entry", "miles/plugin.h", err);
 
-    if (!object)
-        return ml_fail(err, ML_EIO, "cannot load %s: %s", path, dlerror());
-    symbol = dlsym(object, ENTRY);
-    if (!symbol)
-        return ml_fail(err, ML_EFORMAT, "%s has no function " ENTRY ": see miles/plugin.h",
-                       path);
-    memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast from object to function
-                                              pointer */
-    *out = entry();
+    if (st != ML_OK)
+        return st;
+    *out = ((miles_plugin_fn *)entry)();
     if (!*out || (*out)->abi_version != MILES_ABI_VERSION)
         return ml_fail(err, ML_EUNSUP,
                        "%s was compiled for plugin ABI version %u; this miles has version "

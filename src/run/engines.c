@@ -96,6 +96,11 @@ static void serve_words(words *w, const ml_generator *g, const ml_run_opts *c,
     add(w, "miles");
     add(w, "serve");
     add_flag(w, "--model-path", g->run->opts.hf_checkpoint);
+    for (int i = 0; i < c->arch.spec.n; i++) {
+        if (i == 0)
+            add(w, "--spec");
+        add(w, c->arch.spec.word[i]);
+    }
     add_flag(w, "--weight-path-prefix", weight_dir);
     if (g->copy_dir)
         add(w, g->copy_dir);

@@ -140,34 +140,6 @@ static void check_name(ml_text *wrong, const char *said, const ml_json *doc) {
                        wrong->len ? "; " : "", said, (int)type->text.len, type->text.ptr);
 }
 
-/* Miles' modules of layers, and the models that have these layers here. */
-static void check_spec(ml_text *wrong, const ml_string_list *spec, const ml_json *doc) {
-    static const char *const known[][2] = {
-        { "miles_plugins.models.qwen3_5", "qwen3_5" },
-        { "miles_plugins.models.qwen3_next", "qwen3_next" },
-        { "miles_plugins.models.glm4", "glm4" },
-        { "miles_plugins.models.glm5.glm5", "glm_moe_dsa" },
-        { "miles_plugins.models.deepseek_v4.deepseek_v4", "deepseek_v4" },
-    };
-    const ml_json *type = ml_json_get(doc, "model_type");
-    size_t i = 0, n = sizeof known / sizeof *known;
-
-    if (!spec->n || !type || type->type != ML_JSON_STRING)
-        return;
-    while (i < n && strcmp(spec->word[0], known[i][0]) != 0)
-        i++;
-    if (i == n)
-        ml_text_printf(wrong,
-                       "%s--spec %s is not one of Miles' modules; layers are built from "
-                       "config.json, so remove the flag",
-                       wrong->len ? "; " : "", spec->word[0]);
-    else if (type->text.len < strlen(known[i][1]) ||
-             memcmp(type->text.ptr, known[i][1], strlen(known[i][1])) != 0)
-        ml_text_printf(wrong, "%s--spec %s has the layers of %s, but config.json has %.*s",
-                       wrong->len ? "; " : "", spec->word[0], known[i][1],
-                       (int)type->text.len, type->text.ptr);
-}
-
 static void check_padding(ml_text *wrong, int64_t padded, const ml_json *doc) {
     int64_t vocab = 0;
 
@@ -192,7 +164,6 @@ static ml_status check_arch(const ml_run_opts *c, ml_err *err) {
     if (st == ML_OK) {
         check_all(&wrong, c, doc);
         check_name(&wrong, c->arch.model_name, doc);
-        check_spec(&wrong, &c->arch.spec, doc);
         check_padding(&wrong, c->arch.padded_vocab, doc);
     }
     if (wrong.len)

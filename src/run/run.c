@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "plugin/model_family.h"
 #include "rl/record/run_disk.h"
 #include "train/memory.h"
 
@@ -82,7 +83,7 @@ static bool is_checkpoint(ml_arena *a, const char *dir) {
 
 /* The initial weights of a critic that does not continue with the actor: its own
  * checkpoint, its newest snapshot, or the actor's checkpoint. */
-static ml_status open_critic(ml_train_run *r, ml_err *err) {
+static ml_status open_critic(ml_train_run *r, ml_spec_opts spec, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     const char *dir = o->hf_checkpoint;
     int64_t actor = ML_NONE, own = ML_NONE;
@@ -97,9 +98,9 @@ static ml_status open_critic(ml_train_run *r, ml_err *err) {
     }
     if (own != ML_NONE)
         dir = ml_snapshot_path(&r->arena, o->critic_load, own);
-    return st == ML_OK
-               ? ml_critic_open(&r->critic, dir, (uint64_t)o->critic_seed, o->dtype, err)
-               : st;
+    return st == ML_OK ? ml_critic_open(&r->critic, dir, spec, (uint64_t)o->critic_seed,
+                                        o->dtype, err)
+                       : st;
 }
 
 /* Ops per rollout shown in a profile, of training and of the rollout. */
@@ -120,11 +121,14 @@ static ml_status open_ops(ml_train_run *r, ml_err *err) {
 }
 
 ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
-    ml_status st;
+    ml_spec_opts spec;
+    ml_status st =
+        ml_model_family_find(&spec, opts->arch.spec.word, opts->arch.spec.n, err);
 
     *r = (ml_train_run){ .opts = *opts };
     ml_arena_init(&r->arena, "run");
-    st = ml_spec_open(&r->spec, opts->hf_checkpoint, err);
+    if (st == ML_OK)
+        st = ml_spec_open_with(&r->spec, opts->hf_checkpoint, &spec, err);
     if (st == ML_OK)
         st = ml_checkpoint_open(&r->from, opts->hf_checkpoint, err);
     if (st == ML_OK)
@@ -135,7 +139,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     }
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing &&
         ml_run_ranks_trains(&opts->ranks))
-        st = open_critic(r, err);
+        st = open_critic(r, spec, err);
     if (st == ML_OK)
         st = ml_train_run_check_dirs(r, err);
     if (st == ML_OK)

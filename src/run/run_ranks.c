@@ -109,11 +109,19 @@ void ml_run_ranks_place(ml_run_opts *o) {
     o->place.plans = o->dry_run;
 }
 
+/* The fewest ranks that have these sizes. */
+static int64_t fewest(const ml_place_opts *p) {
+    int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1), n = model;
+
+    while (p->ep && n % p->ep)
+        n += model;
+    return n * (p->pp ? p->pp : 1);
+}
+
 /* A process of its own: it is the only rank, or plans one of those that the flags name. */
 static ml_status plan_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
     int64_t nodes = p->nodes ? p->nodes : 1;
-    int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1) * (p->pp ? p->pp : 1);
-    int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : model;
+    int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : fewest(p);
 
     return ml_mesh_size(&r->mesh.sizes, p->plans ? (int32_t)n : 1, ml_run_ranks_sizes(p),
                         err);
@@ -232,14 +240,9 @@ static bool divides_layers(const ml_run_opts *o) {
     return o->place.pp > 1;
 }
 
-static bool divides_experts(const ml_run_opts *o) {
-    return o->place.ep > 1;
-}
-
 static const rank_rule size_rules[] = {
     { divides_contexts, "--context-parallel-size" NOT_YET },
     { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
-    { divides_experts, "--expert-model-parallel-size" NOT_YET },
 };
 
 static const rank_rule rules[] = {

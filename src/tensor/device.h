@@ -76,7 +76,9 @@ struct ml_device {
     /* Host memory with the fastest copies (pinned); NULL: any memory is as fast. */
     void *(*host_alloc)(size_t bytes); /* NULL: allocation failed */
     void (*host_free)(void *p);
-    const ml_peer_memory *peer; /* NULL: other processes cannot use its memory */
+    void *(*native)(ml_stream *s); /* the cudaStream_t, for libraries; NULL: none */
+    unsigned char uuid[16];        /* of a GPU */
+    const ml_peer_memory *peer;    /* NULL: other processes cannot use its memory */
     size_t later; /* roughly what it will allocate itself when kernels first run */
 };
 

@@ -62,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!at.dir[0])
         prepare();
     put_file(at.model, data, size);
-    if (ml_gguf_weights_open(&f, at.model, NULL) == ML_OK)
+    if (ml_gguf_weights_open(&f, at.model, 0, NULL) == ML_OK)
         for (int32_t i = 0; i < f->n; i++)
             if (f->tensor[i].quant)
                 read_some(&f->tensor[i]);

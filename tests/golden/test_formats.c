@@ -16,8 +16,10 @@
 #include "io/dcp.h"
 #include "io/gguf_weights.h"
 #include "io/quant.h"
+#include "tests/support/must.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
+#include "tests/support/toy_run.h"
 #include "text/tokenizer/tokenizer.h"
 
 #define ROOT "tests/golden/formats/"
@@ -302,6 +304,44 @@ static void gguf_again(void) {
     same_bytes(ml_test_path("again.gguf"), ROOT "gguf/qwen3-q8_0.gguf");
 }
 
+/* The same model in three files, which gguf-py wrote (tools/gen_gguf_split.py). */
+#define SPLIT ROOT "gguf/split-00001-of-00003.gguf"
+
+static void gguf_split(void) {
+    const char *golden = ROOT "gguf/qwen3-q8_0.gguf.golden.safetensors";
+    ml_st_file *want = open_file(golden);
+
+    check_tokenizer(SPLIT, ROOT "gguf/qwen3-q8_0.gguf.golden.json");
+    check_logits(SPLIT, golden, want);
+    save_gguf(SPLIT, ml_test_path("merged.gguf"), "q8_0");
+    same_bytes(ml_test_path("merged.gguf"), ROOT "gguf/qwen3-q8_0.gguf");
+    ml_st_close(want);
+}
+
+static void refused(const char *model, const char *said) {
+    char line[2048], out[4096];
+
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s", model,
+             ml_test_path("refused"));
+    CHECK(ml_test_miles(out, sizeof out, line) != 0);
+    CHECK_HAS(out, said);
+}
+
+static void gguf_split_wrong(void) {
+    const char *alone = ml_test_path("alone-00001-of-00003.gguf");
+    const char *renamed = ml_test_path("renamed.gguf");
+    ml_file first = { 0 };
+
+    CHECK(ml_file_map(&first, SPLIT, NULL) == ML_OK);
+    CHECK(ml_file_replace(alone, first.bytes, NULL) == ML_OK);
+    CHECK(ml_file_replace(renamed, first.bytes, NULL) == ML_OK);
+    ml_file_unmap(&first);
+    refused(alone, "alone-00002-of-00003.gguf: cannot open");
+    refused(renamed, "names must end in -00001-of-00003.gguf");
+    refused(ROOT "gguf/split-00002-of-00003.gguf",
+            "give the one that ends in -00001-of-00003.gguf");
+}
+
 static void gguf_q8_of_f32(void) {
     char f32[1024], q8[1024];
     snprintf(f32, sizeof f32, "%s/formats/gguf/llama-f32.gguf", ml_test_fixtures());
@@ -467,7 +507,11 @@ static void dcp_weights(void) {
     ml_checkpoint_close(c);
 }
 
-/* Megatron's layout: every weight of the release, rounded to bf16. */
+static float rounded(float x, ml_st_dtype to) {
+    return to == ML_ST_BF16 ? ml_bf16_to_f32(ml_f32_to_bf16(x)) : x;
+}
+
+/* Megatron's layout: every weight of the release, rounded to bf16 or in f32. */
 static void compare_release(const ml_checkpoint *got, const ml_checkpoint *want) {
     for (int64_t i = 0; i < want->n_tensor; i++) {
         const ml_st_tensor *a = &want->tensor[i].t;
@@ -484,7 +528,7 @@ static void compare_release(const ml_checkpoint *got, const ml_checkpoint *want)
         for (int64_t r = 0; r < rows; r++) {
             ml_quant_read(b->quant, r * cols, 1, cols, y);
             for (int64_t k = 0; k < cols; k++)
-                if (y[k] != ml_bf16_to_f32(ml_f32_to_bf16(x[r * cols + k]))) {
+                if (y[k] != rounded(x[r * cols + k], b->dtype)) {
                     ml_test_fail(__FILE__, __LINE__, "%s: row %d differs", a->name.ptr,
                                  (int)r);
                     return;
@@ -513,6 +557,69 @@ static void check_megatron(const char *name) {
 static void dcp_megatron(void) {
     check_megatron("qwen3");
     check_megatron("qwen3_moe");
+}
+
+/* Multi-head latent attention, of tools/gen_dcp_mla.py. */
+#define MLA_FROM "tests/golden/data/deepseek_v3"
+#define MLA ROOT "dcp/megatron_deepseek_v3"
+
+static void dcp_mla(void) {
+    ml_checkpoint *got = NULL, *want = NULL;
+
+    MUST(ml_checkpoint_open(&want, MLA_FROM, &err));
+    MUST(ml_checkpoint_open(&got, MLA, &err));
+    compare_release(got, want);
+    ml_checkpoint_close(got);
+    ml_checkpoint_close(want);
+}
+
+/* A checkpoint with the text of the toy model; `spoiled`: other weights. */
+static void make_model(const char *name, bool spoiled) {
+    char line[2048], path[1024];
+    ml_file f = { 0 };
+    char *bytes;
+    uint64_t header;
+
+    snprintf(line, sizeof line,
+             "convert --hf-checkpoint " MLA_FROM " --save-hf %s/%s --dtype bf16",
+             ml_test_dir(), name);
+    run(line);
+    snprintf(line, sizeof line, "cp %s/model/tokenizer* %s/model/chat_template* %s/%s/",
+             ml_test_dir(), ml_test_dir(), ml_test_dir(), name);
+    CHECK(system(line) == 0);
+    if (!spoiled)
+        return;
+    snprintf(path, sizeof path, "%s/%s/model.safetensors", ml_test_dir(), name);
+    MUST(ml_file_map(&f, path, &err));
+    bytes = malloc(f.bytes.len);
+    memcpy(bytes, f.bytes.ptr, f.bytes.len);
+    memcpy(&header, bytes, sizeof header);
+    for (size_t i = 8 + header; i < f.bytes.len; i += 2)
+        bytes[i] ^= 1;
+    MUST(ml_file_replace(path, (ml_str){ bytes, f.bytes.len }, &err));
+    ml_file_unmap(&f);
+    free(bytes);
+}
+
+/* The run with --load and --ref-load of the folder, and a checkpoint with other weights,
+ * is the run of a checkpoint with the folder's weights. */
+static void dcp_run(void) {
+    const char *a = ml_test_path("released"), *b = ml_test_path("loaded");
+    const char *kl = "--use-kl-loss --kl-loss-coef 0.1 --kl-loss-type low_var_kl";
+    char more[2000], out[8000];
+
+    ml_toy_run_inputs();
+    make_model("right", false);
+    make_model("spoiled", true);
+    snprintf(more, sizeof more, "%s --hf-checkpoint %s --ref-load %s", kl,
+             ml_test_path("right"), ml_test_path("right"));
+    if (ml_toy_run("train", a, 2, more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    snprintf(more, sizeof more, "%s --hf-checkpoint %s --ref-load " MLA " --load " MLA, kl,
+             ml_test_path("spoiled"));
+    if (ml_toy_run("train", b, 2, more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    ml_toy_run_same(a, b, 2);
 }
 
 /* --- quantized exports ------------------------------------------------------------ */
@@ -607,6 +714,8 @@ static const ml_test tests[] = {
     { "blocks of every type of ggml are dequantized as by gguf-py", gguf_blocks },
     { "a GGUF file's chat template is rendered", gguf_template },
     { "a GGUF file in Q8_0 is written again byte for byte", gguf_again },
+    { "a split GGUF file is read as one", gguf_split },
+    { "a split GGUF file with a part missing or misnamed is refused", gguf_split_wrong },
     { "Q8_0 of an F32 GGUF file has the bytes of ggml's quantizer", gguf_q8_of_f32,
       .fixtures = "formats/gguf" },
     { "a checkpoint written as GGUF keeps its token ids and logits", gguf_of_directory },
@@ -616,6 +725,8 @@ static const ml_test tests[] = {
     { "a torch distributed checkpoint has its weights alone", dcp_weights },
     { "Megatron's torch_dist layout has the weights of the release", dcp_megatron,
       .fixtures = "formats/dcp" },
+    { "Megatron's torch_dist layout of MLA has the weights of the release", dcp_mla },
+    { "a run loads a torch_dist folder and has the bytes of its weights", dcp_run, 300 },
     { "a model rounded to its own format again has the recorded logits", rounded_again,
       120 },
     { "rounding a quantized model to the same format writes the same bytes", rounded_twice,

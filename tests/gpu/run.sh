@@ -73,7 +73,7 @@ check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"
 # Ranks share the GPU.
 for n in 2 3 4; do
-    check ranks $n "$build/tests/unit/test_comm_peer"
+    check ranks $n "$build/tests/unit/test_comm_device"
 done
 check training_memory
 check rollout_memory

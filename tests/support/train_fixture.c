@@ -63,8 +63,7 @@ void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) 
 
     *t = (ml_train_fixture){ 0 };
     ml_arena_init(&t->arena, "train fixture");
-    must(o->critic ? ml_spec_open_critic(&t->spec, dir, &err)
-                   : ml_spec_open(&t->spec, dir, &err),
+    must(ml_spec_open_with(&t->spec, dir, &(ml_spec_opts){ .critic = o->critic }, &err),
          &err);
     must(ml_checkpoint_open(&t->checkpoint, dir, &err), &err);
     ml_spec_keep_kv(&t->spec, ml_weights_kv_dtype(&t->spec, t->checkpoint, o->dtype));

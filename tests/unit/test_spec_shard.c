@@ -182,7 +182,7 @@ static void a_critic_is_refused(void) {
     ml_err why = { 0 };
     ml_spec s;
 
-    MUST(ml_spec_open_critic(&s, DATA "llama", &err));
+    MUST(ml_spec_open_with(&s, DATA "llama", &(ml_spec_opts){ .critic = true }, &err));
     CHECK(ml_spec_shard(&s, 2, 0, &why) == ML_EUNSUP);
     CHECK_HAS(why.msg, "critic");
     ml_spec_close(&s);

@@ -110,6 +110,10 @@ static ml_status sync_stream(ml_stream *s, ml_err *err) {
                    cudaGetErrorString(e));
 }
 
+static void *native(ml_stream *s) {
+    return ml_cuda(s)->stream;
+}
+
 static size_t available(const ml_device *d) {
     size_t left = 0, all = 0;
 
@@ -332,6 +336,7 @@ static void fill_device(ml_device *d) {
     d->peak = peak;
     d->host_alloc = host_alloc;
     d->host_free = host_free;
+    d->native = native;
     d->peer = &ml_cuda_peer_memory;
     d->later = LATER;
 }
@@ -372,6 +377,7 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
     if (!c)
         return ml_fail(err, ML_ENOMEM, "out of memory for the CUDA backend");
     fill_device(&c->dev);
+    memcpy(c->dev.uuid, &card.uuid, sizeof c->dev.uuid);
     c->stream.base.dev = &c->dev;
     c->stream.early = card.major >= EARLY_MAJOR;
     snprintf(c->stream.level, sizeof c->stream.level, "sm%d%d", card.major, card.minor);

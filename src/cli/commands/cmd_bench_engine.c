@@ -6,6 +6,7 @@
 #include "cli/commands/bench_report.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
+#include "plugin/model_family.h"
 #include "train/memory.h"
 
 enum { WARMUP_INPUT = 32, WARMUP_OUTPUT = 4 };
@@ -99,7 +100,8 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
 static ml_status open_all(bench_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_backend_opts opts = c->run.backend;
-    ml_status st = ml_spec_open(&j->spec, c->run.hf_checkpoint, err);
+    ml_status st = ml_model_open(&j->spec, c->run.hf_checkpoint, c->run.arch.spec.word,
+                                 c->run.arch.spec.n, err);
 
     if (st == ML_OK && c->bench.dataset)
         st = ml_tokenizer_open(&j->tokenizer, c->run.hf_checkpoint, err);

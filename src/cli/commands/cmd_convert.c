@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "model/export.h"
 #include "model/export_gguf.h"
+#include "plugin/model_family.h"
 
 static ml_export_opts how(const ml_config *c) {
     static const ml_dtype dtypes[] = {
@@ -61,7 +62,8 @@ ml_status ml_cmd_convert(const ml_config *c, ml_err *err) {
     ml_checkpoint *from = NULL;
     ml_backend be = { 0 };
     ml_arena a;
-    ml_status st = ml_spec_open(&s, c->run.hf_checkpoint, err);
+    ml_status st = ml_model_open(&s, c->run.hf_checkpoint, c->run.arch.spec.word,
+                                 c->run.arch.spec.n, err);
 
     ml_arena_init(&a, "convert");
     if (st == ML_OK)

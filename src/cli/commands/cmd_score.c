@@ -9,6 +9,7 @@
 #include "cli/commands/sequences.h"
 #include "model/plan.h"
 #include "model/tensors.h"
+#include "plugin/model_family.h"
 #include "train/memory.h"
 
 /* Sequences are packed into batches of about this many tokens; longer ones get their
@@ -331,7 +332,8 @@ static ml_status score_all(score_job *j, ml_err *err) {
 static ml_status open_inputs(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_backend_opts opts = c->run.backend;
-    ml_status st = ml_spec_open(&j->spec, c->run.hf_checkpoint, err);
+    ml_status st = ml_model_open(&j->spec, c->run.hf_checkpoint, c->run.arch.spec.word,
+                                 c->run.arch.spec.n, err);
 
     if (st == ML_OK)
         st = ml_checkpoint_open(&j->checkpoint, c->run.hf_checkpoint, err);

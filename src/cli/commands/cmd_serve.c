@@ -15,6 +15,7 @@
 #include "io/end_tokens.h"
 #include "model/spec_shard.h"
 #include "base/json_out.h"
+#include "plugin/model_family.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 
@@ -378,7 +379,8 @@ static ml_status run_server(serve_job *j, ml_err *err) {
 }
 
 static ml_status open_model(serve_job *j, ml_err *err) {
-    ml_status st = ml_spec_open(&j->spec, j->dir, err);
+    ml_status st = ml_model_open(&j->spec, j->dir, j->config->run.arch.spec.word,
+                                 j->config->run.arch.spec.n, err);
 
     if (!st)
         st = check_weights(j, err);

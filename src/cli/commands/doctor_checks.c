@@ -11,6 +11,7 @@
 #include "run/evaluator.h"
 #include "run/opts.h"
 #include "model/weights.h"
+#include "plugin/model_family.h"
 #include "run/extensions.h"
 #include "text/chat/chat_template.h"
 #include "train/memory.h"
@@ -36,7 +37,8 @@ static ml_status check_model(job *j, ml_err *err) {
 
     if (!j->c->run.hf_checkpoint)
         return ML_OK;
-    st = ml_spec_open(&spec, j->c->run.hf_checkpoint, err);
+    st = ml_model_open(&spec, j->c->run.hf_checkpoint, j->c->run.arch.spec.word,
+                       j->c->run.arch.spec.n, err);
     if (st == ML_OK && j->c->load_format != ML_LOAD_DUMMY)
         st = ml_checkpoint_open(&from, j->c->run.hf_checkpoint, err);
     if (st == ML_OK && from)

@@ -3,6 +3,9 @@
 #include "cli/flags/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
+#define MODEL                                                                              \
+    (TRAIN | ML_CMD_EVAL | ML_CMD_SERVE | ML_CMD_SCORE | ML_CMD_CONVERT |                  \
+     ML_CMD_BENCH_ENGINE | ML_CMD_DOCTOR)
 
 /* A number that arch_check.c compares with config.json. */
 #define CHECKED(word, kind, field, what)                                                   \
@@ -59,13 +62,15 @@ const ml_flag ml_flags_arch[] = {
     { .name = "spec",
       .type = ML_FLAG_LIST,
       ML_AT(run.arch.spec),
-      .value = "MODULE FUNCTION",
+      .value = "FAMILY",
       .def_note = "model_type of config.json",
       .group = "architecture",
-      .cmds = TRAIN,
+      .cmds = MODEL,
       .from = ML_FROM_MEGATRON,
-      .help = "Layer specification by Miles' name, such as miles_plugins.models.qwen3_5 "
-              "get_qwen3_5_spec; model_type of config.json must match." },
+      .help =
+          "Model family of a shared object, ./family.so:NAME, or layers by Miles' name, "
+          "such as miles_plugins.models.qwen3_5 get_qwen3_5_spec; model_type of "
+          "config.json must match." },
     { .name = "moe-router-freeze-gate",
       .type = ML_FLAG_BOOL,
       ML_AT(freeze_gate),
@@ -75,6 +80,6 @@ const ml_flag ml_flags_arch[] = {
       .help = "Same as --freeze '*.gate.weight': routers are not trained." },
     ML_REFUSED(
         "custom-model-provider-path", TEXT, MILES, TRAIN,
-        "layers are built from config.json; a model family is a file of src/model/specs"),
+        "a model family is a shared object: --spec ./family.so:NAME (docs/PLUGINS.md)"),
     { 0 },
 };

@@ -7,9 +7,6 @@ static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
 static const char *const f32[] = { "fp32", "float32", NULL };
 
-#define ONE_RANK                                                                           \
-    "Larger sizes are not supported yet: each rank has the whole model, and ranks divide " \
-    "the samples and the optimizer state."
 #define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
 #define ALWAYS "this is always so"
 #define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"
@@ -79,8 +76,10 @@ const ml_flag ml_flags_parallel[] = {
             "Ranks that divide each sequence.  Sizes above 1 are not supported yet."),
     ML_SIZE(
         "expert-model-parallel-size", ep,
-        "Ranks that divide the experts of a layer.  Sizes above 1 are not supported yet."),
-    ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+        "Consecutive ranks that divide the experts of each layer: the rows of tokens are "
+        "sent to the ranks of their experts, and their results back."),
+    ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one,
+             "An expert is on one rank; --expert-model-parallel-size divides the experts."),
     { .name = "dp-replicate-size",
       .type = ML_FLAG_I64,
       ML_AT(run.place.replicas),

@@ -1,9 +1,11 @@
 #include "rl/learn/critic.h"
 
-ml_status ml_critic_open(ml_critic *c, const char *dir, uint64_t seed,
+ml_status ml_critic_open(ml_critic *c, const char *dir, ml_spec_opts spec, uint64_t seed,
                          ml_weight_dtype dtype, ml_err *err) {
-    ml_status st = ml_spec_open_critic(&c->spec, dir, err);
+    ml_status st;
 
+    spec.critic = true;
+    st = ml_spec_open_with(&c->spec, dir, &spec, err);
     c->spec.head_seed = seed;
     if (st == ML_OK)
         st = ml_checkpoint_open(&c->from, dir, err);

@@ -17,8 +17,8 @@ typedef struct ml_critic {
     ml_trainer *trainer; /* NULL: not started */
 } ml_critic;
 
-/* Reads and checks the checkpoint; does not allocate the model yet. */
-ml_status ml_critic_open(ml_critic *out, const char *dir, uint64_t seed,
+/* Reads and checks the checkpoint; does not allocate the model yet.  `spec`: the actor's. */
+ml_status ml_critic_open(ml_critic *out, const char *dir, ml_spec_opts spec, uint64_t seed,
                          ml_weight_dtype dtype, ml_err *err);
 void ml_critic_close(ml_critic *c); /* also after a failed open; zeros are allowed */
 

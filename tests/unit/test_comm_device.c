@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "backend/backend.h"
-#include "comm/peer/peer.h"
+#include "comm/device/device_comm.h"
 #include "comm/reduce.h"
 #include "comm/world.h"
 #include "tests/support/ranks.h"
@@ -298,7 +298,7 @@ static void run_rig(ml_comm *world, ml_stream *s, rig_fn *fn) {
 
     CHECK(world->split(world, &g.host, 0, world->rank, NULL) == ML_OK);
     CHECK(world->split(world, &below, 0, world->rank, NULL) == ML_OK);
-    CHECK(ml_comm_peer_open(&g.peer, below, s->dev, &err) == ML_OK);
+    CHECK(ml_comm_device_open(&g.peer, below, s, false, &err) == ML_OK);
     CHECK(err.msg[0] == 0 &&
           strcmp(g.peer->name, world->size > 1 ? "peer" : world->name) == 0);
     fn(&g);
@@ -335,8 +335,12 @@ static void fail_one(const rig *g) {
     both x = output(g, 4 << 20);
     ml_tensor t = there(&x, tensor(NULL, ML_F32, 1 << 20, 1));
     ml_err err = { ML_EIO, "the disk is full" };
+    ml_tensor word = ml_comm_bytes("", 0);
     ml_comm *c = g->peer;
 
+    for (int32_t r = 0; r < c->size && c->rank == 1; r++) /* all have opened theirs */
+        CHECK(r == 1 || c->recv(c, NULL, &word, r, NULL) == ML_OK);
+    CHECK(c->rank == 1 || c->send(c, NULL, &word, 1, NULL) == ML_OK);
     if (c->rank == 1) {
         CHECK(c->agree(c, ML_EIO, &err) == ML_EIO && c->failed);
     } else {

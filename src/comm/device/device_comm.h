@@ -1,0 +1,30 @@
+/* device_comm.h - the communicator for tensors of GPUs.
+ *
+ * It stands before a communicator for host memory with the same ranks.  GPU tensors travel
+ * by one of two ways, chosen for each communicator when it is opened:
+ *
+ *     peer   all ranks are on one host: each rank has a stage in its GPU's memory, which the
+ *            others map (CUDA IPC) and read directly, over NVLink or within one GPU
+ *     nccl   every rank has a GPU of its own: NCCL's messages
+ *
+ * Where neither is possible, and for small tensors, they are staged through host memory.
+ * NCCL moves bytes only; sums are the tree of comm.h, computed by our own kernel, so that
+ * results have the same bits whichever way is taken.  Calls for host memory, waits, errors
+ * and failures are the host communicator's.
+ *
+ * thread: as in comm.h. */
+#ifndef ML_COMM_DEVICE_DEVICE_COMM_H
+#define ML_COMM_DEVICE_DEVICE_COMM_H
+
+#include "comm/comm.h"
+
+/* A communicator of the ranks of `host`, which it does not own and which has no other user
+ * from then on.  s: the stream on which it allocates nothing later.  nccl: prefer NCCL to
+ * the peers' memory.  Collective. */
+ml_status ml_comm_device_open(ml_comm **out, ml_comm *host, ml_stream *s, bool nccl,
+                              ml_err *err);
+
+/* Device memory of one communicator, at most. */
+size_t ml_comm_device_bytes(void);
+
+#endif
