@@ -633,12 +633,12 @@ static void trainers_have_the_bits_of_one_rank(void) {
 static const ml_test tests[] = {
     { "rounds move every row once, in order", rounds_lose_no_row },
     { "experts on several ranks have the bits of one rank",
-      families_have_the_bits_of_one_rank },
-    { "all rows may go to one rank, in rounds", routes_may_go_to_one_rank },
+      families_have_the_bits_of_one_rank, 300 },
+    { "all rows may go to one rank, in rounds", routes_may_go_to_one_rank, 300 },
     { "experts that are recomputed have the bits of one rank",
-      recomputation_has_the_bits_of_one_rank },
+      recomputation_has_the_bits_of_one_rank, 300 },
     { "trainers whose ranks divide the experts have the bits of one rank",
-      trainers_have_the_bits_of_one_rank },
+      trainers_have_the_bits_of_one_rank, 300 },
     { 0 },
 };
 

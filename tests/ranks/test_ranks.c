@@ -466,6 +466,13 @@ static void check_share(const ml_optimizer *o, const ml_comm *c) {
     CHECK(c->size == 1 ? o->bytes == whole : o->bytes < whole * 2 / (size_t)c->size);
 }
 
+/* The same bits.  With small experts on several ranks the blocks of the norm, which are f64,
+ * begin elsewhere (shard_map.h). */
+static bool is_norm(const job *j, double norm) {
+    double one = j->one->grad_norm;
+    return j->mesh.ep > 1 ? fabs(norm - one) <= 1e-14 * one : norm == one;
+}
+
 static void train(ml_comm *c, void *ud) {
     job *j = ud;
     ml_step_result out = { 0 };
@@ -481,7 +488,7 @@ static void train(ml_comm *c, void *ud) {
         j->loss = out.loss;
         j->grad_norm = out.grad_norm;
     } else {
-        if (out.loss != j->one->loss || out.grad_norm != j->one->grad_norm)
+        if (out.loss != j->one->loss || !is_norm(j, out.grad_norm))
             differs(j, c, "losses or norms");
         if (memcmp(whole_of(&p, j, &p.t.weights)->buf.ptr, j->one->bytes, j->one->n_byte))
             differs(j, c, "weights");
@@ -867,10 +874,11 @@ static void metrics_are_those_of_one_rank(void) {
 }
 
 static const ml_test tests[] = {
-    { "log-probs and entropies are those of one rank", scores_are_those_of_one_rank },
+    { "log-probs and entropies are those of one rank", scores_are_those_of_one_rank, 300 },
     { "gradients of ranks repeat, and are the tree of what each computes",
-      gradients_are_the_tree_of_the_ranks },
-    { "steps with the same gradients are those of one rank", steps_are_those_of_one_rank },
+      gradients_are_the_tree_of_the_ranks, 300 },
+    { "steps with the same gradients are those of one rank", steps_are_those_of_one_rank,
+      300 },
     { "a gradient that is not finite is skipped by all ranks",
       a_bad_gradient_is_skipped_by_all },
     { "a rank that fails ends the step of the others", a_rank_that_fails_ends_the_step },
