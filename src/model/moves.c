@@ -31,9 +31,10 @@ static ml_tensor matrix(void *data, ml_dtype dtype, ml_layout layout, int64_t n,
     };
 }
 
-/* Where an element of the whole packed parameter i is in a set. */
+/* Where an element of the whole packed parameter i is in a set that may have a part. */
 static void *address_of(const ml_weights *w, int32_t i, int64_t element) {
-    return (unsigned char *)w->t[i].data + (size_t)element * ml_dtype_bytes(w->t[i].dtype);
+    int64_t at = element - (w->range ? w->range[i].begin : 0);
+    return (unsigned char *)w->t[i].data + at * (int64_t)ml_dtype_bytes(w->t[i].dtype);
 }
 
 /* Member e of parameter i of a set. */
