@@ -82,7 +82,7 @@ static ml_status do_switch(ml_local *l, ml_command *c) {
 /* When the first rank is told that it is paused, no rank runs a step. */
 static ml_status do_pause(ml_local *l, ml_command *c) {
     l->paused = c->flag[0];
-    return ml_rank_group_agree(&l->group, ML_OK, c->err);
+    return ml_rank_group_meet(&l->group, c->err);
 }
 
 static ml_status do_load(ml_local *l, ml_command *c) {
@@ -121,7 +121,7 @@ static ml_status do_release(ml_local *l, ml_command *c) {
     }
     if (c->flag[1] && l->own)
         drop_weights(l);
-    return ml_rank_group_agree(&l->group, ML_OK, c->err);
+    return ml_rank_group_meet(&l->group, c->err);
 }
 
 static ml_status take_weights(ml_local *l, ml_err *err) {

@@ -21,6 +21,7 @@ ml_status ml_rank_group_open(ml_rank_group *g, ml_comm *comm, ml_err *err) {
         return ML_OK;
     st = comm->split(comm, &g->orders, 0, comm->rank, err);
     if (st == ML_OK) {
+        g->deadline_s = g->orders->deadline_s;
         g->orders->deadline_s = 0;
         g->orders->group = "engine";
     }
@@ -145,6 +146,17 @@ ml_status ml_rank_group_get_request(ml_rank_group *g, ml_request **out,
 }
 
 /* --- agreement -------------------------------------------------------------------- */
+
+ml_status ml_rank_group_meet(ml_rank_group *g, ml_err *err) {
+    ml_status st;
+
+    if (!g->orders)
+        return ML_OK;
+    g->orders->deadline_s = g->deadline_s;
+    st = g->orders->barrier(g->orders, NULL, err);
+    g->orders->deadline_s = 0;
+    return st;
+}
 
 ml_status ml_rank_group_agree(ml_rank_group *g, ml_status mine, ml_err *err) {
     ml_err me = { 0 }, *all;

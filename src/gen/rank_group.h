@@ -16,9 +16,10 @@
 #include "engine/request.h"
 
 typedef struct ml_rank_group {
-    ml_comm *orders; /* without a deadline: an idle engine gets none */
-    ml_text order;   /* being written, or received */
-    size_t at;       /* of the next item to read */
+    ml_comm *orders;   /* without a deadline: an idle engine gets none */
+    double deadline_s; /* of ranks that have an order, to meet */
+    ml_text order;     /* being written, or received */
+    size_t at;         /* of the next item to read */
 } ml_rank_group;
 
 /* comm NULL, or of one rank: there is no group, and only close may be called. */
@@ -45,6 +46,9 @@ int64_t ml_rank_group_get_int(ml_rank_group *g);
 ml_status ml_rank_group_get_request(ml_rank_group *g, ml_request **out,
                                     const ml_engine_opts *opts, int64_t n_vocab,
                                     ml_err *err);
+
+/* Returns when all ranks have come to this point of an order. */
+ml_status ml_rank_group_meet(ml_rank_group *g, ml_err *err);
 
 /* ML_OK if all ranks pass ML_OK.  Otherwise a rank that failed gets its own error, the
  * others get ML_EPEER with the number and the message of the first that failed.  Unlike ml_comm.agree it leaves the group as it was: a file may be missing. */

@@ -18,10 +18,10 @@ static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-/* The dtype of a parameter in memory.  Members of a stack may differ on disk; if one is
+/* Members of a stack may differ on disk; if one is
  * f32, all are widened. */
-static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
-                            ml_weight_dtype want) {
+ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
+                                ml_weight_dtype want) {
     if (p->n_dim == 1 || p->keep_f32 || want == ML_WEIGHT_F32 || ml_param_is_value_head(p))
         return ML_F32;
     if (want == ML_WEIGHT_BF16)
@@ -32,11 +32,6 @@ static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
             return ML_F32;
     }
     return ML_BF16;
-}
-
-ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
-                                ml_weight_dtype dtype) {
-    return store_dtype(p, c, dtype);
 }
 
 ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype) {
@@ -78,8 +73,8 @@ size_t ml_weights_part_bytes(const ml_spec *s, const ml_checkpoint *c,
     size_t bytes = 0;
     for (int32_t i = 0; i < s->n_param; i++) {
         /* Panels are padded: no other layout takes more. */
-        ml_tensor t =
-            ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype), ML_PANELS);
+        ml_tensor t = ml_weights_tensor(
+            &s->param[i], ml_weights_param_dtype(&s->param[i], c, dtype), ML_PANELS);
         bytes += align64(range ? (size_t)range[i].n * ml_dtype_bytes(t.dtype)
                                : ml_tensor_bytes(&t));
     }
@@ -108,7 +103,7 @@ ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
 
     for (int32_t i = 0; i < s->n_param; i++)
         if (s->param[i].n_dim == 2)
-            n[store_dtype(&s->param[i], c, dtype) == ML_BF16] +=
+            n[ml_weights_param_dtype(&s->param[i], c, dtype) == ML_BF16] +=
                 ml_param_count(&s->param[i]);
     return n[1] > n[0] ? ML_BF16 : ML_F32;
 }
@@ -390,7 +385,7 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < s->n_param; i++) {
-        ml_dtype d = store_dtype(&s->param[i], c, dtype);
+        ml_dtype d = ml_weights_param_dtype(&s->param[i], c, dtype);
         w->t[i] = range ? ml_weights_part(&s->param[i], d, be->linear, range[i])
                         : ml_weights_tensor(&s->param[i], d, be->linear);
         if (ml_tensor_bytes(&w->t[i]))

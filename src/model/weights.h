@@ -42,7 +42,7 @@ ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype);
 
 /* The dtype in which a set stores a parameter. */
 ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
-                                ml_weight_dtype dtype);
+                                ml_weight_dtype want);
 
 /* Bytes of a set; the checkpoint is read for AUTO only (may be NULL otherwise). */
 size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype);

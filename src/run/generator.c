@@ -139,7 +139,7 @@ static void list_senders(ml_generator *g, const ml_run_ranks *ranks) {
         ML_NEW(&g->arena, const ml_shard_range *, g->moves.n_rank);
     ml_shard_map map;
 
-    ml_shard_map_init(&map, &g->arena, &g->run->spec, g->run->be.linear, &ranks->mesh.sizes,
+    ml_shard_map_init(&map, &g->arena, &g->run->spec, g->run->be.linear, &ranks->sizes,
                       g->run->opts.trainer.stage);
     for (int32_t r = 0; r < ml_run_ranks_n_actor(ranks); r++)
         from[r] = ml_shard_residents(&map, &g->arena, r);

@@ -120,7 +120,7 @@ ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend 
 typedef struct mover {
     ml_publisher of; /* first */
     ml_arena arena;
-    ml_comm *comm; /* of all ranks, with the time limit of training */
+    ml_comm *world, *comm; /* all ranks; comm: with the time limit of training */
     ml_moves plan;
     const ml_weights *from; /* NULL: this rank does not train */
     ml_weights set;         /* of the engine; zeros: this rank has none */
@@ -142,8 +142,7 @@ static ml_status move_rows(mover *m, ml_err *err) {
     return ml_comm_agree(m->comm, st, err);
 }
 
-/* No engine runs a step while its rows change; ranks meet before, because they are those of
- * other ranks' engines, too. */
+/* No engine runs a step while its rows change: ranks meet when all are paused. */
 static ml_status send_moves(ml_publisher *p, const ml_weights *w, ml_err *err) {
     mover *m = (mover *)p;
     ml_gen *gen = p->generator->leads ? p->generator->local : NULL;
@@ -152,7 +151,7 @@ static ml_status send_moves(ml_publisher *p, const ml_weights *w, ml_err *err) {
     (void)w;
     if (gen)
         gen->pause(gen);
-    st = ml_comm_meet(m->comm, err);
+    st = ml_comm_meet(m->world, err);
     if (st == ML_OK)
         st = move_rows(m, err);
     if (st == ML_OK && gen)
@@ -198,6 +197,7 @@ static ml_status open_moves(mover *m, ml_generator *g, const ml_run_ranks *ranks
 
     if (st != ML_OK)
         return st;
+    m->world = ranks->world;
     m->comm->group = "publish";
     m->comm->deadline_s = ranks->publish_s;
     st = share_dtypes(m, g, err);

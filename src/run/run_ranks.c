@@ -97,7 +97,7 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
 }
 
 int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
-    return r->mesh.sizes.gather ? ml_mesh_data_size(&r->mesh.sizes) : 1;
+    return r->sizes.gather ? ml_mesh_data_size(&r->sizes) : 1;
 }
 
 void ml_run_ranks_place(ml_run_opts *o) {
@@ -122,24 +122,27 @@ static int64_t fewest(const ml_place_opts *p) {
 static ml_status plan_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
     int64_t nodes = p->nodes ? p->nodes : 1;
     int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : fewest(p);
+    ml_status st =
+        ml_mesh_size(&r->sizes, p->plans ? (int32_t)n : 1, ml_run_ranks_sizes(p), err);
 
-    return ml_mesh_size(&r->mesh.sizes, p->plans ? (int32_t)n : 1, ml_run_ranks_sizes(p),
-                        err);
+    r->mesh.sizes = r->sizes;
+    return st;
 }
 
 /* The ranks that train. */
 static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
     int32_t color = ml_run_ranks_trains(r) ? 0 : -1;
-    ml_status st = r->world->split(r->world, &r->train, color, r->world->rank, err);
+    ml_status st =
+        ml_mesh_size(&r->sizes, ml_run_ranks_n_actor(r), ml_run_ranks_sizes(p), err);
 
+    if (st == ML_OK)
+        st = r->world->split(r->world, &r->train, color, r->world->rank, err);
     r->world->group = "the job";
     r->actors = r->world;
     if (st == ML_OK && r->n_actor) {
         r->actors = NULL;
         st = r->world->split(r->world, &r->actors, color, r->world->rank, err);
     }
-    if (st == ML_OK && !r->train)
-        st = ml_mesh_size(&r->mesh.sizes, r->n_actor, ml_run_ranks_sizes(p), err);
     if (st != ML_OK || !r->train)
         return st;
     r->train->group = "train";

@@ -24,11 +24,12 @@ typedef struct ml_run_ranks {
     ml_comm *world;  /* of the loop, without a time limit; NULL: one rank */
     ml_comm *train;  /* of training, with a time limit; NULL: one rank, or this one does
                         not train */
-    ml_mesh mesh;    /* of `train`; a rank that does not train knows the sizes */
-    ml_comm *actors; /* the same ranks, without a time limit; it may be the world */
+    ml_mesh mesh;    /* of `train`; zeros: one rank */
+    ml_comm *actors; /* the ranks of `train`, without a time limit; it may be the world */
     ml_comm *engine; /* the ranks of this rank's engine; NULL: it has one rank, or none */
     int32_t n_actor; /* ranks that train, if others generate; 0: all train */
     int32_t engine_size; /* 0: 1 */
+    ml_mesh_sizes sizes; /* of the mesh, on all ranks; zeros: one rank */
     double publish_s;    /* a wait for weights that takes longer fails; 0: none */
     char host[ML_HOST_NAME];
     int32_t local_rank, local_size; /* among the ranks of this host */
@@ -41,14 +42,14 @@ typedef struct ml_run_ranks {
 typedef struct ml_place_opts {
     int64_t nodes, gpus_per_node; /* of the actor */
     int64_t most_per_node;
-    double timeout_min;  /* of a wait for another rank in training; 0: none */
-    int64_t rollout;     /* ranks of all engines, if they are apart */
-    int64_t engine_size; /* ranks of an engine */
-    bool apart;          /* engines have ranks of their own: see ml_run_ranks_place */
+    double timeout_min; /* of a wait for another rank in training; 0: none */
     /* How the ranks divide the model. */
     int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
     int64_t replicas;       /* sets of weights with FSDP */
     int backend;            /* ml_train_backend */
+    int64_t rollout;        /* ranks of all engines, if they are apart */
+    int64_t engine_size;    /* ranks of an engine */
+    bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
     bool plans;             /* one process plans a rank of the job that the sizes name */
 } ml_place_opts;
 
@@ -91,7 +92,7 @@ static inline int32_t ml_run_ranks_engine_size(const ml_run_ranks *r) {
 
 /* Whether ranks that train have a part of the weights. */
 static inline bool ml_run_ranks_divides(const ml_run_ranks *r) {
-    const ml_mesh_sizes *m = &r->mesh.sizes;
+    const ml_mesh_sizes *m = &r->sizes;
     return m->gather > 1 || m->size[ML_MESH_PP] > 1 || m->ep > 1;
 }
 

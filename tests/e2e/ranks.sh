@@ -67,6 +67,40 @@ train 2 again --num-rollout 3
 check "two ranks repeat" same n2/metrics.jsonl again/metrics.jsonl
 check "two ranks repeat the snapshot" same_snapshot n2 again 0000002
 
+# --- engines of several ranks, on the ranks that train or on others ---
+
+engines() { # engines RUN N FLAGS...: a run over N ranks draws the samples of one
+    local run=$1 n=$2
+    shift 2
+    log=$work/$run.log
+    train "$n" "$run" --num-rollout 3 --check-weight-update-equal "$@"
+    check "$run: trains" ended
+    samples "$run"
+    head -n 1 "$work/$run/metrics.jsonl" >"$work/$run.first"
+    check "$run: the samples of one rank" same n1.samples "$run.samples"
+    check "$run: its rollout metrics" same n1.first "$run.first"
+    check "$run: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$run/metrics.jsonl")" = 3 ]
+}
+engines engines-of-2 4 --rollout-num-gpus-per-engine 2 --colocate
+engines apart 4 --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --sglang-tp-size 2
+check "engines of two ranks: the metrics of four" same n4/metrics.jsonl engines-of-2/metrics.jsonl
+check "ranks that generate: the metrics of two that train" same n2/metrics.jsonl apart/metrics.jsonl
+check "ranks that generate: the snapshot of two that train" same_snapshot n2 apart 0000002
+log=$work/engine-size.log
+train 4 engine-size --num-rollout 1 --rollout-num-gpus-per-engine 3
+check "a size of engines that does not divide is refused" says_once '^miles train: --rollout-num-gpus-per-engine is 3, but 4 ranks generate: use a divisor of 4'
+log=$work/engine-killed.log
+(train 3 engine-killed --num-rollout 1000 --rollout-num-gpus 2 --rollout-num-gpus-per-engine 2; exit $status) &
+job=$!
+for _ in $(seq 600); do
+    grep -q '"rollout": 1,' "$work/engine-killed/metrics.jsonl" 2>/dev/null && break
+    sleep 0.1
+done
+kill -9 "$(pgrep -f "^$build/miles train .*$work/engine-killed" | tail -n 1)" # a rank that follows
+wait $job
+check "a killed rank of an engine ends the job" [ $? -ne 0 ]
+check "it is named" grep -q 'process rank 2 .*signal 9' "$log"
+
 # --- ranks on two hosts: here two names of one ---
 
 skipped=0
@@ -203,6 +237,11 @@ for n in 1 2; do
     check "$n ranks evaluate" [ $? -eq 0 ]
 done
 check "evaluation: the scores of one rank" same eval1 eval2
+log=$work/eval-engine
+timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$build/miles" eval \
+    --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
+    --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --rollout-num-gpus-per-engine 2 >"$log" 2>&1
+check "evaluation: an engine of two ranks" same eval1 eval-engine
 log=$work/fully.log
 miles 2 train-async fully --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
     --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 32 \

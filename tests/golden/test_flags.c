@@ -107,17 +107,9 @@ static ml_status parse(const char *words) {
     return st;
 }
 
-/* Each line of what is wrong is about one of these, and each of these has one. */
-static void stops_only_on(const char *script, const char *const *flags) {
-    int n = 0, n_line = 0;
-
-    CHECK(parse(script) == ML_EUSAGE);
-    for (size_t i = 0; i < wrong.len; i++)
-        n_line += wrong.ptr[i] == '\n';
-    for (; flags[n]; n++)
-        CHECK_HAS(wrong.ptr, flags[n]);
-    if (n != n_line)
-        ml_test_fail(__FILE__, __LINE__, "other flags are rejected, too:\n%s", wrong.ptr);
+static void parses(const char *script) {
+    if (parse(script) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "flags are rejected:\n%s", wrong.ptr);
 }
 
 /* What they all pass. */
@@ -151,62 +143,51 @@ static void stops_only_on(const char *script, const char *const *flags) {
 #define ALL CHECKPOINT ROLLOUT EVAL PERF GRPO OPTIMIZER MISC SHAPE
 
 static void qwen3_4b(void) {
-    static const char *const flags[] = { "--tensor-model-parallel-size '2'", NULL };
-
-    stops_only_on(
-        ALL "--num-layers 36 --num-query-groups 8 --qk-layernorm "
-            "--use-rotary-position-embeddings --rotary-base 1000000 --rm-type deepscaler "
-            "--rollout-temperature 1 --eval-top-p 1 --tensor-model-parallel-size 2 "
-            "--context-parallel-size 1 --expert-model-parallel-size 1 --max-tokens-per-gpu "
-            "9216 --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 "
-            "--sglang-disable-custom-all-reduce --actor-num-gpus-per-node 8 --colocate "
-            "--use-wandb --wandb-project p --wandb-group g --wandb-key k",
-        flags);
+    parses(ALL
+           "--num-layers 36 --num-query-groups 8 --qk-layernorm "
+           "--use-rotary-position-embeddings --rotary-base 1000000 --rm-type deepscaler "
+           "--rollout-temperature 1 --eval-top-p 1 --tensor-model-parallel-size 2 "
+           "--context-parallel-size 1 --expert-model-parallel-size 1 --max-tokens-per-gpu "
+           "9216 --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 "
+           "--sglang-disable-custom-all-reduce --actor-num-gpus-per-node 8 --colocate "
+           "--use-wandb --wandb-project p --wandb-group g --wandb-key k");
 }
 
 static void qwen3_30b(void) {
-    static const char *const flags[] = { "--tensor-model-parallel-size '4'",
-                                         "--expert-model-parallel-size '8'", NULL };
-
-    stops_only_on(
-        ALL "--num-layers 48 --num-query-groups 4 --qk-layernorm --moe-ffn-hidden-size 768 "
-            "--use-rotary-position-embeddings --rotary-base 1000000 --num-experts 128 "
-            "--moe-router-score-function softmax --moe-token-dispatcher-type alltoall "
-            "--moe-router-topk 8 --moe-layer-freq [1]*48 --moe-grouped-gemm "
-            "--moe-token-drop-policy probs --moe-router-dtype fp32 --moe-permute-fusion "
-            "--moe-aux-loss-coeff 0 --rm-type math --rollout-temperature 0.8 --eval-top-p "
-            "0.7 --apply-chat-template-kwargs {\"enable_thinking\":false} "
-            "--tensor-model-parallel-size 4 --context-parallel-size 1 "
-            "--expert-model-parallel-size 8 --max-tokens-per-gpu 20480 "
-            "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d "
-            "--use-precision-aware-optimizer --rollout-num-gpus-per-engine 8 "
-            "--sglang-mem-fraction-static 0.7 --sglang-cuda-graph-bs 1 2 4 8 16 24 "
-            "--actor-num-gpus-per-node 8 --colocate",
-        flags);
+    parses(ALL
+           "--num-layers 48 --num-query-groups 4 --qk-layernorm --moe-ffn-hidden-size 768 "
+           "--use-rotary-position-embeddings --rotary-base 1000000 --num-experts 128 "
+           "--moe-router-score-function softmax --moe-token-dispatcher-type alltoall "
+           "--moe-router-topk 8 --moe-layer-freq [1]*48 --moe-grouped-gemm "
+           "--moe-token-drop-policy probs --moe-router-dtype fp32 --moe-permute-fusion "
+           "--moe-aux-loss-coeff 0 --rm-type math --rollout-temperature 0.8 --eval-top-p "
+           "0.7 --apply-chat-template-kwargs {\"enable_thinking\":false} "
+           "--tensor-model-parallel-size 4 --context-parallel-size 1 "
+           "--expert-model-parallel-size 8 --max-tokens-per-gpu 20480 "
+           "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d "
+           "--use-precision-aware-optimizer --rollout-num-gpus-per-engine 8 "
+           "--sglang-mem-fraction-static 0.7 --sglang-cuda-graph-bs 1 2 4 8 16 24 "
+           "--actor-num-gpus-per-node 8 --colocate");
 }
 
 static void glm4_9b(void) {
-    static const char *const flags[] = { "--tensor-model-parallel-size '2'",
-                                         "--context-parallel-size '2'", NULL };
-
-    stops_only_on(
-        ALL "--num-layers 40 --num-query-groups 2 --post-self-attn-layernorm "
-            "--post-mlp-layernorm --rotary-interleaved --rotary-percent 0.5 "
-            "--use-rotary-position-embeddings --rotary-base 10000 "
-            "--untie-embeddings-and-output-weights --rm-type deepscaler "
-            "--rollout-temperature 1 --eval-top-p 1 --tensor-model-parallel-size 2 "
-            "--context-parallel-size 2 --expert-model-parallel-size 1 --max-tokens-per-gpu "
-            "4608 --rollout-num-gpus-per-engine 2 --actor-num-gpus-per-node 4 "
-            "--rollout-num-gpus 4",
-        flags);
+    parses(ALL
+           "--num-layers 40 --num-query-groups 2 --post-self-attn-layernorm "
+           "--post-mlp-layernorm --rotary-interleaved --rotary-percent 0.5 "
+           "--use-rotary-position-embeddings --rotary-base 10000 "
+           "--untie-embeddings-and-output-weights --rm-type deepscaler "
+           "--rollout-temperature 1 --eval-top-p 1 --tensor-model-parallel-size 2 "
+           "--context-parallel-size 2 --expert-model-parallel-size 1 --max-tokens-per-gpu "
+           "4608 --rollout-num-gpus-per-engine 2 --actor-num-gpus-per-node 4 "
+           "--rollout-num-gpus 4");
 }
 
 static const ml_test tests[] = {
     { "every flag of Miles has a row", every_flag_has_a_row },
     { "every flag that Miles passes to SGLang is known", every_passed_flag_is_known },
-    { "the Qwen3-4B script of Miles stops on parallelism only", qwen3_4b },
-    { "the Qwen3-30B-A3B script of Miles stops on parallelism only", qwen3_30b },
-    { "the GLM-4-9B script of Miles stops on parallelism only", glm4_9b },
+    { "the Qwen3-4B script of Miles parses", qwen3_4b },
+    { "the Qwen3-30B-A3B script of Miles parses", qwen3_30b },
+    { "the GLM-4-9B script of Miles parses", glm4_9b },
     { 0 },
 };
 

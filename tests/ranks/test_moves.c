@@ -30,6 +30,7 @@ typedef struct model {
     ml_checkpoint *from;
     ml_spec spec;
     ml_weights whole;
+    ml_weight_dtype want_dtype;
     ml_dtype *dtype;
     ml_spec cut[MAX_RANK + 1][MAX_RANK];
     ml_weights want[MAX_RANK + 1][MAX_RANK];
@@ -39,7 +40,7 @@ static void open_model(model *m, const char *name, ml_weight_dtype dtype) {
     ml_backend_opts be = { .device = "cpu", .n_thread = 1 };
     char dir[256];
 
-    *m = (model){ 0 };
+    *m = (model){ .want_dtype = dtype };
     ml_arena_init(&m->arena, "test");
     snprintf(dir, sizeof dir, "tests/golden/data/%s", name);
     MUST(ml_backend_open(&m->be, &be, &err));
@@ -72,59 +73,35 @@ static void close_model(model *m) {
 
 /* --- layouts ------------------------------------------------------------------------ */
 
-/* A training mesh over the first n_rank ranks: its weights are divided into `gather` parts,
- * and its layers into `stage` stages; the rest are replicas. */
-typedef struct layout {
-    int32_t n_rank, gather, stage;
-} layout;
+/* Stages of about as many nodes. */
+static const int32_t *stages_of(ml_arena *a, const model *m, int32_t n_stage) {
+    int32_t *stage = ML_NEW(a, int32_t, m->spec.n_node);
 
-static int32_t stage_of(const model *m, int32_t param, int32_t n_stage) {
-    return (int32_t)((int64_t)param * n_stage / m->spec.n_param);
+    for (int32_t i = 0; i < m->spec.n_node; i++)
+        stage[i] = (int32_t)((int64_t)i * n_stage / m->spec.n_node);
+    return stage;
 }
 
-static ml_shard_range whole_range(const model *m, int32_t i) {
-    return ml_shard_range_whole(&m->whole.t[i]);
-}
-
-static const ml_shard_range **ranges_of(ml_arena *a, const model *m, layout t,
-                                        int32_t n_world) {
+/* What each rank of a mesh over the first ranks has. */
+static const ml_shard_range **ranges_of(ml_arena *a, const model *m,
+                                        const ml_mesh_sizes *mesh, int32_t n_world) {
     const ml_shard_range **out = ML_NEW(a, const ml_shard_range *, n_world);
-    int32_t per_stage = t.n_rank / t.stage;
-    ml_shard_map part;
+    ml_shard_map map;
 
-    ml_shard_map_init(&part, a, &m->spec, m->be.linear, t.gather, NULL);
-    for (int32_t r = 0; r < t.n_rank; r++) {
-        ml_shard_range *range = ML_NEW(a, ml_shard_range, m->spec.n_param);
-        for (int32_t i = 0; i < m->spec.n_param; i++)
-            if (r / per_stage == stage_of(m, i, t.stage))
-                range[i] = t.gather == 1 ? whole_range(m, i)
-                                         : ml_shard_range_of(&part, i, r % t.gather);
-        out[r] = range;
-    }
+    ml_shard_map_init(&map, a, &m->spec, m->be.linear, mesh,
+                      stages_of(a, m, mesh->size[ML_MESH_PP]));
+    for (int32_t r = 0; r < ml_mesh_world(mesh); r++)
+        out[r] = ml_shard_residents(&map, a, r);
     return out;
 }
 
 typedef struct job {
     model *m;
-    layout from;
+    ml_mesh_sizes from;
     int32_t n_world, first, size; /* engines of `size` ranks, from rank `first` on */
     bool in_place, damage;
     size_t bucket;
 } job;
-
-/* What this rank has of the trained weights: the rest is wrong. */
-static void take_part(ml_weights *out, const job *j, const ml_shard_range *range,
-                      ml_arena *a) {
-    MUST(ml_weights_clone(out, &j->m->whole, &j->m->be, a, &err));
-    memset(out->buf.ptr, 0x77, out->buf.bytes);
-    for (int32_t i = 0; i < out->n && range; i++) {
-        ml_shard_range x = range[i];
-        size_t size = ml_dtype_bytes(out->t[i].dtype);
-        memcpy((unsigned char *)out->t[i].data + (size_t)x.begin * size,
-               (unsigned char *)j->m->whole.t[i].data + (size_t)x.begin * size,
-               (size_t)x.n * size);
-    }
-}
 
 static bool same_rows(const ml_weights *a, const ml_weights *b) {
     for (int32_t i = 0; i < a->n; i++)
@@ -157,7 +134,7 @@ static void publish(ml_comm *c, void *ud) {
     ml_status st;
 
     ml_arena_init(&a, "test rank");
-    from = ranges_of(&a, m, j->from, j->n_world);
+    from = ranges_of(&a, m, &j->from, j->n_world);
     for (int32_t r = j->first; r < j->n_world; r++)
         to[r] = &m->cut[j->size][(r - j->first) % j->size];
     o = (ml_moves_opts){ .whole = &m->spec,
@@ -169,7 +146,9 @@ static void publish(ml_comm *c, void *ud) {
                          .rank = c->rank,
                          .bucket_bytes = j->bucket,
                          .in_place = j->in_place };
-    take_part(&have, j, from[c->rank], &a);
+    if (from[c->rank])
+        MUST(ml_weights_load_part(&have, &m->spec, m->from, m->want_dtype, from[c->rank],
+                                  &m->be, &a, &err));
     if (receives)
         MUST(ml_moves_receiver(&got, &o, &have, &m->be, &a, &err));
     ml_moves_plan(&moves, &o);
@@ -178,10 +157,10 @@ static void publish(ml_comm *c, void *ud) {
     MUST(ml_moves_run(&moves, c, &have, receives ? &got : NULL, &err));
     if (receives && !same_rows(&got, &m->want[j->size][place]))
         ml_test_fail(__FILE__, __LINE__,
-                     "%s: %d ranks (gather %d, stages %d) to engines of %d from rank %d: "
-                     "rank %d has other weights",
-                     m->spec.family, j->from.n_rank, j->from.gather, j->from.stage, j->size,
-                     j->first, c->rank);
+                     "%s: %d ranks (gather %d, pp %d, ep %d) to engines of %d from rank "
+                     "%d: rank %d has other weights",
+                     m->spec.family, ml_mesh_world(&j->from), j->from.gather,
+                     j->from.size[ML_MESH_PP], j->from.ep, j->size, j->first, c->rank);
     if (j->damage && c->rank == j->first)
         damage(&moves, &got);
     st = ml_moves_check(&moves, c, &have, receives ? &got : NULL, &why);
@@ -194,27 +173,29 @@ static void publish(ml_comm *c, void *ud) {
     ml_arena_release(&a);
 }
 
-/* All of them with MILES_LONG, otherwise every 13th: each run starts threads. */
+/* All of them with MILES_LONG, otherwise every 61st: each run starts threads. */
 static void run_some(job *j) {
     static int64_t n;
 
-    if (n++ % 13 == 0 || getenv("MILES_LONG"))
+    if (n++ % 61 == 0 || getenv("MILES_LONG"))
         ml_ranks_run(j->n_world, publish, j);
 }
 
 /* Engines on all ranks, or on those that do not train. */
-static void to_every_engine(model *m, layout from) {
+static void to_every_engine(model *m, ml_mesh_sizes from) {
+    int32_t n_rank = ml_mesh_world(&from);
+
     for (int k = 0; k < N_SIZE; k++) {
-        int32_t size = sizes[k], apart = from.n_rank + size;
-        if (from.n_rank % size == 0) {
-            job j = { .m = m, .from = from, .n_world = from.n_rank, .size = size };
+        int32_t size = sizes[k], apart = n_rank + size;
+        if (n_rank % size == 0) {
+            job j = { .m = m, .from = from, .n_world = n_rank, .size = size };
             j.bucket = 1 << 20;
             run_some(&j);
             j.in_place = true;
             run_some(&j);
         }
         if (apart <= MAX_RANK) {
-            job j = { .m = m, .from = from, .n_world = apart, .first = from.n_rank };
+            job j = { .m = m, .from = from, .n_world = apart, .first = n_rank };
             j.size = size;
             j.bucket = 3000; /* many buckets, and rows that fill one */
             run_some(&j);
@@ -222,15 +203,26 @@ static void to_every_engine(model *m, layout from) {
     }
 }
 
+static void from_every_mesh(model *m, int32_t n_rank) {
+    bool experts = m->spec.route[ML_ROUTING_EXPERTS].top_k > 0;
+    ml_mesh_sizes mesh;
+
+    for (int32_t pp = 1; pp <= n_rank; pp++)
+        for (int32_t tp = 1; tp <= n_rank; tp++)
+            for (int32_t ep = 1; ep <= (experts ? n_rank : 1); ep++)
+                for (int fsdp = 0; fsdp < 2; fsdp++) {
+                    ml_mesh_opts o = { .tp = tp, .pp = pp, .ep = ep, .fsdp = fsdp };
+                    if (ml_mesh_size(&mesh, n_rank, o, NULL) == ML_OK)
+                        to_every_engine(m, mesh);
+                }
+}
+
 static void every_layout_to_every_other(ml_weight_dtype dtype) {
     for (const char *const *name = models; *name; name++) {
         static model m;
         open_model(&m, *name, dtype);
         for (int k = 0; k < N_SIZE; k++)
-            for (int32_t gather = 1; gather <= sizes[k]; gather++)
-                for (int32_t stage = 1; stage <= sizes[k] / gather; stage++)
-                    if (sizes[k] % (gather * stage) == 0)
-                        to_every_engine(&m, (layout){ sizes[k], gather, stage });
+            from_every_mesh(&m, sizes[k]);
         close_model(&m);
     }
 }
@@ -246,9 +238,10 @@ static void in_bf16(void) {
 /* A bit of one row is wrong: the check names the parameter and the ranks. */
 static void a_wrong_bit_is_found(void) {
     static model m;
-    job j = { .m = &m, .from = { 2, 2, 1 }, .n_world = 4, .first = 2, .size = 2 };
+    job j = { .m = &m, .n_world = 4, .first = 2, .size = 2 };
 
     open_model(&m, models[0], ML_WEIGHT_F32);
+    MUST(ml_mesh_size(&j.from, 2, (ml_mesh_opts){ .tp = 2 }, &err));
     j.bucket = 1 << 20;
     j.damage = true;
     ml_ranks_run(j.n_world, publish, &j);

@@ -467,9 +467,10 @@ static void rows_and_texts(void) {
     "--actor-num-gpus-per-node 8 --colocate "
 
 static void a_launch_script(void) {
-    CHECK(parse(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 1") == ML_OK);
+    CHECK(parse(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 2") == ML_OK);
     CHECK(config.run.arch.n_layer == 36 && config.run.arch.rope_base == 1e6);
-    check_refused(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 2",
+    CHECK(config.run.place.tp == 2 && config.run.place.cp == 1);
+    check_refused(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 0",
                   "tensor-model-parallel-size");
 }
 
@@ -493,7 +494,7 @@ static const ml_test tests[] = {
     { "every rule between flags refuses its example", rules },
     { "flags of a YAML file stand behind the command line", flags_in_a_file },
     { "every flag row appears in help, docs and completion", rows_and_texts },
-    { "a launch script of Miles parses and names missing parallelism", a_launch_script },
+    { "a launch script of Miles parses, with the sizes of its ranks", a_launch_script },
     { "--help and --help-all win over other errors", help_is_asked },
     { 0 },
 };

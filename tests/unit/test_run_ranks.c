@@ -26,7 +26,7 @@ static void one_rank_is_a_job(void) {
     ml_err err = { 0 };
 
     CHECK(ml_run_ranks_open(&r, NULL, &place1, &err) == ML_OK);
-    CHECK(ml_run_ranks_first(&r) && ml_run_ranks_size(&r) == 1 && !r.data);
+    CHECK(ml_run_ranks_first(&r) && ml_run_ranks_size(&r) == 1 && !r.train);
     CHECK(ml_run_ranks_threads(&r, 7) == 7 && ml_run_ranks_bytes(&r, 1000, true) == 1000);
     CHECK(check(0, 0, 0, false, &r, &err) == ML_OK);
     CHECK(check(1, 1, 1, false, &r, &err) == ML_OK);
@@ -45,7 +45,7 @@ static void place(ml_comm *c, void *ud) {
     CHECK(ml_run_ranks_open(&r, c, &place1, &err) == ML_OK);
     CHECK(ml_run_ranks_size(&r) == 3 && ml_run_ranks_first(&r) == (c->rank == 0));
     CHECK(r.n_host == 1 && r.local_size == 3 && r.local_rank == c->rank && !r.n_core);
-    CHECK(r.data && r.data != c && r.data->deadline_s == 60 && c->deadline_s == 0);
+    CHECK(r.train && r.train != c && r.train->deadline_s == 60 && c->deadline_s == 0);
     CHECK(ml_run_ranks_threads(&r, 7) == 2 && ml_run_ranks_threads(&r, 2) == 1);
     CHECK(ml_run_ranks_bytes(&r, 1000, true) == 333);
     CHECK(r.n_device == 2 && ml_run_ranks_bytes(&r, 1000, false) == 500);
@@ -95,8 +95,8 @@ static void be_placed(ml_comm *c, void *ud) {
         CHECK(ml_run_ranks_n_engine(&r) == j->n_engine);
         CHECK(ml_run_ranks_trains(&r) == (c->rank < j->n_actor));
         CHECK(ml_run_ranks_generates(&r) == (at >= 0));
-        CHECK(!r.data == (c->rank >= j->n_actor));
-        CHECK(!r.data || (r.data->size == j->n_actor && r.actors->size == j->n_actor));
+        CHECK(!r.train == (c->rank >= j->n_actor));
+        CHECK(!r.train || (r.train->size == j->n_actor && r.actors->size == j->n_actor));
         CHECK(ml_comm_size(r.engine) == (at < 0 ? 1 : r.engine_size ? r.engine_size : 1));
         CHECK(!r.engine || r.engine->rank == at % r.engine_size);
     }
