@@ -72,17 +72,16 @@ static ml_status run(ml_comm *world, ml_backend *be, ml_err *err) {
         st = measure(&g, "reduce_scatter", reduce, err);
     if (st == ML_OK)
         st = world->split(world, &below, 0, world->rank, err);
-    if (st == ML_OK)
-        st = ml_comm_device_open(&peer, below, be->stream, false, err);
-    g.c = peer;
+    if (st == ML_OK) {
+        g.c = peer = ml_comm_device(below);
+        st = ml_comm_device_attach(peer, be->stream, false, err);
+    }
     if (st == ML_OK)
         st = measure(&g, "allgather", gather, err);
     if (st == ML_OK)
         st = measure(&g, "reduce_scatter", reduce, err);
-    if (st == ML_OK) {
+    if (peer)
         peer->close(peer);
-        below->close(below);
-    }
     be->dev->free(&in);
     be->dev->free(&out);
     return st;

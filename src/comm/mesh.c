@@ -3,6 +3,7 @@
 #include <limits.h>
 
 #include "base/bug.h"
+#include "comm/device/device_comm.h"
 
 static const char *const group_names[ML_MESH_GROUPS] = {
     [ML_GROUP_TP] = "tp",
@@ -207,4 +208,23 @@ void ml_mesh_close(ml_mesh *m) {
         if (m->group[g])
             m->group[g]->close(m->group[g]);
     *m = (ml_mesh){ 0 };
+}
+
+ml_status ml_mesh_attach(const ml_mesh *m, ml_stream *s, bool nccl, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (m->world)
+        st = ml_comm_device_attach(m->world, s, nccl, err);
+    for (int g = 0; g < ML_MESH_GROUPS && st == ML_OK; g++)
+        if (m->group[g])
+            st = ml_comm_device_attach(m->group[g], s, nccl, err);
+    return st;
+}
+
+void ml_mesh_detach(const ml_mesh *m) {
+    if (m->world)
+        ml_comm_device_detach(m->world);
+    for (int g = 0; g < ML_MESH_GROUPS; g++)
+        if (m->group[g])
+            ml_comm_device_detach(m->group[g]);
 }

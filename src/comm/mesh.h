@@ -82,4 +82,9 @@ ml_status ml_mesh_open(ml_mesh *m, ml_comm *world, ml_comm *device, ml_mesh_opts
                        ml_err *err);
 void ml_mesh_close(ml_mesh *m); /* a zeroed mesh is allowed */
 
+/* Tensors of the stream's device travel between GPUs directly where they can
+ * (device/device_comm.h).  world must be a communicator of that kind.  Collective. */
+ml_status ml_mesh_attach(const ml_mesh *m, ml_stream *s, bool nccl, ml_err *err);
+void ml_mesh_detach(const ml_mesh *m);
+
 #endif

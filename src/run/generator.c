@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "comm/device/device_comm.h"
 #include "model/spec_shard.h"
 #include "train/memory.h"
 
@@ -211,6 +212,8 @@ static ml_status open_engine(ml_generator *g, const ml_demand *demand, const ml_
     }
     opts.n_thread = ml_generator_threads(c, true);
     st = ml_backend_open(&g->be, &opts, err);
+    if (st == ML_OK && g->group)
+        st = ml_comm_device_attach(g->group, g->be.stream, c->place.nccl, err);
     return st == ML_OK ? size_engine(g, demand, c, err) : st;
 }
 
@@ -267,6 +270,8 @@ void ml_generator_close(ml_generator *g) {
         return;
     for (int32_t r = 0; g->part && r < g->run->opts.ranks.engine_size; r++)
         ml_spec_close(&g->part[r]);
+    if (g->be.name && g->group)
+        ml_comm_device_detach(g->group);
     if (g->be.name)
         ml_backend_close(&g->be);
     ml_arena_release(&g->arena);

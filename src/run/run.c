@@ -153,6 +153,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         st = open_ops(r, err);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
+    if (st == ML_OK && opts->trainer.mesh)
+        st = ml_mesh_attach(opts->trainer.mesh, r->be.stream, opts->place.nccl, err);
     return st;
 }
 
@@ -174,6 +176,8 @@ void ml_train_run_close(ml_train_run *r) {
     ml_chat_template_close(r->chat_template);
     if (r->tokenizer)
         ml_tokenizer_close(r->tokenizer);
+    if (r->be.name && r->opts.trainer.mesh)
+        ml_mesh_detach(r->opts.trainer.mesh);
     if (r->be.name)
         ml_backend_close(&r->be);
     ml_checkpoint_close(r->from);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "comm/device/device_comm.h"
 #include "run/opts.h"
 
 /* --- hosts -------------------------------------------------------------------- */
@@ -131,12 +132,14 @@ static ml_status plan_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err)
 
 /* The ranks that train. */
 static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
+    ml_comm *host = NULL;
     int32_t color = ml_run_ranks_trains(r) ? 0 : -1;
     ml_status st =
         ml_mesh_size(&r->sizes, ml_run_ranks_n_actor(r), ml_run_ranks_sizes(p), err);
 
     if (st == ML_OK)
-        st = r->world->split(r->world, &r->train, color, r->world->rank, err);
+        st = r->world->split(r->world, &host, color, r->world->rank, err);
+    r->train = host ? ml_comm_device(host) : NULL;
     r->world->group = "the job";
     r->actors = r->world;
     if (st == ML_OK && r->n_actor) {
@@ -152,29 +155,43 @@ static ml_status open_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err)
 
 static ml_status open_engine(ml_run_ranks *r, ml_err *err) {
     int32_t at = r->world->rank - r->n_actor;
+    ml_comm *host = NULL;
     ml_status st;
 
     if (r->engine_size < 2 || (r->world->size - r->n_actor) % r->engine_size != 0)
         return ML_OK;
-    st = r->world->split(r->world, &r->engine, at < 0 ? -1 : at / r->engine_size,
-                         r->world->rank, err);
-    if (r->engine)
+    st = r->world->split(r->world, &host, at < 0 ? -1 : at / r->engine_size, r->world->rank,
+                         err);
+    if (host) {
+        r->engine = ml_comm_device(host);
         r->engine->group = "engine";
+    }
     return st;
 }
 
 ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts *p,
                             ml_err *err) {
+    ml_status st = ml_run_ranks_hosts(r, world, err);
+
+    r->engine_size = (int32_t)p->engine_size;
+    r->publish_s = 60 * p->timeout_min;
+    if (st == ML_OK && ml_comm_size(world) == 1)
+        return plan_mesh(r, p, err);
+    if (st != ML_OK)
+        return st;
+    if (p->apart && p->rollout < world->size)
+        r->n_actor = world->size - (int32_t)p->rollout;
+    st = open_mesh(r, p, err);
+    return st == ML_OK ? open_engine(r, err) : st;
+}
+
+ml_status ml_run_ranks_hosts(ml_run_ranks *r, ml_comm *world, ml_err *err) {
     place mine = { .host = "" }, *all;
     ml_status st;
 
-    *r = (ml_run_ranks){ .world = world,
-                         .engine_size = (int32_t)p->engine_size,
-                         .publish_s = 60 * p->timeout_min };
+    *r = (ml_run_ranks){ .world = world };
     if (ml_comm_size(world) == 1)
-        return plan_mesh(r, p, err);
-    if (p->apart && p->rollout < world->size)
-        r->n_actor = world->size - (int32_t)p->rollout;
+        return ML_OK;
     gethostname(mine.host, sizeof mine.host - 1);
     list_devices(mine.devices);
     sched_getaffinity(0, sizeof mine.cores, &mine.cores);
@@ -189,9 +206,7 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
         take_device(r, all);
     }
     free(all);
-    if (st == ML_OK)
-        st = open_mesh(r, p, err);
-    return st == ML_OK ? open_engine(r, err) : st;
+    return st;
 }
 
 void ml_run_ranks_close(ml_run_ranks *r) {

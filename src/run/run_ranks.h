@@ -47,6 +47,7 @@ typedef struct ml_place_opts {
     int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
     int64_t replicas;       /* sets of weights with FSDP */
     int backend;            /* ml_train_backend */
+    bool nccl;              /* GPUs of one host use NCCL, too */
     int64_t rollout;        /* ranks of all engines, if they are apart */
     int64_t engine_size;    /* ranks of an engine */
     bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
@@ -110,6 +111,8 @@ void ml_run_ranks_place(struct ml_run_opts *o);
  * ml_run_ranks_check reports those that do not.  world NULL: one rank. */
 ml_status ml_run_ranks_open(ml_run_ranks *out, ml_comm *world, const ml_place_opts *p,
                             ml_err *err);
+/* The hosts and GPUs alone, without groups; not closed. */
+ml_status ml_run_ranks_hosts(ml_run_ranks *out, ml_comm *world, ml_err *err);
 void ml_run_ranks_close(ml_run_ranks *r); /* not the world; zeros are allowed */
 
 /* The sizes that the flags ask for. */

@@ -1,5 +1,4 @@
 /* miles serve: serves a model over HTTP. */
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,20 +9,23 @@
 #include "cli/cli.h"
 #include "cli/commands/drain.h"
 #include "cli/keys.h"
+#include "comm/device/device_comm.h"
 #include "comm/world.h"
 #include "gen/local.h"
 #include "io/end_tokens.h"
 #include "model/spec_shard.h"
 #include "base/json_out.h"
 #include "plugin/model_family.h"
+#include "run/run_ranks.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 
 typedef struct serve_job {
     const ml_config *config;
     const char *dir, *tokenizer_dir;
-    ml_comm *world; /* of one rank, or the ranks that share the model */
-    ml_spec spec;   /* of this rank */
+    ml_comm *world;     /* of one rank, or the ranks that share the model */
+    ml_run_ranks hosts; /* where they are */
+    ml_spec spec;       /* of this rank */
     ml_backend be;
     ml_tokenizer *tokenizer;
     ml_chat_template *chat;
@@ -49,8 +51,12 @@ static ml_status open_ranks(serve_job *j, ml_err *err) {
     long long tp = j->config->serve.tp;
     ml_status st = ml_comm_world(&j->world, err);
 
+    if (!st)
+        st = ml_run_ranks_hosts(&j->hosts, j->world, err);
     if (st)
         return st;
+    if (j->world->size > 1)
+        j->hosts.world = j->world = ml_comm_device(j->world);
     j->world->deadline_s = STEP_DEADLINE_S;
     if (j->world->size == tp || (j->config->serve.dry_run && j->world->size == 1))
         return ML_OK;
@@ -60,24 +66,18 @@ static ml_status open_ranks(serve_job *j, ml_err *err) {
                    tp, j->world->size, j->world->size == 1 ? "" : "s", tp, j->world->size);
 }
 
-/* Ranks that may all run on every core of their host share them. */
-static int share_of_threads(const serve_job *j, int n_thread) {
-    cpu_set_t mine;
-    int each;
-
-    if (j->world->local_size < 2 || sched_getaffinity(0, sizeof mine, &mine) != 0 ||
-        n_thread != CPU_COUNT(&mine) || n_thread < sysconf(_SC_NPROCESSORS_ONLN))
-        return n_thread;
-    each = n_thread / j->world->local_size;
-    return each > 0 ? each : 1;
-}
-
 static ml_status open_backend(serve_job *j, ml_err *err) {
     ml_backend_opts o = j->config->run.backend;
+    ml_status st;
 
-    o.n_thread = share_of_threads(j, o.n_thread);
+    o.n_thread = ml_run_ranks_threads(&j->hosts, o.n_thread);
     o.f32 = j->config->run.dtype == ML_WEIGHT_F32;
-    return ml_backend_open(&j->be, &o, err);
+    st = ml_backend_open(&j->be, &o, err);
+    if (j->world->size > 1)
+        st = j->world->agree(j->world, st, err);
+    return st || j->world->size == 1
+               ? st
+               : ml_comm_device_attach(j->world, j->be.stream, false, err);
 }
 
 static ml_status check_weights(serve_job *j, ml_err *err) {
@@ -133,7 +133,7 @@ static size_t device_bytes(const serve_job *j) {
     const ml_device *dev = j->be.dev;
 
     if (dev->available)
-        return dev->available(j->be.dev);
+        return ml_run_ranks_bytes(&j->hosts, dev->available(j->be.dev), false);
     return (size_t)sysconf(_SC_PHYS_PAGES) / (size_t)j->world->local_size *
            (size_t)sysconf(_SC_PAGESIZE);
 }
@@ -424,6 +424,8 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_text_release(&j.flags);
     ml_chat_template_close(j.chat);
     ml_tokenizer_close(j.tokenizer);
+    if (j.be.name && j.world->size > 1)
+        ml_comm_device_detach(j.world);
     if (j.be.name)
         ml_backend_close(&j.be);
     ml_spec_close(&j.spec);

@@ -141,81 +141,79 @@ static void device_abort(ml_comm *c) {
 
 /* --- opening --------------------------------------------------------------------- */
 
-static void device_close(ml_comm *c) {
+void ml_comm_device_detach(ml_comm *c) {
     ml_device_team *t = team_of(c);
 
     if (t->way)
         t->way->close(t);
     if (t->stage.dev)
         t->dev->free(&t->stage);
-    if (t->own_host)
-        t->host->close(t->host);
+    t->way = NULL;
+    t->c.name = t->host->name;
+}
+
+static void device_close(ml_comm *c) {
+    ml_device_team *t = team_of(c);
+
+    ml_comm_device_detach(c);
+    t->host->close(t->host);
     free(t);
 }
 
-static ml_status open_way(ml_device_team *t, ml_err *err) {
-    ml_status st = ML_OK;
-
-    if (t->prefer_nccl)
-        st = ml_device_nccl_open(t, err);
-    if (st == ML_OK && !t->way)
-        st = ml_device_peer_open(t, err);
-    if (st == ML_OK && !t->way && !t->prefer_nccl)
-        st = ml_device_nccl_open(t, err);
-    if (t->way)
-        t->c.name = t->way->name;
-    return st;
-}
-
-static ml_status open_over(ml_comm **out, ml_comm *host, bool own, ml_stream *s, bool nccl,
-                           ml_err *err);
-
 static ml_status device_split(ml_comm *c, ml_comm **out, int32_t color, int32_t key,
                               ml_err *err) {
-    ml_device_team *t = team_of(c);
     ml_comm *h = host_of(c), *part = NULL;
     ml_status st = told(c, h->split(h, &part, color, key, err));
 
-    *out = NULL;
-    if (st != ML_OK || !part)
-        return st;
-    return open_over(out, part, true, t->stream, t->prefer_nccl, err);
-}
-
-static ml_status open_over(ml_comm **out, ml_comm *host, bool own, ml_stream *s, bool nccl,
-                           ml_err *err) {
-    ml_device_team *t = ml_memory_grow(NULL, sizeof *t, "a communicator");
-    ml_status st = ML_OK;
-
-    *t = (ml_device_team){ .host = host,
-                           .own_host = own,
-                           .prefer_nccl = nccl,
-                           .stream = s,
-                           .dev = s->dev,
-                           .c = *host };
-    t->c.split = device_split;
-    t->c.close = device_close;
-    t->c.barrier = device_barrier;
-    t->c.bcast = device_bcast;
-    t->c.allgather = device_allgather;
-    t->c.reduce_scatter = device_reduce_scatter;
-    t->c.allreduce = device_allreduce;
-    t->c.alltoallv = device_alltoallv;
-    t->c.send = device_send;
-    t->c.recv = device_recv;
-    t->c.agree = device_agree;
-    t->c.abort = device_abort;
-    t->c.priv = t;
-    if (host->size > 1 && !s->dev->host)
-        st = open_way(t, err);
-    if (st == ML_OK)
-        *out = &t->c;
-    else
-        device_close(&t->c);
+    *out = part ? ml_comm_device(part) : NULL;
     return st;
 }
 
-ml_status ml_comm_device_open(ml_comm **out, ml_comm *host, ml_stream *s, bool nccl,
-                              ml_err *err) {
-    return open_over(out, host, false, s, nccl, err);
+ml_comm *ml_comm_device(ml_comm *host) {
+    ml_device_team *t = ml_memory_grow(NULL, sizeof *t, "a communicator");
+
+    *t = (ml_device_team){ .host = host };
+    t->c = (ml_comm){
+        .name = host->name,
+        .rank = host->rank,
+        .size = host->size,
+        .local_rank = host->local_rank,
+        .local_size = host->local_size,
+        .deadline_s = host->deadline_s,
+        .group = host->group,
+        .layer = -1,
+        .split = device_split,
+        .close = device_close,
+        .barrier = device_barrier,
+        .bcast = device_bcast,
+        .allgather = device_allgather,
+        .reduce_scatter = device_reduce_scatter,
+        .allreduce = device_allreduce,
+        .alltoallv = device_alltoallv,
+        .send = device_send,
+        .recv = device_recv,
+        .agree = device_agree,
+        .abort = device_abort,
+        .priv = t,
+    };
+    return &t->c;
+}
+
+ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, bool nccl, ml_err *err) {
+    ml_device_team *t = team_of(c);
+    ml_status st = ML_OK;
+
+    if (c->size == 1 || s->dev->host)
+        return ML_OK;
+    (void)host_of(c);
+    t->dev = s->dev;
+    if (nccl)
+        st = ml_device_nccl_open(t, err);
+    if (st == ML_OK && !t->way)
+        st = ml_device_peer_open(t, err);
+    if (st == ML_OK && !t->way && !nccl)
+        st = ml_device_nccl_open(t, err);
+    if (t->way)
+        t->c.name = t->way->name;
+    return told(c, st);
 }

@@ -1,7 +1,7 @@
 /* device_comm.h - the communicator for tensors of GPUs.
  *
  * It stands before a communicator for host memory with the same ranks.  GPU tensors travel
- * by one of two ways, chosen for each communicator when it is opened:
+ * by one of two ways, chosen for each communicator when the device is attached:
  *
  *     peer   all ranks are on one host: each rank has a stage in its GPU's memory, which the
  *            others map (CUDA IPC) and read directly, over NVLink or within one GPU
@@ -18,11 +18,15 @@
 
 #include "comm/comm.h"
 
-/* A communicator of the ranks of `host`, which it does not own and which has no other user
- * from then on.  s: the stream on which it allocates nothing later.  nccl: prefer NCCL to
- * the peers' memory.  Collective. */
-ml_status ml_comm_device_open(ml_comm **out, ml_comm *host, ml_stream *s, bool nccl,
-                              ml_err *err);
+/* A communicator of the ranks of `host`, which has no other user from then on and is closed
+ * with it.  Until a stream is attached, everything goes through `host`. */
+ml_comm *ml_comm_device(ml_comm *host);
+
+/* Tensors of this stream's device go by a way of their own from now on.  nccl: prefer NCCL
+ * to the peers' memory.  Before the device is closed, the communicator is.  Collective. */
+ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, bool nccl, ml_err *err);
+/* Goes through the host again; nothing of the device is in use afterwards.  Collective. */
+void ml_comm_device_detach(ml_comm *c);
 
 /* Device memory of one communicator, at most. */
 size_t ml_comm_device_bytes(void);

@@ -28,8 +28,6 @@ typedef struct ml_device_way {
 struct ml_device_team {
     ml_comm c;
     ml_comm *host; /* the same ranks */
-    bool own_host, prefer_nccl;
-    ml_stream *stream;
     ml_device *dev;
     const ml_device_way *way; /* NULL: everything is staged through the host */
     ml_buf stage;
