@@ -53,6 +53,10 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
                        .grad_in = IN(0), .cut = ML_CUT_OUTPUTS },
     [ML_OP_GATHER_COLS] = { "gather-cols", .comm = true },
     [ML_OP_MERGE_COLS] = { "merge-cols" },
+    [ML_OP_SPLIT_COLS] = { "split-cols", .grad_in = IN(0) },
+    [ML_OP_GATHER_ROWS] = { "gather-rows", .grad_in = IN(0), .comm = true },
+    [ML_OP_SWAP_ROWS] = { "swap-rows", .grad_in = IN(0), .comm = true },
+    [ML_OP_ORDER_ROWS] = { "order-rows", .grad_in = IN(0) },
     [ML_OP_SEND_ROWS] = { "send-rows", .grad_in = IN(0), .comm = true },
     [ML_OP_RETURN_ROWS] = { "return-rows", .grad_in = IN(0), .comm = true },
 };

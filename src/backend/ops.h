@@ -54,6 +54,10 @@
  *                                                     stat [n_loss,2] logits [n_loss,V]?
  *  GATHER_COLS  x [n,C]                -              y [ranks*n,C]  the ranks' x in order
  *  MERGE_COLS   x [ranks*n,C]          -              y [n,W]      columns of the ranks' x
+ *  SPLIT_COLS   x [n,C]                -              y [m,C]      in blocks; or back
+ *  GATHER_ROWS  x [m,C]                -              y [ranks*m,C]  the ranks' x in order
+ *  SWAP_ROWS    x [m,C] in blocks      -              y [ranks*m,W]  a block of each; or back
+ *  ORDER_ROWS   x [ranks*m,C]          -              y [ranks*m,C]  rows in order; or back
  *  SEND_ROWS    x [n*k,H] group        -              y [m,H] group back  to their experts
  *  RETURN_ROWS  y [m,H]                -              x [n*k,H]    and home again
  *
@@ -75,6 +79,11 @@
  * from the pages.  In bf16 pages next to f32 activations, the keys of a head in a page
  * are panels of a matrix [16,d] and its values panels of a matrix [e+,16] (tensor.h).
  * (CUDA: kpage [page][Hk][16][d].)
+ *
+ * Context parallel (spec_context.h): n are the rows of a rank's pieces, m the most rows that
+ * a rank of the group has; rows n .. m-1 are zero.  ATTN, INDEX and ATTN_CHOSEN then have
+ * keys of whole sequences, [ranks*m,..] in order; CONV and LINEAR_RNN have whole sequences
+ * and the columns of some heads.
  *
  * Activations have the backend's dtype, KV pages of ATTN that dtype or bf16; cs, stat,
  * weight and all outputs of LMHEAD are always f32. */
@@ -108,6 +117,10 @@
     X(MOE_WEIGH, "moe-weigh")                                                              \
     X(GATHER_COLS, "gather-cols")                                                          \
     X(MERGE_COLS, "merge-cols")                                                            \
+    X(SPLIT_COLS, "split-cols")                                                            \
+    X(GATHER_ROWS, "gather-rows")                                                          \
+    X(SWAP_ROWS, "swap-rows")                                                              \
+    X(ORDER_ROWS, "order-rows")                                                            \
     X(SEND_ROWS, "send-rows")                                                              \
     X(RETURN_ROWS, "return-rows")
 
@@ -132,6 +145,7 @@ typedef enum ml_routing_kind {
 #define ML_VTILE 1024 /* vocabulary columns per LM-head tile, at absolute multiples */
 
 #define ML_SLICE_PARTS 3
+#define ML_CONV_RUNS 3
 
 /* relu(x) x, a GLU of x with itself, is the squared ReLU. */
 typedef enum ml_act {
@@ -153,7 +167,8 @@ typedef struct ml_rope {
     float temper, temper_step;
 } ml_rope;
 
-/* n columns, from column `from` of a rank's rows to column `to` of the merged rows. */
+/* n columns, from column `from` of a rank's rows to column `to` of the merged rows
+ * (SPLIT_COLS: from column `from` of a row to column `to` of block `rank`). */
 typedef struct ml_col_run {
     int32_t rank;
     int64_t from, to, n;
@@ -211,12 +226,27 @@ typedef struct ml_op_attr {
         int64_t q_at, k_at, v_at;                  /* column offsets in a row */
         bool delta; /* gated delta rule on L2-normalized q and k; false: Mamba-2 */
         float norm_eps;
+        int32_t first_head; /* the skip weight of the first head */
     } linear_rnn;
+    struct { /* CONV: the channels of these rows of the weights, run after run; 0: all */
+        int32_t n_run;
+        struct {
+            int64_t at, n;
+        } run[ML_CONV_RUNS];
+    } conv;
     float logit_softcap; /* LMHEAD: 0: none */
     struct {             /* MERGE_COLS: the runs cover each column of the output once */
         const ml_col_run *run;
         int32_t n_run, n_rank;
     } merge;
+    /* SPLIT_COLS, SWAP_ROWS: blocks of `width` columns, one after the other, each
+     * [m,width]; the runs cover each column once.  ORDER_ROWS: `back` alone. */
+    struct {
+        const ml_col_run *run;
+        const int64_t *width; /* [n_block] */
+        int32_t n_run, n_block;
+        bool back; /* the inverse: y [n,C] of x [m,C]; y [m,C] of x [ranks*m,W] */
+    } split;
 } ml_op_attr;
 
 /* As an id: the token of the i-th draw, which only the device needs to know. */
@@ -241,7 +271,25 @@ typedef struct ml_rows {
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
     float temperature;       /* logits are divided by it */
+    /* Context parallel: the sequences are pieces of others, whose KV pages they have; NULL:
+     * they are not. */
+    const struct ml_context_rows *context;
 } ml_rows;
+
+/* The ranks of a context-parallel group have pieces of the same sequences. */
+typedef struct ml_context_rows {
+    ml_rows whole;      /* the sequences, from position 0 on, and their KV pages */
+    const int32_t *seq; /* [pieces] the sequence of each piece of this rank */
+    const int32_t
+        *order; /* [n_rank*n_share] a permutation: row i of `whole` is row order[i]
+                             of the ranks' rows, of which each rank has n_share */
+    int32_t n_rank, n_share;
+} ml_context_rows;
+
+/* The rows whose keys an attention op is given. */
+static inline const ml_rows *ml_key_rows(const ml_rows *r) {
+    return r->context ? &r->context->whole : r;
+}
 
 typedef struct ml_op_args {
     const ml_op_attr *attr;

@@ -30,7 +30,7 @@ typedef struct team {
     bool opened; /* not split from another */
     int32_t tag;
     int32_t *member;   /* [size]: ranks of the job */
-    ml_parcel *parcel; /* [2 * size] */
+    ml_parcel *parcel; /* [most_parcels] */
     int32_t n_parcel;
     const void **input; /* [size]: of a reduction */
     char *scratch;
@@ -124,10 +124,14 @@ static ml_status run(team *t, const char *op, ml_err *err) {
     return st;
 }
 
+static int32_t most_parcels(int32_t size) {
+    return 2 * size > ML_MESSAGES ? 2 * size : ML_MESSAGES;
+}
+
 static void add(team *t, int32_t rank, bool send, const void *data, size_t bytes) {
     ml_tensor x = ml_comm_bytes(data, bytes);
 
-    ML_BUG_IF(rank == t->c.rank || t->n_parcel == 2 * t->c.size);
+    ML_BUG_IF(rank == t->c.rank || t->n_parcel == most_parcels(t->c.size));
     t->parcel[t->n_parcel++] = (ml_parcel){
         .data = x.data, .bytes = bytes, .peer = t->member[rank], .send = send
     };
@@ -464,6 +468,33 @@ static ml_status group_recv(ml_comm *c, ml_stream *s, const ml_tensor *x, int32_
     return st;
 }
 
+/* Tensors of a device have places in a common stage. */
+static ml_status group_exchange(ml_comm *c, ml_stream *s, const ml_message *m, int32_t n,
+                                ml_err *err) {
+    team *t = team_of(c);
+    size_t at[ML_MESSAGES + 1] = { 0 };
+    ml_tensor all;
+    char *base;
+    ml_status st;
+
+    ML_BUG_IF(n > ML_MESSAGES);
+    for (int32_t i = 0; i < n; i++)
+        at[i + 1] = at[i] + ml_tensor_bytes(&m[i].t);
+    all = ml_comm_bytes(NULL, at[n]);
+    base = staged(&t->in, s, &all);
+    for (int32_t i = 0; i < n; i++) {
+        char *p = on_host(s) ? m[i].t.data : base + at[i];
+        if (m[i].send && !on_host(s) && at[i + 1] > at[i])
+            s->dev->copy_out(s, p, m[i].t.data, at[i + 1] - at[i]);
+        add(t, m[i].peer, m[i].send, p, at[i + 1] - at[i]);
+    }
+    st = run(t, "exchange", err);
+    for (int32_t i = 0; i < n && st == ML_OK; i++)
+        if (!m[i].send)
+            give(s, &m[i].t, base + at[i]);
+    return st;
+}
+
 /* This rank is the reason that the job fails. */
 static void tell(team *t, const ml_err *why) {
     t->link->tell(t->link, why);
@@ -519,7 +550,8 @@ static team *team_new(ml_link *l, int32_t size) {
 
     *t = (team){ .link = l };
     t->member = ml_memory_grow(NULL, n * sizeof *t->member, "a communicator");
-    t->parcel = ml_memory_grow(NULL, 2 * n * sizeof *t->parcel, "a communicator");
+    t->parcel = ml_memory_grow(NULL, (size_t)most_parcels(size) * sizeof *t->parcel,
+                               "a communicator");
     t->input = ml_memory_grow(NULL, n * sizeof *t->input, "a communicator");
     t->c = (ml_comm){
         .name = l->name,
@@ -538,6 +570,7 @@ static team *team_new(ml_link *l, int32_t size) {
         .alltoallv = group_alltoallv,
         .send = group_send,
         .recv = group_recv,
+        .exchange = group_exchange,
         .agree = group_agree,
         .abort = group_abort,
         .priv = t,

@@ -49,6 +49,15 @@ typedef struct ml_reduce {
 
 typedef struct ml_comm ml_comm;
 
+enum { ML_MESSAGES = 64 };
+
+/* A tensor that is sent to a rank or received from one. */
+typedef struct ml_message {
+    ml_tensor t;
+    int32_t peer; /* another rank */
+    bool send;
+} ml_message;
+
 struct ml_comm {
     const char *name; /* "self", "threads", "mpi" */
     int32_t rank, size;
@@ -90,6 +99,10 @@ struct ml_comm {
                       ml_err *err);
     ml_status (*recv)(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t from,
                       ml_err *err);
+    /* Sends and receives, all of which are started before one is waited for: two ranks may
+     * so send to each other.  At most ML_MESSAGES; buffers do not overlap. */
+    ml_status (*exchange)(ml_comm *c, ml_stream *s, const ml_message *m, int32_t n,
+                          ml_err *err);
 
     /* ML_OK if every rank passed ML_OK.  Otherwise a rank that failed gets its own status
      * back, its message unchanged, and the others get ML_EPEER with the failed rank and its

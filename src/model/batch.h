@@ -12,6 +12,7 @@
 
 typedef struct ml_batch_caps {
     int32_t n_token, n_seq, n_loss, n_page;
+    int32_t n_context, n_share; /* context parallel: ranks, and most rows of one; 0: no */
 } ml_batch_caps;
 
 typedef struct ml_batch {

@@ -4,12 +4,13 @@
 
 #include "base/bug.h"
 #include "base/clock.h"
-#include "model/spec_experts.h"
 
 /* --- calls ------------------------------------------------------------------ */
 
 void *ml_plan_at(const ml_plan *p, int32_t store) {
-    return p->act.ptr ? (unsigned char *)p->act.ptr + p->store[store].offset : NULL;
+    size_t offset = (size_t)p->set * p->act_bytes + p->store[store].offset;
+
+    return p->act.ptr ? (unsigned char *)p->act.ptr + offset : NULL;
 }
 
 static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_rows *r,
@@ -86,7 +87,8 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             ml_plan_experts_view(p, node, &a->w[k]);
         }
     a->attr = &n->attr;
-    a->rows = r->rows;
+    a->rows =
+        p->spec->value[n->out[0]].axis == ML_PER_CONTEXT ? ml_key_rows(r->rows) : r->rows;
     a->loss_rows = p->opts.loss_rows;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
@@ -94,7 +96,8 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
 
 const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
-    bool tied = n->op == ML_OP_EMBED && n->w[0] == p->spec->node[p->head].w[0];
+    bool tied =
+        n->op == ML_OP_EMBED && n->w[0] == p->whole->node[p->whole->n_node - 1].w[0];
 
     return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
@@ -179,6 +182,21 @@ static ml_status check_ops(const ml_plan *p, ml_err *err) {
     return ML_OK;
 }
 
+/* The nodes that the plan runs. */
+static void choose_nodes(ml_plan *p) {
+    ml_plan_opts *o = &p->opts;
+
+    o->n_set = o->n_set ? o->n_set : 1;
+    p->spec = p->whole;
+    if (o->end) {
+        ml_stage_init(&p->range, &p->arena, p->whole, o->first, o->end);
+        p->spec = &p->range.spec;
+        ML_BUG_IF(p->range.n_in > ML_PORTS || p->range.n_out > ML_PORTS);
+    }
+    ml_plan_experts_place(p);
+    p->head = o->end && !p->range.last ? ML_NONE : p->spec->n_node - 1;
+}
+
 ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
                       ml_err *err) {
     ml_plan *p = calloc(1, sizeof *p);
@@ -188,27 +206,26 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     if (!p)
         return ml_fail(err, ML_ENOMEM, "out of memory for a plan");
     ML_BUG_IF(opts.backward && opts.kv_shared); /* gradients need all keys in the batch */
-    p->spec = s;
+    p->whole = s;
     p->be = be;
     p->opts = opts;
     ml_arena_init(&p->arena, "plan");
-    ml_plan_experts_place(p);
-    if (p->experts.n_rank > 1) {
-        ml_spec *mine = ML_NEW(&p->arena, ml_spec, 1);
-        ml_spec_experts(mine, &p->arena, s, p->experts.n_rank, p->experts.rank);
-        p->spec = s = mine;
-    }
+    choose_nodes(p);
     st = check_ops(p, err);
     if (st != ML_OK) {
         ml_plan_free(p);
         return st;
     }
-    p->head = s->n_node - 1;
+    p->context = (ml_context_rows){ .whole = { .n_token = s->n_context * opts.caps.n_share,
+                                               .n_seq = opts.caps.n_seq },
+                                    .n_rank = s->n_context,
+                                    .n_share = opts.caps.n_share };
+    p->block_size = ML_NEW(&p->arena, int64_t, 2 * s->n_context + 1);
     if (be->ops->together)
-        p->bound = ML_NEW(&p->arena, ml_op_call, s->n_node);
+        p->bound = ML_NEW(&p->arena, ml_op_call, p->spec->n_node);
     ML_BUG_IF(s->n_rank && (!opts.logits || (tp && tp->size != s->n_rank)));
     ML_BUG_IF(!s->n_rank &&
-              s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
+              s->node[s->n_node - 1].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
     ml_plan_params_plan(p);
     st = size_scratch(p, err);
@@ -235,7 +252,7 @@ void ml_plan_free(ml_plan *p) {
 }
 
 size_t ml_plan_act_bytes(const ml_plan *p) {
-    return p->act_bytes + ml_plan_rows_bytes(p);
+    return (size_t)p->opts.n_set * p->act_bytes + ml_plan_rows_bytes(p);
 }
 
 size_t ml_plan_scratch_bytes(const ml_plan *p) {
@@ -244,7 +261,8 @@ size_t ml_plan_scratch_bytes(const ml_plan *p) {
 
 ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
     ml_device *dev = p->be->dev;
-    ml_status st = dev->alloc(dev, &p->act, p->act_bytes, ML_MEM_ACT, err);
+    ml_status st =
+        dev->alloc(dev, &p->act, (size_t)p->opts.n_set * p->act_bytes, ML_MEM_ACT, err);
     if (st == ML_OK && p->scratch_bytes)
         st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
     if (st == ML_OK && !dev->host) {
@@ -257,7 +275,10 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
 static void check_fits(const ml_plan *p, const ml_run *r) {
     const ml_batch_caps *c = &p->opts.caps;
     ML_BUG_IF(r->rows->n_token > c->n_token || r->rows->n_seq > c->n_seq);
+    ML_BUG_IF(r->set < 0 || r->set >= p->opts.n_set);
     ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
+    ML_BUG_IF((p->spec->n_context > 0) != (r->rows->context != NULL));
+    ML_BUG_IF(r->rows->context && r->rows->context->n_share > c->n_share);
     for (int i = 0; i < ML_N_ROUTING; i++)
         ML_BUG_IF(r->given[i] && !p->opts.given[i]);
 }
@@ -296,14 +317,22 @@ static void run_op(ml_plan *p, ml_op_id op, const ml_op_args *a) {
         p->be->ops->forward[op](p->be->stream, a);
 }
 
+static int32_t number_of(const ml_plan *p, int32_t node) {
+    int32_t mine = p->experts.n_rank > 1 ? p->experts.number[node] : node;
+
+    return p->opts.end ? p->range.number[mine] : mine;
+}
+
 /* Rows of other ranks are not dumped. */
 static bool dumped(const ml_plan *p, int32_t node) {
     return p->dump && p->call[node].experts == ML_NONE;
 }
 
-/* A rank without rows of its own takes part in what the others exchange. */
+/* A rank without rows of its own takes part in what the others exchange; one that has no
+ * piece of the samples of its group computes with their keys. */
 static bool is_empty(const ml_run *r) {
-    return r->rows->n_token == 0;
+    const ml_context_rows *context = r->rows->context;
+    return r->rows->n_token == 0 && (!context || context->n_share == 0);
 }
 
 static bool is_left_out(const ml_plan *p, int32_t node, const ml_run *r) {
@@ -326,7 +355,7 @@ void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
         report_chosen(p, n, r, &a);
     for (int k = 0; dumped(p, node) && forward && k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE && !ml_axis_is_kept(p->spec->value[n->out[k]].axis))
-            ml_plan_dump_value(p->dump, p->spec, node, k, false, &a.out[k]);
+            ml_plan_dump_value(p->dump, p->whole, number_of(p, node), k, false, &a.out[k]);
     p->stats.forward_s[n->op] += ml_clock_s() - start;
     p->stats.rows[n->op] += a.out[0].shape[0];
 }
@@ -425,6 +454,7 @@ void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d) {
 /* Forbids allocations during the run, unless it is dumped. */
 static void begin_run(ml_plan *p, const ml_run *r) {
     check_fits(p, r);
+    p->set = r->set;
     if (p->dump)
         ml_plan_dump_begin(p->dump, r->rows, p->be);
     else
@@ -470,7 +500,7 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
     else
         p->be->ops->backward[op](p->be->stream, &a);
     for (int k = 0; dumped(p, node) && k < ML_OP_IN; k++)
-        ml_plan_dump_value(p->dump, p->spec, node, k, true, &a.din[k]);
+        ml_plan_dump_value(p->dump, p->whole, number_of(p, node), k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
 }
@@ -494,12 +524,21 @@ static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool d
     }
 }
 
-void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
-                      const float *dentropy) {
+static void send_derivatives(ml_plan *p, const ml_run *r, const float *dlogprob,
+                             const float *dentropy) {
     const ml_node *head = &p->spec->node[p->head];
     ml_tensor out = ml_plan_value(p, head->out[0], r->rows, 0);
     size_t bytes = ml_tensor_bytes(&out);
     ml_device *dev = p->be->dev;
+
+    dev->copy_in(p->be->stream, ml_plan_at(p, p->grad_store[head->out[0]]), dlogprob,
+                 bytes);
+    if (dentropy)
+        dev->copy_in(p->be->stream, ml_plan_at(p, p->dentropy_store), dentropy, bytes);
+}
+
+void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
+                      const float *dentropy) {
     ml_rows rows;
     ml_run run = *r;
 
@@ -507,13 +546,34 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
     begin_run(p, r);
     rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;
-    dev->copy_in(p->be->stream, ml_plan_at(p, p->grad_store[head->out[0]]), dlogprob,
-                 bytes);
-    if (dentropy)
-        dev->copy_in(p->be->stream, ml_plan_at(p, p->dentropy_store), dentropy, bytes);
+    if (p->head != ML_NONE)
+        send_derivatives(p, r, dlogprob, dentropy);
     for (int32_t u = p->n_unit - 1; u >= 0; u--)
         back_unit(p, &p->unit[u], &run, dentropy != NULL);
     end_run(p);
+}
+
+int32_t ml_plan_port(const ml_plan *p, ml_port_kind kind, const ml_rows *rows, int32_t set,
+                     ml_tensor *t) {
+    bool in = kind == ML_PORT_IN || kind == ML_PORT_DIN;
+    bool grad = kind == ML_PORT_DIN || kind == ML_PORT_DOUT;
+    const ml_port *port = in ? p->range.in : p->range.out;
+    int32_t n = in ? p->range.n_in : p->range.n_out, n_tensor = 0;
+    size_t base = (size_t)set * p->act_bytes;
+
+    for (int32_t i = 0; i < n; i++) {
+        int32_t v = port[i].value;
+        int32_t store = grad ? p->grad_store[v] : p->value_store[ML_FIRST_COPY][v];
+        if (grad && !port[i].grad)
+            continue;
+        t[n_tensor] = ml_plan_value(p, v, rows, 0);
+        t[n_tensor++].data = (char *)p->act.ptr + base + p->store[store].offset;
+    }
+    return n_tensor;
+}
+
+bool ml_plan_has_head(const ml_plan *p) {
+    return p->head != ML_NONE;
 }
 
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
@@ -522,6 +582,7 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
     float *to[] = { logprob, entropy, NULL, logits };
 
     ML_BUG_IF(p->spec->n_rank); /* the log-probs of a part of the vocabulary */
+    ML_BUG_IF(p->head == ML_NONE);
     for (int k = 0; k < ML_OP_OUT; k++) {
         ml_tensor t;
         if (!to[k])

@@ -62,6 +62,8 @@ typedef struct ml_plan_opts {
     /* EXPERT: rows that this rank's experts compute at a time; more than that take several
      * rounds.  0: twice as many as caps.n_token tokens have. */
     int32_t expert_rows;
+    int32_t first, end; /* the nodes of a pipeline stage (stage.h); end 0: all */
+    int32_t n_set;      /* runs of which the activations are kept at once; 0: 1 */
     /* Weights that ranks divide: runs get this rank's part (map), gather those of a layer
      * from the ranks of group GATHER before its ops, and add the ranks' gradients of it to
      * the parts.  These ranks run together: each forward and backward of one has its
@@ -93,6 +95,7 @@ typedef struct ml_run {
     const ml_tensor *embed_grad;
     const ml_kv *kv; /* kv_shared only */
     const ml_rows *rows;
+    int32_t set; /* the set of activations, below opts.n_set */
     /* Selections (routing record), [layers][n_token][top_k] in host memory.  chosen:
      * forward writes its selections there.  given: forward and recomputation use these
      * instead of selecting (a row that begins with -1 selects).  NULL: not recorded, none
@@ -116,11 +119,27 @@ void ml_plan_forward(ml_plan *p, const ml_run *r);
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                       const float *dentropy);
 
+/* What crosses the borders of a stage. */
+typedef enum ml_port_kind {
+    ML_PORT_IN,   /* values that the stage before has computed: written before forward */
+    ML_PORT_OUT,  /* values for the stage after: read between forward and backward */
+    ML_PORT_DOUT, /* their gradients: written before backward */
+    ML_PORT_DIN,  /* gradients of the values that came in: read until the set's next
+                     backward */
+} ml_port_kind;
+
+/* Device memory of a set's port, for these rows, in the same order on both sides of a
+ * border.  Returns the number of tensors; t [ML_PORTS]. */
+enum { ML_PORTS = 16 };
+int32_t ml_plan_port(const ml_plan *p, ml_port_kind kind, const ml_rows *rows, int32_t set,
+                     ml_tensor *t);
+
 /* Results of the last forward, [n_loss] and [n_loss, vocab]; any may be NULL.  A critic
  * has values only, for all rows, [n_token]: values and their derivatives take the place
  * of the log-probs. */
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
                   float *logits);
+bool ml_plan_has_head(const ml_plan *p); /* all but the last stage have no results */
 
 /* ML_OK, or the first error of the communicator in a run; results since then are
  * undefined. */

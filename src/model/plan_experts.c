@@ -8,24 +8,41 @@
 
 #include "base/bug.h"
 #include "model/plan_priv.h"
+#include "model/spec_experts.h"
 
 static ml_comm *comm_of(const ml_plan *p) {
     return p->opts.group[ML_GROUP_EXPERT];
 }
 
+/* Of the set of activations that is running. */
+static int32_t *table_of(const ml_plan *p, const ml_plan_experts *x) {
+    return x->row + (int64_t)p->set * p->experts.n_rank * (1 + x->n_expert);
+}
+
 static ml_expert_rows rows_of(const ml_plan *p, const ml_plan_experts *x) {
-    return (ml_expert_rows){ p->experts.n_rank, x->n_expert, x->row };
+    return (ml_expert_rows){ p->experts.n_rank, x->n_expert, table_of(p, x) };
+}
+
+static int32_t rounds_of(const ml_plan *p, const ml_plan_experts *x) {
+    return x->n_round[p->set];
 }
 
 /* --- planning ----------------------------------------------------------------- */
 
-/* A plan for sizes only has no communicators. */
+/* The rank's place in its expert group; a plan for sizes only has no communicators. */
 void ml_plan_experts_place(ml_plan *p) {
     const ml_comm *c = comm_of(p);
     const ml_shard_map *m = p->opts.map;
+    ml_spec *mine;
 
     p->experts.n_rank = c ? c->size : m ? m->mesh.ep : 1;
     p->experts.rank = c ? c->rank : m ? ml_mesh_at_ep(&m->mesh, p->opts.rank) : 0;
+    if (p->experts.n_rank == 1)
+        return;
+    mine = ML_NEW(&p->arena, ml_spec, 1);
+    p->experts.number =
+        ml_spec_experts(mine, &p->arena, p->spec, p->experts.n_rank, p->experts.rank);
+    p->spec = mine;
 }
 
 /* The first node of those that make the rows to send: MOE_GATHER. */
@@ -44,7 +61,9 @@ static void add_layer(ml_plan *p, int32_t send, int32_t back) {
                             .back = back,
                             .group = s->node[send].in[1],
                             .n_expert = s->node[send].attr.moe.n_expert };
-    x->row = ML_NEW(&p->arena, int32_t, p->experts.n_rank * (1 + x->n_expert));
+    x->row = ML_NEW(&p->arena, int32_t,
+                    (int64_t)p->opts.n_set * p->experts.n_rank * (1 + x->n_expert));
+    x->n_round = ML_NEW(&p->arena, int32_t, p->opts.n_set);
     for (int32_t i = send; i <= back; i++)
         p->call[i].experts = p->experts.n - 1;
 }
@@ -118,10 +137,10 @@ size_t ml_plan_experts_scratch(const ml_plan *p, int32_t node) {
 static void count_rows(ml_plan *p, int32_t layer, const ml_run *r) {
     ml_plan_experts *x = &p->experts.layer[layer];
     ml_comm *c = comm_of(p);
-    int32_t n = 1 + x->n_expert, *mine = x->row + (int64_t)c->rank * n;
+    int32_t n = 1 + x->n_expert, *mine = table_of(p, x) + (int64_t)c->rank * n;
     const int32_t *start = p->experts.start;
     ml_tensor part = { mine, ML_I32, ML_ROWS, 1, { n } };
-    ml_tensor all = { x->row, ML_I32, ML_ROWS, 1, { (int64_t)n * c->size } };
+    ml_tensor all = { table_of(p, x), ML_I32, ML_ROWS, 1, { (int64_t)n * c->size } };
     ml_expert_rows rows = rows_of(p, x);
 
     memset(p->experts.start, 0, (size_t)n * sizeof *start);
@@ -137,7 +156,7 @@ static void count_rows(ml_plan *p, int32_t layer, const ml_run *r) {
     if (p->failed.code == ML_OK)
         c->allgather(c, NULL, &all, &part, &p->failed);
     ml_comm_doing(c, NULL, -1);
-    x->n_round = p->failed.code == ML_OK ? ml_expert_rounds(&rows) : 0;
+    x->n_round[p->set] = p->failed.code == ML_OK ? ml_expert_rounds(&rows) : 0;
 }
 
 static void begin_round(ml_plan *p, int32_t layer, int32_t round) {
@@ -195,15 +214,15 @@ static void move_rows(ml_plan *p, ml_tensor home, ml_tensor away, void *scratch,
         n_away[r] = ml_expert_run(&rows, r, c->rank, p->experts.round).n;
         packed.shape[0] += n_home[r];
     }
-    if (x->n_round > 1)
+    if (rounds_of(p, x) > 1)
         packed.data = scratch;
-    if (x->n_round > 1 && to_experts)
+    if (rounds_of(p, x) > 1 && to_experts)
         copy_runs(p, &home, scratch, true);
     if (p->failed.code == ML_OK && to_experts)
         c->alltoallv(c, p->be->stream, &away, n_away, &packed, n_home, &p->failed);
     else if (p->failed.code == ML_OK)
         c->alltoallv(c, p->be->stream, &packed, n_home, &away, n_away, &p->failed);
-    if (x->n_round > 1 && !to_experts)
+    if (rounds_of(p, x) > 1 && !to_experts)
         copy_runs(p, &home, scratch, false);
 }
 
@@ -254,7 +273,7 @@ static void run_sent(ml_plan *p, int32_t node, ml_plan_pass pass, const ml_run *
 static void run_rounds(ml_plan *p, int32_t layer, ml_plan_pass pass, const ml_run *r) {
     const ml_plan_experts *x = &p->experts.layer[layer];
 
-    for (int32_t k = 0; k < x->n_round; k++) {
+    for (int32_t k = 0; k < rounds_of(p, x); k++) {
         begin_round(p, layer, k);
         for (int32_t i = x->send; i <= x->back; i++)
             run_sent(p, i, pass, r);
@@ -270,7 +289,7 @@ void ml_plan_experts_again(ml_plan *p, int32_t node, const ml_run *r) {
     int32_t layer = p->call[node].experts;
     const ml_plan_experts *x = &p->experts.layer[layer];
 
-    if (x->n_round == 1) {
+    if (rounds_of(p, x) == 1) {
         begin_round(p, layer, 0);
         run_sent(p, node, ML_PASS_AGAIN, r);
     } else if (node == x->back) {
@@ -296,11 +315,11 @@ static void back_round(ml_plan *p, int32_t layer, int32_t round, const ml_run *r
 void ml_plan_experts_backward(ml_plan *p, int32_t layer, const ml_run *r) {
     const ml_plan_experts *x = &p->experts.layer[layer];
 
-    p->experts.redo = x->n_round > 1;
+    p->experts.redo = rounds_of(p, x) > 1;
     for (int32_t i = x->home; p->experts.redo && i < x->send; i++)
         if (p->call[i].redo)
             run_sent(p, i, ML_PASS_AGAIN, r);
-    for (int32_t k = 0; k < x->n_round; k++)
+    for (int32_t k = 0; k < rounds_of(p, x); k++)
         back_round(p, layer, k, r);
     p->experts.redo = false;
 }

@@ -19,6 +19,10 @@ ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32
     case ML_PER_LOSS: t.shape[0] = (int64_t)v->mul * r->n_loss; break;
     case ML_PER_PAGE: t.shape[0] = n_page; break;
     case ML_PER_SLOT: t.shape[0] = r->n_seq; break;
+    case ML_PER_SHARE: t.shape[0] = r->context->n_share; break;
+    case ML_PER_CONTEXT:
+        t.shape[0] = (int64_t)r->context->n_rank * r->context->n_share;
+        break;
     case ML_GROUP:
         t.n_dim = 1;
         t.shape[0] = v->width + v->mul * n_token;
@@ -31,7 +35,8 @@ ml_rows ml_plan_full_rows(const ml_plan *p) {
     return (ml_rows){ .n_token = p->opts.caps.n_token,
                       .n_seq = p->opts.caps.n_seq,
                       .n_loss = p->opts.caps.n_loss,
-                      .temperature = 1 };
+                      .temperature = 1,
+                      .context = p->spec->n_context ? &p->context : NULL };
 }
 
 static size_t value_bytes(const ml_plan *p, int32_t value) {
@@ -50,7 +55,11 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
 
     switch (n->op) {
     case ML_OP_ATTN:
-    case ML_OP_ATTN_CHOSEN: return modules & ML_MODULE_CORE_ATTN;
+    case ML_OP_ATTN_CHOSEN:
+    case ML_OP_GATHER_ROWS: return modules & ML_MODULE_CORE_ATTN;
+    case ML_OP_ORDER_ROWS: /* of gathered keys */
+        return modules & ML_MODULE_CORE_ATTN &&
+               s->node[p->producer[n->in[0]]].op == ML_OP_GATHER_ROWS;
     case ML_OP_RMSNORM: return modules & ML_MODULE_LAYERNORM;
     case ML_OP_LINEAR:
         return modules & ML_MODULE_MLP &&
@@ -72,6 +81,11 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     }
 }
 
+/* Layers are counted from the first one of the stage. */
+static int32_t layer_here(const ml_plan *p, int32_t layer) {
+    return p->opts.end ? layer - p->range.first_layer : layer;
+}
+
 static bool computed_again(const ml_plan *p, int32_t node) {
     const ml_recompute *r = &p->opts.recompute;
     int32_t layer = p->spec->node[node].layer;
@@ -80,7 +94,8 @@ static bool computed_again(const ml_plan *p, int32_t node) {
         return false;
     if (r->granularity == ML_RECOMPUTE_SELECTIVE)
         return in_modules(p, node, r->modules);
-    return r->granularity == ML_RECOMPUTE_FULL && (!r->block || layer < r->n_layer);
+    return r->granularity == ML_RECOMPUTE_FULL &&
+           (!r->block || layer_here(p, layer) < r->n_layer);
 }
 
 /* Layers of the same recompute unit have the same number; nodes before, after and between
@@ -90,7 +105,7 @@ static int32_t group_of(const ml_plan *p, int32_t node) {
     int32_t layer = p->spec->node[node].layer;
     bool chunks = r->granularity == ML_RECOMPUTE_FULL && !r->block && r->n_layer > 1;
 
-    return layer == ML_NONE || !chunks ? layer : layer / r->n_layer;
+    return layer == ML_NONE || !chunks ? layer : layer_here(p, layer) / r->n_layer;
 }
 
 static int32_t next_group(const ml_plan *p, int32_t node) {
@@ -137,7 +152,11 @@ static int32_t backward_time(const ml_plan *p, int32_t node) {
 }
 
 int ml_plan_copy(const ml_plan *p, int32_t node, int32_t value) {
-    const ml_plan_call *made = &p->call[p->producer[value]];
+    const ml_plan_call *made;
+
+    if (p->producer[value] == ML_NONE) /* it came in */
+        return ML_FIRST_COPY;
+    made = &p->call[p->producer[value]];
     return made->again && made->unit == p->call[node].unit ? ML_SECOND_COPY : ML_FIRST_COPY;
 }
 
@@ -269,11 +288,24 @@ static void reads_of_redo(ml_plan *p, const ml_plan_experts *x, reads *r) {
     }
 }
 
+/* What is sent on lives until the backward begins.  Without one, the next run's values may
+ * come in while those of this one are sent. */
+static void reads_of_ports(const ml_plan *p, reads *r) {
+    const ml_model_stage *g = &p->range;
+    int32_t time = p->opts.backward ? p->spec->n_node : end_of_time(p);
+
+    for (int32_t i = 0; i < g->n_out; i++)
+        read_at(r, ML_FIRST_COPY, g->out[i].value, time);
+    for (int32_t i = 0; i < g->n_in; i++)
+        read_at(r, ML_FIRST_COPY, g->in[i].value, p->opts.backward ? 0 : time);
+}
+
 static void find_last_reads(ml_plan *p, reads *r) {
     const ml_spec *s = p->spec;
 
     for (int32_t i = 0; i < s->n_node; i++)
         reads_of_forward(p, i, r);
+    reads_of_ports(p, r);
     if (!p->opts.backward)
         return;
     for (int32_t i = 0; i < s->n_node; i++)
@@ -320,6 +352,11 @@ static void plan_outputs(ml_plan *p, int32_t node, int copy, int32_t time, const
 }
 
 static void plan_value_stores(ml_plan *p, const reads *r) {
+    for (int32_t i = 0; i < p->range.n_in; i++) {
+        int32_t v = p->range.in[i].value;
+        p->value_store[ML_FIRST_COPY][v] = new_store(p, value_bytes(p, v), 0);
+        live_until(p, p->value_store[ML_FIRST_COPY][v], r->last[ML_FIRST_COPY][v]);
+    }
     for (int32_t i = 0; i < p->spec->n_node; i++)
         plan_outputs(p, i, ML_FIRST_COPY, i, r);
     for (int32_t i = 0; i < p->spec->n_node; i++)
@@ -380,11 +417,43 @@ static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad)
     }
 }
 
+/* Gradients that a backward begins with: of the head's results, or of what was sent. */
+static void plan_first_gradients(ml_plan *p) {
+    int32_t last = p->spec->n_node - 1;
+    const ml_node *head = &p->spec->node[last];
+
+    for (int32_t i = 0; i < p->range.n_out; i++) {
+        int32_t v = p->range.out[i].value;
+        if (p->range.out[i].grad)
+            p->grad_store[v] = new_store(p, value_bytes(p, v), last);
+    }
+    if (p->head == ML_NONE)
+        return;
+    p->grad_store[head->out[0]] = new_store(p, value_bytes(p, head->out[0]), p->head);
+    if (head->op == ML_OP_LMHEAD) {
+        p->dentropy_store = new_store(p, value_bytes(p, head->out[1]), p->head);
+        live_until(p, p->dentropy_store, backward_time(p, p->head));
+    }
+}
+
+/* Gradients that are sent back: the values of the set's next run come in meanwhile. */
+static void keep_last_gradients(ml_plan *p) {
+    for (int32_t i = 0; i < p->range.n_in; i++) {
+        int32_t store = p->grad_store[p->range.in[i].value];
+        if (!p->range.in[i].grad)
+            continue;
+        ML_BUG_IF(store == ML_NONE);
+        p->store[store].first = 0;
+        live_until(p, store, end_of_time(p));
+    }
+}
+
 static void plan_backward_stores(ml_plan *p) {
     const ml_spec *s = p->spec;
-    const ml_node *head = &s->node[p->head];
     bool *needs_grad = ML_NEW(&p->arena, bool, s->n_value);
 
+    for (int32_t i = 0; i < p->range.n_in; i++)
+        needs_grad[p->range.in[i].value] = p->range.in[i].grad;
     for (int32_t i = 0; i < s->n_node; i++) {
         const ml_node *n = &s->node[i];
         bool any = n->w[0] != ML_NONE;
@@ -393,13 +462,10 @@ static void plan_backward_stores(ml_plan *p) {
                 any = any || needs_grad[n->in[k]];
         needs_grad[n->out[0]] = any;
     }
-    p->grad_store[head->out[0]] = new_store(p, value_bytes(p, head->out[0]), p->head);
-    if (head->op == ML_OP_LMHEAD) {
-        p->dentropy_store = new_store(p, value_bytes(p, head->out[1]), p->head);
-        live_until(p, p->dentropy_store, backward_time(p, p->head));
-    }
+    plan_first_gradients(p);
     for (int32_t i = s->n_node - 1; i >= 0; i--)
         plan_backward_node(p, i, needs_grad);
+    keep_last_gradients(p);
 }
 
 /* --- placement -------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 
 #include "model/expert_rounds.h"
 #include "model/plan_dump.h"
+#include "model/stage.h"
 
 /* A value has a copy that forward writes and, if backward recomputes it, a second one. */
 enum { ML_FIRST_COPY, ML_SECOND_COPY, ML_COPIES };
@@ -31,8 +32,8 @@ typedef struct ml_plan_experts {
     int32_t home; /* the rows to send are made by nodes home .. send - 1 */
     int32_t send, back;
     int32_t group, n_expert; /* of the rows at home */
-    int32_t *row;            /* of ml_expert_rows; backward needs forward's */
-    int32_t n_round;
+    int32_t *row;            /* of ml_expert_rows, for each set: backward needs forward's */
+    int32_t *n_round;        /* [n_set] */
 } ml_plan_experts;
 
 /* The nodes of a recompute unit, and the time at which its first node would be
@@ -55,9 +56,12 @@ enum { ML_PLAN_RECORDINGS = 64 };
 typedef struct ml_plan_params ml_plan_params; /* plan_params.c */
 
 struct ml_plan {
-    const ml_spec *spec;
+    const ml_spec *whole;
+    const ml_spec *spec;  /* its nodes are those of the plan; node numbers refer to it */
+    ml_model_stage range; /* without ports if the plan has all nodes */
     ml_backend *be;
     ml_plan_opts opts;
+    int32_t set; /* of the current run */
     ml_plan_store *store;
     int32_t n_store;
     int32_t *value_store[ML_COPIES]; /* [n_value] index into store, or ML_NONE */
@@ -69,10 +73,12 @@ struct ml_plan {
     ml_op_call *bound;  /* [n_node] bound calls of a forward; NULL: bound one by one */
     ml_plan_unit *unit;
     int32_t n_unit;
-    int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits */
+    int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits;
+                      ML_NONE: another stage has it */
     ml_err failed; /* of the communicator */
     struct {
-        int32_t n_rank, rank; /* of the expert group; one rank: its experts are not sent */
+        int32_t n_rank, rank;  /* of the expert group; one rank: its experts are not sent */
+        const int32_t *number; /* of each node before the spec was rewritten */
         ml_plan_experts *layer;
         int32_t n;          /* layers */
         int32_t room;       /* rows of a round, at most */
@@ -84,6 +90,8 @@ struct ml_plan {
         int64_t *count;     /* [3][ranks] */
         int32_t *table;     /* host copy of tables; NULL: the device is the host */
     } experts;
+    ml_context_rows context; /* at capacity, for sizing */
+    int64_t *block_size;     /* [2*n_context] of a SWAP_ROWS */
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: no dump */
     struct {
@@ -103,13 +111,13 @@ struct ml_plan {
     ml_arena arena;
 };
 
-/* plan_comm.c: runs an op that the ranks do together.  After an error it does nothing. */
+/* plan_comm.c: runs an op that the ranks do together, and its backward.  After an error
+ * they do nothing. */
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
+void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
 
-void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a); /* its backward */
-
-/* plan_experts.c.  The rank's place in its expert group, then, after the spec has been
- * rewritten for it (spec_experts.h), the layers. */
+/* plan_experts.c.  Rewrites the spec for the rank's place in its expert group
+ * (spec_experts.h); finds the layers of the result. */
 void ml_plan_experts_place(ml_plan *p);
 void ml_plan_experts_find(ml_plan *p);
 void ml_plan_experts_view(const ml_plan *p, int32_t node, ml_tensor *t);

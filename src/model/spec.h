@@ -68,11 +68,13 @@ typedef struct ml_param {
 
 /* What determines a value's number of rows. */
 typedef enum ml_axis {
-    ML_PER_TOKEN, /* mul rows of `width` for each token of the batch */
-    ML_PER_LOSS,  /* one row for each scored position */
-    ML_PER_PAGE,  /* one row for each KV page */
-    ML_PER_SLOT,  /* one row for each state slot */
-    ML_GROUP      /* MoE grouping: width + mul * tokens integers, one row */
+    ML_PER_TOKEN,   /* mul rows of `width` for each token of the batch */
+    ML_PER_LOSS,    /* one row for each scored position */
+    ML_PER_PAGE,    /* one row for each KV page */
+    ML_PER_SLOT,    /* one row for each state slot */
+    ML_PER_SHARE,   /* context parallel: one for each row that a rank may have */
+    ML_PER_CONTEXT, /* and those of all ranks; see spec_context.h */
+    ML_GROUP        /* MoE grouping: width + mul * tokens integers, one row */
 } ml_axis;
 
 /* Whether rows outlive a run. */
@@ -123,6 +125,7 @@ typedef struct ml_spec {
     bool critic;        /* one value per token instead of the LM head */
     uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
     int32_t n_rank;     /* ranks the model is cut for (spec_shard.h); 0: not cut */
+    int32_t n_context;  /* ranks that have pieces of sequences (spec_context.h); 0: none */
     ml_param *param;
     ml_value *value;
     ml_node *node;

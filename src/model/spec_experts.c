@@ -134,10 +134,10 @@ static void rewrite_node(rewrite *w, const ml_node *from) {
         move_node(w, n);
 }
 
-void ml_spec_experts(ml_spec *out, ml_arena *a, const ml_spec *s, int32_t n_rank,
-                     int32_t rank) {
+const int32_t *ml_spec_experts(ml_spec *out, ml_arena *a, const ml_spec *s, int32_t n_rank,
+                               int32_t rank) {
     rewrite w = { .s = out, .n_rank = n_rank, .rank = rank };
-    int32_t n_layer = 0;
+    int32_t n_layer = 0, *number;
 
     for (int32_t i = 0; i < s->n_node; i++)
         n_layer += s->node[i].op == ML_OP_MOE_COMBINE;
@@ -145,7 +145,12 @@ void ml_spec_experts(ml_spec *out, ml_arena *a, const ml_spec *s, int32_t n_rank
     out->node = ML_NEW(a, ml_node, s->n_node + NODES * n_layer);
     out->value = ML_NEW(a, ml_value, s->n_value + VALUES * n_layer);
     memcpy(out->value, s->value, (size_t)s->n_value * sizeof *s->value);
+    number = ML_NEW(a, int32_t, s->n_node + NODES * n_layer);
     out->n_node = 0;
-    for (int32_t i = 0; i < s->n_node; i++)
+    for (int32_t i = 0, done = 0; i < s->n_node; i++) {
         rewrite_node(&w, &s->node[i]);
+        for (; done < out->n_node; done++)
+            number[done] = i;
+    }
+    return number;
 }

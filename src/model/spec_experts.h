@@ -13,8 +13,9 @@
 #include "model/spec.h"
 
 /* out: a spec that shares everything with s except nodes and values, which are allocated in
- * the arena. */
-void ml_spec_experts(ml_spec *out, ml_arena *a, const ml_spec *s, int32_t n_rank,
-                     int32_t rank);
+ * the arena; values of s keep their numbers.  Returns, for each node of out, its number in
+ * s; nodes that s does not have get that of the one after. */
+const int32_t *ml_spec_experts(ml_spec *out, ml_arena *a, const ml_spec *s, int32_t n_rank,
+                               int32_t rank);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "model/spec_context.h"
 #include "train/host_memory.h"
 
 static void add(ml_memory *m, const char *what, size_t bytes) {
@@ -23,22 +24,36 @@ static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
         m->on_host += bytes;
 }
 
-/* The capacity of a full micro-batch, at 64 tokens per sequence. */
-static ml_batch_caps caps_for(int64_t tokens) {
-    int64_t n_seq = tokens / 64 + 1;
-    return (ml_batch_caps){ .n_token = (int32_t)tokens,
-                            .n_seq = (int32_t)n_seq,
-                            .n_loss = (int32_t)tokens,
-                            .n_page = (int32_t)(tokens / ML_PAGE + n_seq) };
+/* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
+ * each sequence into two pieces each. */
+static ml_batch_caps caps_for(int64_t tokens, int32_t n_context) {
+    int64_t n_seq = tokens / 64 + 1, n_page = tokens / ML_PAGE + n_seq;
+    ml_batch_caps c = { .n_page = (int32_t)n_page };
+
+    if (n_context > 1) {
+        tokens = tokens / n_context + 2 * n_seq;
+        n_seq *= 2;
+        c.n_context = n_context;
+        c.n_share = (int32_t)tokens;
+    }
+    c.n_token = c.n_loss = (int32_t)tokens;
+    c.n_seq = (int32_t)n_seq;
+    return c;
 }
 
+static int32_t n_context_of(const ml_memory_request *req) {
+    return req->opts.mesh ? req->opts.mesh->sizes.size[ML_MESH_CP] : 1;
+}
+
+/* Of a micro-batch, on all ranks that divide its sequences. */
 static int64_t tokens_of(const ml_memory_request *req, bool score) {
     const ml_trainer_opts *o = &req->opts;
-    int64_t n =
-        o->batch.dynamic ? o->batch.max_tokens : o->batch.micro_batch_size * req->longest;
+    int64_t n_context = n_context_of(req);
+    int64_t n = o->batch.dynamic ? o->batch.max_tokens * n_context
+                                 : o->batch.micro_batch_size * req->longest;
 
     if (score && o->score_max_tokens)
-        n = o->score_max_tokens;
+        n = o->score_max_tokens * n_context;
     n = n < req->longest ? req->longest : n;
     return n < 1 ? 1 : n;
 }
@@ -91,19 +106,24 @@ static void divide_plan(ml_plan_opts *o, ml_arena *a, const ml_memory_request *r
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
-    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train)),
+    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train), n_context_of(req)),
                           .backward = train,
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
+    ml_spec pieces = { 0 };
     ml_plan *plan = NULL;
-    ml_status st;
+    ml_status st = ML_OK;
     ml_arena a;
 
     ml_arena_init(&a, "a memory plan");
     memcpy(opts.given, req->opts.replay, sizeof opts.given);
     divide_plan(&opts, &a, req, spec);
-    st = ml_plan_new(&plan, spec, req->be, opts, err);
+    if (opts.caps.n_context)
+        st = ml_spec_context(&pieces, spec, opts.caps.n_context,
+                             req->opts.mesh->at[ML_MESH_CP], NULL, err);
+    if (st == ML_OK)
+        st = ml_plan_new(&plan, opts.caps.n_context ? &pieces : spec, req->be, opts, err);
     if (st == ML_OK) {
         add(m, row[train ? GATHERED : SCORE_GATHERED], ml_plan_gather_bytes(plan));
         add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
@@ -112,6 +132,7 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
                     ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
     }
     ml_plan_free(plan);
+    ml_spec_close(&pieces);
     ml_arena_release(&a);
     return st;
 }

@@ -250,16 +250,11 @@ static bool dumps_tensors(const ml_run_opts *o) {
     " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
     "state; remove the flag"
 
-static bool divides_contexts(const ml_run_opts *o) {
-    return o->place.cp > 1;
-}
-
 static bool divides_layers(const ml_run_opts *o) {
     return o->place.pp > 1;
 }
 
 static const rank_rule size_rules[] = {
-    { divides_contexts, "--context-parallel-size" NOT_YET },
     { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
 };
 

@@ -4,7 +4,48 @@
 
 #include "base/bug.h"
 
-ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin) {
+static int32_t larger(int32_t a, int32_t b) {
+    return a > b ? a : b;
+}
+
+static int32_t smaller(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+static bool is_divided(const ml_context_opts *o) {
+    return o->n_rank > 1;
+}
+
+/* --- capacity --------------------------------------------------------------------- */
+
+static int32_t rows_of(const ml_piece *piece, int32_t n) {
+    int32_t rows = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        rows += piece[i].n;
+    return rows;
+}
+
+/* The most rows that a rank of the group has of these samples. */
+static int32_t largest_share(const ml_train_sample *s, const ml_bin *bin,
+                             const ml_context_opts *o) {
+    int32_t *len, most = 0;
+    ml_piece *piece;
+    ml_arena a;
+
+    ml_arena_init(&a, "pieces of samples");
+    len = ML_NEW(&a, int32_t, bin->n);
+    piece = ML_NEW(&a, ml_piece, 2 * bin->n);
+    for (int32_t i = 0; i < bin->n; i++)
+        len[i] = s[bin->item[i]].n_token;
+    for (int32_t r = 0; r < o->n_rank; r++)
+        most = larger(most, rows_of(piece, ml_context_pieces(piece, len, bin->n, o, r)));
+    ml_arena_release(&a);
+    return most;
+}
+
+ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin,
+                            const ml_context_opts *context) {
     ml_batch_caps c = { .n_seq = bin->n };
 
     for (int32_t i = 0; i < bin->n; i++) {
@@ -13,38 +54,76 @@ ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin) {
         c.n_loss += x->n_response;
         c.n_page += ml_kv_pages_for(x->n_token);
     }
+    if (is_divided(context)) {
+        c.n_share = largest_share(s, bin, context);
+        c.n_token = c.n_share;
+        c.n_loss = smaller(c.n_loss, c.n_share);
+        c.n_seq = 2 * bin->n;
+        c.n_context = context->n_rank;
+    }
     return c;
-}
-
-static int32_t larger(int32_t a, int32_t b) {
-    return a > b ? a : b;
 }
 
 ml_batch_caps ml_micro_max(ml_batch_caps a, ml_batch_caps b) {
     return (ml_batch_caps){ .n_token = larger(a.n_token, b.n_token),
                             .n_seq = larger(a.n_seq, b.n_seq),
                             .n_loss = larger(a.n_loss, b.n_loss),
-                            .n_page = larger(a.n_page, b.n_page) };
+                            .n_page = larger(a.n_page, b.n_page),
+                            .n_context = larger(a.n_context, b.n_context),
+                            .n_share = larger(a.n_share, b.n_share) };
 }
 
-void ml_micro_init(ml_micro *m, ml_batch_caps caps, bool critic) {
-    float *x;
-    size_t n = (size_t)larger(caps.n_loss, critic ? caps.n_token : 0);
+/* The capacity for the whole samples, where a rank has pieces of them. */
+static ml_batch_caps whole_caps(ml_batch_caps c) {
+    if (c.n_context) {
+        c.n_token = c.n_context * c.n_share;
+        c.n_loss *= c.n_context;
+    }
+    return c;
+}
 
-    *m = (ml_micro){ .caps = caps, .critic = critic };
+static void init_context(ml_micro *m, ml_batch_caps whole, size_t n) {
+    float *x = ML_NEW(&m->arena, float, 4 * n);
+
+    ml_batch_init(&m->whole, &m->arena, whole);
+    m->seq = ML_NEW(&m->arena, int32_t, whole.n_seq);
+    m->order = ML_NEW(&m->arena, int32_t, whole.n_token);
+    m->loss_at = ML_NEW(&m->arena, int32_t, whole.n_token);
+    m->result = ML_NEW(&m->arena, int32_t, whole.n_token);
+    m->all_results = ML_NEW(&m->arena, float, 2 * (size_t)whole.n_token);
+    m->own_logprob = x;
+    m->own_entropy = x + n;
+    m->own_dlogprob = x + 2 * n;
+    m->own_dentropy = x + 3 * n;
+    m->samples = &m->whole.rows;
+}
+
+void ml_micro_init(ml_micro *m, ml_batch_caps caps, const ml_context_opts *context,
+                   bool critic) {
+    ml_batch_caps whole = whole_caps(caps);
+    size_t n = (size_t)larger(whole.n_loss, critic ? whole.n_token : 0);
+    float *x;
+
+    *m = (ml_micro){ .caps = caps, .critic = critic, .context = *context };
     ml_arena_init(&m->arena, "a micro-batch");
+    if (is_divided(context))
+        caps.n_page *= 2; /* two pieces of a sample list its pages */
     ml_batch_init(&m->batch, &m->arena, caps);
-    m->target = ML_NEW(&m->arena, int32_t, caps.n_token);
+    m->target = ML_NEW(&m->arena, int32_t, whole.n_token);
     m->io = ML_NEW(&m->arena, ml_loss_io, caps.n_seq);
+    m->piece = ML_NEW(&m->arena, ml_piece, 2 * caps.n_seq);
     x = ML_NEW(&m->arena, float, 8 * n);
-    m->row_logprob = x;
-    m->row_entropy = x + n;
-    m->row_dlogprob = x + 2 * n;
-    m->row_dentropy = x + 3 * n;
+    m->own_logprob = m->row_logprob = x;
+    m->own_entropy = m->row_entropy = x + n;
+    m->own_dlogprob = m->row_dlogprob = x + 2 * n;
+    m->own_dentropy = m->row_dentropy = x + 3 * n;
     m->logprob = x + 4 * n;
     m->entropy = x + 5 * n;
     m->dlogprob = x + 6 * n;
     m->dentropy = x + 7 * n;
+    m->samples = &m->batch.rows;
+    if (is_divided(context))
+        init_context(m, whole, n);
 }
 
 void ml_micro_release(ml_micro *m) {
@@ -53,28 +132,120 @@ void ml_micro_release(ml_micro *m) {
     *m = (ml_micro){ 0 };
 }
 
+/* --- rows ------------------------------------------------------------------------- */
+
 /* Whether response token t of the sample has a row in the LM head. */
 static bool scored(const ml_micro *m, const ml_loss_io *io, int32_t t) {
     return m->everywhere || !io->mask || io->mask[t];
 }
 
-static void add_sample(ml_micro *m, const ml_train_sample *x, const ml_loss_io *io) {
+static void add_sample(ml_micro *m, ml_batch *b, const ml_train_sample *x,
+                       const ml_loss_io *io) {
     int32_t first = x->n_token - x->n_response - 1; /* the row that predicts token 0 */
+    int32_t *target = m->target + b->rows.n_token;
 
     ML_BUG_IF(first < 0);
     for (int32_t i = 0; i < x->n_token; i++) {
         int32_t t = i - first;
         bool response = t >= 0 && t < x->n_response;
-        m->target[i] = response && scored(m, io, t) ? x->token[i + 1] : ML_TARGET_SKIP;
+        target[i] = response && scored(m, io, t) ? x->token[i + 1] : ML_TARGET_SKIP;
     }
-    ml_batch_add(&m->batch, x->token, m->target, x->n_token, 0, NULL);
+    ml_batch_add(b, x->token, target, x->n_token, 0, NULL);
+}
+
+/* Adds this rank's pieces of the whole samples to the batch. */
+static void add_pieces(ml_micro *m) {
+    const ml_batch *w = &m->whole;
+
+    for (int32_t i = 0; i < m->n_piece; i++) {
+        ml_piece p = m->piece[i];
+        int32_t row = w->seq_start[p.seq] + p.first;
+        ml_batch_add(&m->batch, w->id + row, m->target + row, p.n, p.first,
+                     w->page + w->page_start[p.seq]);
+        m->seq[i] = p.seq;
+    }
+    m->batch.rows.context = &m->rows;
+}
+
+/* Notes where a rank's rows and results belong among those of whole samples. */
+static void place_rank(ml_micro *m, const ml_piece *piece, int32_t n, int32_t rank) {
+    int32_t row = rank * m->rows.n_share, at = rank * m->n_result;
+
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < piece[i].n; k++) {
+            int32_t of = m->whole.seq_start[piece[i].seq] + piece[i].first + k;
+            m->order[of] = row++;
+            if (m->loss_at[of] >= 0)
+                m->result[at++] = m->loss_at[of];
+        }
+    while (at < (rank + 1) * m->n_result)
+        m->result[at++] = -1;
+}
+
+static int32_t results_of(const ml_micro *m, const ml_piece *piece, int32_t n) {
+    int32_t count = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < piece[i].n; k++)
+            count += m->loss_at[m->whole.seq_start[piece[i].seq] + piece[i].first + k] >= 0;
+    return count;
+}
+
+/* Rows without a token, which complete the permutation. */
+static void order_padding(ml_micro *m, const int32_t *n_row) {
+    int32_t at = m->whole.rows.n_token;
+
+    for (int32_t r = 0; r < m->rows.n_rank; r++)
+        for (int32_t k = n_row[r]; k < m->rows.n_share; k++)
+            m->order[at++] = r * m->rows.n_share + k;
+}
+
+/* Divides the whole samples over the ranks. */
+static void divide(ml_micro *m) {
+    const ml_rows *w = &m->whole.rows;
+    int32_t n_rank = m->context.n_rank, *len, *n_row, *n_piece;
+    ml_piece *piece;
+    ml_arena a;
+
+    ml_arena_init(&a, "pieces of samples");
+    len = ML_NEW(&a, int32_t, w->n_seq);
+    n_row = ML_NEW(&a, int32_t, n_rank);
+    n_piece = ML_NEW(&a, int32_t, n_rank);
+    piece = ML_NEW(&a, ml_piece, 2 * (size_t)w->n_seq * (size_t)n_rank);
+    for (int32_t i = 0; i < w->n_seq; i++)
+        len[i] = w->seq_start[i + 1] - w->seq_start[i];
+    for (int32_t i = 0; i < w->n_token; i++)
+        m->loss_at[i] = m->critic ? i : -1;
+    for (int32_t i = 0; i < w->n_loss && !m->critic; i++)
+        m->loss_at[w->loss_row[i]] = i;
+    m->rows = (ml_context_rows){ .seq = m->seq, .order = m->order, .n_rank = n_rank };
+    m->n_result = 0;
+    for (int32_t r = 0; r < n_rank; r++) {
+        ml_piece *p = piece + 2 * r * w->n_seq;
+        n_piece[r] = ml_context_pieces(p, len, w->n_seq, &m->context, r);
+        n_row[r] = rows_of(p, n_piece[r]);
+        m->rows.n_share = larger(m->rows.n_share, n_row[r]);
+        m->n_result = larger(m->n_result, results_of(m, p, n_piece[r]));
+    }
+    for (int32_t r = 0; r < n_rank; r++)
+        place_rank(m, piece + 2 * r * w->n_seq, n_piece[r], r);
+    order_padding(m, n_row);
+    m->rows.whole = *w;
+    m->rows.whole.context = &m->rows;
+    m->n_piece = n_piece[m->context.rank];
+    memcpy(m->piece, piece + 2 * m->context.rank * w->n_seq,
+           (size_t)m->n_piece * sizeof *piece);
+    ml_arena_release(&a);
+    add_pieces(m);
 }
 
 void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
                    bool everywhere, float temperature) {
+    ml_batch *b = is_divided(&m->context) ? &m->whole : &m->batch;
     int32_t at = 0;
 
     ml_batch_clear(&m->batch);
+    ml_batch_clear(b);
     m->batch.rows.temperature = temperature;
     m->everywhere = everywhere;
     m->n_sample = bin->n;
@@ -92,14 +263,41 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
             m->io[i].dlogprob = m->dlogprob + at;
             m->io[i].dentropy = m->dentropy + at;
         }
-        add_sample(m, x, &m->io[i]);
+        add_sample(m, b, x, &m->io[i]);
+        m->piece[i] = (ml_piece){ i, 0, x->n_token };
         at += x->n_response;
     }
+    m->n_piece = bin->n;
+    if (is_divided(&m->context))
+        divide(m);
+}
+
+/* --- results ---------------------------------------------------------------------- */
+
+ml_status ml_micro_exchange(ml_micro *m, ml_ranks *ranks, ml_err *err) {
+    size_t n = (size_t)m->n_result, bytes = 2 * n * sizeof(float);
+    float *own = m->all_results + (size_t)m->context.rank * 2 * n;
+    ml_status st;
+
+    if (!is_divided(&m->context))
+        return ML_OK;
+    memcpy(own, m->own_logprob, n * sizeof *own);
+    memcpy(own + n, m->own_entropy, n * sizeof *own);
+    st = ml_ranks_collect(ranks, m->all_results, own, bytes, err);
+    for (int32_t r = 0; r < m->context.n_rank && st == ML_OK; r++)
+        for (size_t i = 0; i < n; i++) {
+            int32_t at = m->result[(size_t)r * n + i];
+            if (at < 0)
+                continue;
+            m->row_logprob[at] = m->all_results[(size_t)r * 2 * n + i];
+            m->row_entropy[at] = m->all_results[((size_t)r * 2 + 1) * n + i];
+        }
+    return st;
 }
 
 /* Index of a loss row's number: a critic has one for every row. */
 static int32_t place_of(const ml_micro *m, int32_t loss) {
-    return m->critic ? m->batch.loss_row[loss] : loss;
+    return m->critic ? m->samples->loss_row[loss] : loss;
 }
 
 void ml_micro_spread(ml_micro *m) {
@@ -116,12 +314,22 @@ void ml_micro_spread(ml_micro *m) {
     memset(m->dentropy, 0, (size_t)at * sizeof *m->dentropy);
 }
 
+/* Takes the derivatives of this rank's rows. */
+static void take_own(ml_micro *m) {
+    const int32_t *of = m->result + (size_t)m->context.rank * (size_t)m->n_result;
+
+    for (int32_t i = 0; i < m->n_result && of[i] >= 0; i++) {
+        m->own_dlogprob[i] = m->row_dlogprob[of[i]];
+        m->own_dentropy[i] = m->row_dentropy[of[i]];
+    }
+}
+
 bool ml_micro_collect(ml_micro *m) {
     int32_t loss = 0, at = 0;
     bool any = false;
 
     if (m->critic)
-        memset(m->row_dlogprob, 0, (size_t)m->batch.rows.n_token * sizeof *m->row_dlogprob);
+        memset(m->row_dlogprob, 0, (size_t)m->samples->n_token * sizeof *m->row_dlogprob);
     for (int32_t i = 0; i < m->n_sample; i++)
         for (int32_t t = 0; t < m->io[i].n_response; t++, at++)
             if (scored(m, &m->io[i], t)) {
@@ -129,5 +337,7 @@ bool ml_micro_collect(ml_micro *m) {
                 m->row_dentropy[loss++] = m->dentropy[at];
                 any |= m->dlogprob[at] != 0.0f || m->dentropy[at] != 0.0f;
             }
+    if (is_divided(&m->context))
+        take_own(m);
     return any;
 }

@@ -4,11 +4,17 @@
  * A response token's log-prob comes from the row before it.  Rows without a loss are
  * computed but skip the LM head.
  *
+ * With context parallelism the batch has this rank's pieces of the samples.  The results of
+ * all ranks' rows are gathered, so that every rank has those of whole samples; of their
+ * derivatives it takes those of its own rows.
+ *
  * thread: the trainer's. */
 #ifndef ML_TRAIN_MICRO_H
 #define ML_TRAIN_MICRO_H
 
 #include "model/batch.h"
+#include "train/context.h"
+#include "model/ranks.h"
 #include "train/routing_replay.h"
 #include "train/packing.h"
 
@@ -35,34 +41,52 @@ typedef struct ml_loss_io {
 } ml_loss_io;
 
 typedef struct ml_micro {
-    ml_batch batch;
+    ml_batch batch; /* this rank's rows */
     ml_batch_caps caps;
     int32_t *target;
     ml_loss_io *io; /* [n_sample] */
     int32_t n_sample;
-    float *row_logprob, *row_entropy;               /* [n_loss]; for a critic [n_token] */
-    float *row_dlogprob, *row_dentropy;             /* the same */
+    ml_piece *piece; /* [n_piece] of the samples, in the order of rows */
+    int32_t n_piece;
+    const ml_rows *samples; /* rows of whole samples: those of batch, or of `whole` */
+    /* Per row of whole samples: [n_loss]; for a critic [n_token]. */
+    float *row_logprob, *row_entropy;
+    float *row_dlogprob, *row_dentropy;
+    /* Per row of this rank; without context parallelism the same arrays. */
+    float *own_logprob, *own_entropy, *own_dlogprob, *own_dentropy;
     float *logprob, *entropy, *dlogprob, *dentropy; /* [response tokens] */
     ml_routing_replay routing_replay;
     bool critic;     /* every row has a value; values are stored in the log-prob arrays */
     bool everywhere; /* all response tokens are scored, including masked ones */
+    ml_context_opts context;
+    ml_batch whole; /* context parallel: whole samples */
+    ml_context_rows rows;
+    int32_t *seq, *order; /* of rows */
+    int32_t *loss_at;     /* [n_token] the number of a row of whole samples among results */
+    int32_t *result;      /* [ranks][n_result] where each rank's results belong */
+    float *all_results;   /* [ranks][2][n_result] */
+    int32_t n_result;     /* most results of a rank */
     ml_arena arena;
 } ml_micro;
 
 /* The capacity that the samples of a bin need; the maximum of two capacities. */
-ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin);
+ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin,
+                            const ml_context_opts *context);
 ml_batch_caps ml_micro_max(ml_batch_caps a, ml_batch_caps b);
 
-void ml_micro_init(ml_micro *m, ml_batch_caps caps, bool critic);
+void ml_micro_init(ml_micro *m, ml_batch_caps caps, const ml_context_opts *context,
+                   bool critic);
 void ml_micro_release(ml_micro *m); /* zero-initialized is allowed */
 
 /* Fills the batch with the samples of a bin. */
 void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
                    bool everywhere, float temperature);
-/* Scatters row_logprob and row_entropy, once read, to the samples' arrays and clears the
- * derivatives. */
+/* Context parallel: collects own_logprob and own_entropy of all ranks. */
+ml_status ml_micro_exchange(ml_micro *m, ml_ranks *ranks, ml_err *err);
+/* Scatters row_logprob and row_entropy to the samples' arrays and clears the derivatives. */
 void ml_micro_spread(ml_micro *m);
-/* The inverse: gathers the samples' derivatives into rows.  False: all of them are 0. */
+/* The inverse: gathers the samples' derivatives into own rows.  False: all of them, of whole
+ * samples, are 0. */
 bool ml_micro_collect(ml_micro *m);
 
 #endif

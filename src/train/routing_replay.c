@@ -39,13 +39,16 @@ static void give_token(ml_routing_replay *c, int route, const ml_token_routing *
     }
 }
 
-void ml_routing_replay_load(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
+void ml_routing_replay_load(ml_micro *m, ml_run *run, const ml_train_sample *s,
                             const ml_bin *bin) {
+    ml_routing_replay *c = &m->routing_replay;
+
     for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0;
-        for (int32_t i = 0; c->of[r].given && i < bin->n; i++) {
-            const ml_train_sample *x = &s[bin->item[i]];
-            for (int32_t t = 0; t < x->n_token; t++)
+        for (int32_t i = 0; c->of[r].given && i < m->n_piece; i++) {
+            ml_piece p = m->piece[i];
+            const ml_train_sample *x = &s[bin->item[p.seq]];
+            for (int32_t t = p.first; t < p.first + p.n; t++)
                 give_token(c, r, &x->routed[r], t, row++, run->rows->n_token);
         }
         run->given[r] = c->of[r].given;
@@ -67,17 +70,38 @@ void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run, const ml_train_sa
         }
 }
 
-void ml_routing_replay_record(const ml_routing_replay *c, const ml_run *run,
-                              const ml_train_sample *s, const ml_bin *bin) {
+/* Layers that were not computed have zeros. */
+static void put_layer(int32_t *to, const int32_t *chosen, int64_t k, bool add) {
+    for (int64_t i = 0; i < k; i++)
+        to[i] = add ? to[i] | chosen[i] : chosen[i];
+}
+
+static void clear_records(const ml_routing_replay *c, int route, const ml_train_sample *s,
+                          const ml_bin *bin) {
+    int64_t width = (int64_t)c->of[route].n_layer * c->of[route].top_k;
+
+    for (int32_t i = 0; i < bin->n; i++) {
+        const ml_train_sample *x = &s[bin->item[i]];
+        memset(x->routed[route].record, 0, (size_t)(width * x->n_token) * sizeof(int32_t));
+    }
+}
+
+void ml_routing_replay_record(const ml_micro *m, const ml_run *run,
+                              const ml_train_sample *s, const ml_bin *bin, bool add) {
+    const ml_routing_replay *c = &m->routing_replay;
+
     for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0, k = c->of[r].top_k, n_layer = c->of[r].n_layer;
-        for (int32_t i = 0; run->chosen[r] && i < bin->n; i++) {
-            const ml_train_sample *x = &s[bin->item[i]];
-            for (int32_t t = 0; t < x->n_token; t++, row++)
+        if (run->chosen[r] && m->context.n_rank > 1 && !add)
+            clear_records(c, r, s, bin);
+        for (int32_t i = 0; run->chosen[r] && i < m->n_piece; i++) {
+            ml_piece p = m->piece[i];
+            const ml_train_sample *x = &s[bin->item[p.seq]];
+            for (int32_t t = p.first; t < p.first + p.n; t++, row++)
                 for (int64_t layer = 0; layer < n_layer; layer++)
-                    memcpy(x->routed[r].record + (t * n_layer + layer) * k,
-                           c->of[r].chosen + (layer * run->rows->n_token + row) * k,
-                           (size_t)k * sizeof(int32_t));
+                    put_layer(x->routed[r].record + (t * n_layer + layer) * k,
+                              c->of[r].chosen + (layer * run->rows->n_token + row) * k, k,
+                              add);
         }
     }
 }

@@ -22,6 +22,7 @@ typedef struct ml_token_routing {
 } ml_token_routing;
 
 struct ml_train_sample;
+struct ml_micro;
 
 typedef struct ml_routing_replay {
     struct {
@@ -36,14 +37,16 @@ void ml_routing_replay_init(ml_routing_replay *c, ml_arena *a, const ml_spec *s,
                             const bool *routes, int32_t n_token);
 size_t ml_routing_replay_bytes(const ml_spec *s, const bool *routes, int64_t n_token);
 
-/* Copies the routing records of the bin's samples, whose rows are consecutive. */
-void ml_routing_replay_load(ml_routing_replay *c, ml_run *run,
+/* Copies the routing records of the rows of a micro-batch of these samples. */
+void ml_routing_replay_load(struct ml_micro *m, ml_run *run,
                             const struct ml_train_sample *s, const ml_bin *bin);
-/* Records the selection for samples that request it: call before and after the forward. */
+/* Records the selection for samples that request it: call before and after the forward.
+ * Rows of other ranks (context parallel) are recorded as 0.  add: to the layers that an
+ * earlier forward of the samples has recorded. */
 void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run,
                             const struct ml_train_sample *s, const ml_bin *bin);
-void ml_routing_replay_record(const ml_routing_replay *c, const ml_run *run,
-                              const struct ml_train_sample *s, const ml_bin *bin);
+void ml_routing_replay_record(const struct ml_micro *m, const ml_run *run,
+                              const struct ml_train_sample *s, const ml_bin *bin, bool add);
 
 /* Validates rows of `width` numbers from outside: each must be a selection this model can
  * make. */

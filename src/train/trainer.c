@@ -15,8 +15,7 @@ static float temperature_of(const ml_trainer *t) {
 
 /* --- gradients -------------------------------------------------------------- */
 
-/* The table that is both embedding and head, or ML_NONE. */
-static int32_t tied_table(const ml_spec *s) {
+int32_t ml_trainer_tied_table(const ml_spec *s) {
     for (int32_t i = 0; i < s->n_node; i++)
         if (s->node[i].op == ML_OP_EMBED && s->node[i].w[0] == s->node[s->n_node - 1].w[0])
             return s->node[i].w[0];
@@ -24,7 +23,7 @@ static int32_t tied_table(const ml_spec *s) {
 }
 
 static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
-    int32_t table = tied_table(s);
+    int32_t table = ml_trainer_tied_table(s);
     ml_tensor t;
 
     if (table == ML_NONE)
@@ -48,14 +47,19 @@ const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_m
     return ml_shard_residents(&map, a, mesh->rank);
 }
 
+/* Whether this rank embeds tokens. */
+static bool has_embedding(const ml_trainer *t) {
+    return !ml_trainer_is_pipeline(t) || t->train.first == 0;
+}
+
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
     const ml_shard_range *range = t->weights->range;
-    size_t bytes = embed_bytes(t->spec, range);
+    size_t bytes = has_embedding(t) ? embed_bytes(t->spec, range) : 0;
     ml_status st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
 
     if (st == ML_OK && bytes) {
         st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
-        t->embed_grad = t->grads.t[tied_table(t->spec)];
+        t->embed_grad = t->grads.t[ml_trainer_tied_table(t->spec)];
         t->embed_grad.data = t->embed_buf.ptr;
     }
     return st;
@@ -70,11 +74,50 @@ static void zero_grads(ml_trainer *t) {
 /* Adds the two gradients of a tied table. */
 static void join_grads(ml_trainer *t) {
     if (t->embed_buf.ptr)
-        t->be->optim->add(t->be->stream, t->grads.t[tied_table(t->spec)].data,
+        t->be->optim->add(t->be->stream, t->grads.t[ml_trainer_tied_table(t->spec)].data,
                           t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
 }
 
 /* --- open and close --------------------------------------------------------- */
+
+/* The pipeline stage of each node of the context-parallel spec. */
+static void stage_context(ml_trainer *t, const int32_t *origin) {
+    int32_t *stage = ML_NEW(&t->long_arena, int32_t, t->context_spec.n_node);
+
+    for (int32_t i = 0; i < t->context_spec.n_node; i++)
+        stage[i] = t->opts.stage[origin[i]];
+    t->stage = stage;
+}
+
+/* Context parallel: plans run another spec, on pieces of samples. */
+static ml_status open_context(ml_trainer *t, ml_err *err) {
+    const ml_mesh *m = t->opts.mesh;
+    int32_t *origin;
+    ml_status st;
+
+    t->run_spec = t->spec;
+    t->stage = t->opts.stage;
+    if (!m || m->sizes.size[ML_MESH_CP] == 1)
+        return ML_OK;
+    if (!t->be->ops->forward[ML_OP_ORDER_ROWS])
+        return ml_fail(err, ML_EUNSUP,
+                       "--context-parallel-size: the backend %s does not divide sequences "
+                       "yet; use --device cpu, or 1",
+                       t->be->name);
+    t->context = (ml_context_opts){ .n_rank = m->sizes.size[ML_MESH_CP],
+                                    .rank = m->at[ML_MESH_CP],
+                                    .contiguous = t->opts.contiguous };
+    t->opts.batch.n_context = t->context.n_rank;
+    ml_ranks_open(&t->context_ranks, m->group[ML_GROUP_CP], t->be);
+    st = ml_spec_context(&t->context_spec, t->spec, t->context.n_rank, t->context.rank,
+                         &origin, err);
+    if (st != ML_OK)
+        return st;
+    t->run_spec = &t->context_spec;
+    if (t->opts.stage)
+        stage_context(t, origin);
+    return ML_OK;
+}
 
 static void open_map(ml_trainer *t) {
     const ml_mesh *m = t->opts.mesh;
@@ -106,7 +149,11 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
     open_map(t);
-    st = ml_lr_init(&t->lr, &opts->lr, err);
+    st = open_context(t, err);
+    if (st == ML_OK)
+        st = ml_trainer_open_pipeline(t, err);
+    if (st == ML_OK)
+        st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
@@ -125,6 +172,11 @@ static void close_runner(ml_runner *r) {
     r->expert_room = 0;
 }
 
+static void close_runners(ml_runner *r) {
+    for (; r; r = r->next)
+        close_runner(r);
+}
+
 static void free_grads(ml_trainer *t) {
     ml_weights_close(&t->grads);
     if (t->embed_buf.dev)
@@ -135,10 +187,13 @@ static void free_grads(ml_trainer *t) {
 void ml_trainer_close(ml_trainer *t) {
     if (!t)
         return;
-    close_runner(&t->train);
-    close_runner(&t->score);
+    close_runners(&t->train);
+    close_runners(&t->score);
     ml_optimizer_close(&t->optimizer);
     free_grads(t);
+    ml_trainer_close_pipeline(t);
+    ml_ranks_close(&t->context_ranks);
+    ml_spec_close(&t->context_spec);
     ml_arena_release(&t->long_arena);
     free(t);
 }
@@ -146,8 +201,8 @@ void ml_trainer_close(ml_trainer *t) {
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err) {
     if (t->released)
         return ML_OK;
-    close_runner(&t->train);
-    close_runner(&t->score);
+    close_runners(&t->train);
+    close_runners(&t->score);
     free_grads(t);
     t->released = true;
     return ml_optimizer_release(&t->optimizer, err);
@@ -213,7 +268,7 @@ void ml_trainer_set_samples(ml_trainer *t, int64_t n) {
 
 static bool covers(ml_batch_caps a, ml_batch_caps b) {
     return a.n_token >= b.n_token && a.n_seq >= b.n_seq && a.n_loss >= b.n_loss &&
-           a.n_page >= b.n_page;
+           a.n_page >= b.n_page && a.n_share >= b.n_share;
 }
 
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
@@ -223,7 +278,10 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     ml_plan_opts opts = { .backward = backward,
                           .recompute = t->opts.recompute,
                           .logits = backward && t->opts.keep_logits && !t->spec->critic,
-                          .loss_rows = t->opts.loss_rows };
+                          .loss_rows = t->opts.loss_rows,
+                          .first = r->first,
+                          .end = r->end,
+                          .n_set = r->n_set };
     ml_status st;
 
     if (r->plan && covers(r->micro.caps, need) && r->expert_room >= r->expert_rows)
@@ -240,14 +298,14 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     }
     close_runner(r);
     r->expert_room = opts.expert_rows;
-    st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
+    st = ml_plan_new(&r->plan, t->run_spec, t->be, opts, err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
     if (st != ML_OK) {
         close_runner(r);
         return st;
     }
-    ml_micro_init(&r->micro, opts.caps, t->spec->critic);
+    ml_micro_init(&r->micro, opts.caps, &t->context, t->spec->critic);
     ml_routing_replay_init(&r->micro.routing_replay, &r->micro.arena, t->spec,
                            t->opts.replay, opts.caps.n_token);
     ml_plan_dump_to(r->plan, backward ? t->opts.dump_train : t->opts.dump_score);
@@ -288,18 +346,22 @@ ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_cap
         *out = all[2 * k] > *out ? all[2 * k] : *out;
         own[1] = all[2 * k + 1] > own[1] ? all[2 * k + 1] : own[1];
     }
-    r->expert_rows = rows_of_experts(t, own[1]);
+    for (; r; r = r->next)
+        r->expert_rows = rows_of_experts(t, own[1]);
     ml_arena_release(&a);
     return st;
 }
 
-void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward) {
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, int32_t set,
+                     bool backward) {
     static const float none[1];
-    ml_rows rows = { .temperature = 1 };
+    ml_context_rows nothing = { .n_rank = t->context.n_rank };
+    ml_rows rows = { .temperature = 1, .context = t->context.n_rank ? &nothing : NULL };
     ml_run run = { .weights = w,
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
                    .rows = &rows,
+                   .set = set,
                    .expert_rows = r->expert_rows };
 
     if (backward)
@@ -308,35 +370,71 @@ void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool back
         ml_plan_forward(r->plan, &run);
 }
 
-ml_batch_caps ml_trainer_need(const ml_train_sample *s, const ml_bins *bins) {
+ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
+                              const ml_bins *bins) {
     ml_batch_caps need = { .n_token = 1, .n_seq = 1, .n_loss = 1, .n_page = 1 };
     for (int32_t k = 0; k < bins->n; k++)
-        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
+        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k], &t->context));
     return need;
+}
+
+ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
+                       const ml_train_sample *s, const ml_bin *bin, bool everywhere) {
+    ml_micro *m = &r->micro;
+    ml_run run = { .weights = w, .rows = &m->batch.rows, .expert_rows = r->expert_rows };
+
+    ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
+    if (w == t->weights)
+        ml_routing_replay_load(m, &run, s, bin);
+    return run;
+}
+
+ml_status ml_trainer_read(ml_trainer *t, ml_runner *r, ml_err *err) {
+    ml_micro *m = &r->micro;
+    ml_status st;
+
+    ml_plan_read(r->plan, &m->batch.rows, m->own_logprob, m->critic ? NULL : m->own_entropy,
+                 NULL);
+    st = t->be->dev->sync(t->be->stream, err);
+    if (st == ML_OK)
+        st = ml_plan_check(r->plan, err);
+    if (st == ML_OK)
+        st = ml_micro_exchange(m, &t->context_ranks, err);
+    if (st == ML_OK)
+        ml_micro_spread(m);
+    return st;
+}
+
+/* Context parallel: every rank gets the routing that the others recorded. */
+ml_status ml_trainer_record(ml_trainer *t, ml_runner *r, const ml_run *run,
+                            const ml_train_sample *s, const ml_bin *bin, bool add,
+                            ml_err *err) {
+    ml_status st = ML_OK;
+
+    ml_routing_replay_record(&r->micro, run, s, bin, add);
+    for (int k = 0; k < ML_N_ROUTING && t->context.n_rank; k++) {
+        int64_t width = ml_spec_routing_width(t->spec, (ml_routing_kind)k);
+        for (int32_t i = 0; run->chosen[k] && i < bin->n && st == ML_OK; i++) {
+            const ml_train_sample *x = &s[bin->item[i]];
+            st = ml_ranks_merge(&t->context_ranks, x->routed[k].record,
+                                (size_t)(width * x->n_token) * sizeof(int32_t), err);
+        }
+    }
+    return st;
 }
 
 ml_status ml_trainer_forward(ml_trainer *t, ml_runner *r, const ml_weights *w,
                              const ml_train_sample *s, const ml_bin *bin, bool everywhere,
                              ml_err *err) {
     ml_micro *m = &r->micro;
-    ml_run run = { .weights = w, .rows = &m->batch.rows, .expert_rows = r->expert_rows };
+    ml_run run = ml_trainer_load(t, r, w, s, bin, everywhere);
     ml_status st;
 
-    ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
-    if (w == t->weights) {
-        ml_routing_replay_load(&m->routing_replay, &run, s, bin);
+    if (w == t->weights)
         ml_routing_replay_bind(&m->routing_replay, &run, s, bin);
-    }
     ml_plan_forward(r->plan, &run);
-    ml_routing_replay_record(&m->routing_replay, &run, s, bin);
-    ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
-                 NULL);
-    st = t->be->dev->sync(t->be->stream, err);
-    if (st == ML_OK)
-        st = ml_plan_check(r->plan, err);
-    if (st == ML_OK)
-        ml_micro_spread(m);
-    return st;
+    st = ml_trainer_record(t, r, &run, s, bin, false, err);
+    return st == ML_OK ? ml_trainer_read(t, r, err) : st;
 }
 
 /* --- packing ---------------------------------------------------------------- */
@@ -423,40 +521,87 @@ static void look_for_bad(const ml_loss_io *io, ml_step_result *out) {
                  io->loss);
 }
 
-static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin,
-                           loss_terms *terms, ml_step_result *out, ml_err *err) {
+/* A step that is running. */
+typedef struct step_run {
+    ml_trainer *t;
+    const ml_step *step;
+    loss_terms *terms;
+    ml_step_result *out;
+} step_run;
+
+/* The loss of a micro-batch whose forward pass has run; its derivatives are in its rows. */
+static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
+    step_run *x = ud;
+    ml_status st = x->step->loss(x->step->ud, m->io, m->n_sample, err);
+
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < m->n_sample; i++) {
+        x->terms->term[m->io[i].sample] = m->io[i].loss;
+        if (!x->out->bad[0])
+            look_for_bad(&m->io[i], x->out);
+    }
+    x->out->n_token += m->samples->n_token;
+    x->out->n_loss += m->samples->n_loss;
+    /* Derivatives that are all 0 would add 0 to every gradient.  Experts on other ranks wait
+     * for those of all rows that they got. */
+    *live = ml_micro_collect(m);
+    if (!*live)
+        x->out->n_idle += m->n_sample;
+    *live = (*live && !x->out->bad[0]) || sends_rows(x->t);
+    return ML_OK;
+}
+
+static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
+    ml_trainer *t = x->t;
     ml_micro *m = &t->train.micro;
     ml_run run = { .weights = t->weights,
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
                    .rows = &m->batch.rows };
+    bool live = false;
     ml_status st =
-        ml_trainer_forward(t, &t->train, t->weights, step->sample, bin, false, err);
-    bool idle;
+        ml_trainer_forward(t, &t->train, t->weights, x->step->sample, bin, false, err);
 
     if (st == ML_OK)
-        st = step->loss(step->ud, m->io, m->n_sample, err);
+        st = take_loss(x, m, &live, err);
     if (st != ML_OK)
         return st;
-    for (int32_t i = 0; i < m->n_sample; i++) {
-        terms->term[m->io[i].sample] = m->io[i].loss;
-        if (!out->bad[0])
-            look_for_bad(&m->io[i], out);
-    }
-    out->n_token += m->batch.rows.n_token;
-    out->n_loss += m->batch.rows.n_loss;
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
-    /* Derivatives that are all 0 would add 0 to every gradient.  Experts on other ranks wait
-     * for those of all rows that they got. */
-    idle = !ml_micro_collect(m);
-    out->n_idle += idle ? m->n_sample : 0;
-    if ((!idle && !out->bad[0]) || sends_rows(t))
-        ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
-                         step->entropy && !m->critic ? m->row_dentropy : NULL);
+    if (live)
+        ml_plan_backward(t->train.plan, &run, m->own_dlogprob,
+                         x->step->entropy && !m->critic ? m->own_dentropy : NULL);
     else if (ml_trainer_is_joint(t))
-        ml_trainer_join(t, &t->train, t->weights, true);
+        ml_trainer_join(t, &t->train, t->weights, 0, true);
     return t->be->dev->sync(t->be->stream, err);
+}
+
+static ml_status run_micros(step_run *x, int32_t n_round, ml_err *err) {
+    ml_trainer *t = x->t;
+    const ml_bins *micro = x->step->micro;
+    ml_status st = ML_OK;
+
+    if (ml_trainer_is_pipeline(t))
+        return ml_trainer_run_pipeline(t, &t->train,
+                                       &(ml_pipe_work){ .weights = t->weights,
+                                                        .sample = x->step->sample,
+                                                        .micro = micro,
+                                                        .n_round = n_round,
+                                                        .step = x->step,
+                                                        .scored = take_loss,
+                                                        .ud = x },
+                                       err);
+    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
+        if (k < micro->n) {
+            st = run_micro(x, &micro->bin[k], err);
+            ml_work_count_add(t->work_count);
+        } else {
+            ml_trainer_join(t, &t->train, t->weights, 0, false);
+            ml_trainer_join(t, &t->train, t->weights, 0, true);
+        }
+    }
+    return st;
 }
 
 /* What a rank contributes to the result of a step. */
@@ -515,7 +660,7 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
 
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_batch_caps need = ml_trainer_need(step->sample, step->micro);
+    ml_batch_caps need = ml_trainer_need(t, step->sample, step->micro);
     int32_t n_round = 0;
     ml_status st = ml_trainer_rounds(t, &t->train, step->micro->n, need, &n_round, err);
     ml_arena a;
@@ -526,19 +671,14 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
-    if (st == ML_OK)
+    if (st == ML_OK && !ml_trainer_is_pipeline(t))
         st = ml_trainer_grow(t, &t->train, true, need, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
         zero_grads(t);
-    for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
-        if (k < step->micro->n) {
-            st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
-            ml_work_count_add(t->work_count);
-        } else {
-            ml_trainer_join(t, &t->train, t->weights, false);
-            ml_trainer_join(t, &t->train, t->weights, true);
-        }
+        st = run_micros(&(step_run){ t, step, &terms, out }, n_round, err);
     }
+    if (st == ML_OK)
+        st = ml_trainer_send_tied(t, &t->grads, false, err);
     join_grads(t);
     st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)
@@ -587,6 +727,8 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (!out->bad[0]) {
         st = ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
                                1.0 / step->denominator, &u, err);
+        if (st == ML_OK && u.applied)
+            st = ml_trainer_send_tied(t, t->weights, true, err);
         if (st == ML_OK)
             st = t->be->dev->sync(t->be->stream, err);
         if (st != ML_OK)

@@ -55,6 +55,7 @@ typedef struct ml_trainer_opts {
      * trainer. */
     const ml_mesh *mesh;
     const int32_t *stage;
+    bool contiguous;  /* context parallel: one piece of a micro-batch instead of zigzag */
     bool whole_grads; /* ranks get all gradients of their part, for inspection; false: each
                          has the sums of its own ranges only */
 } ml_trainer_opts;

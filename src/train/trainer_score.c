@@ -7,7 +7,8 @@
 static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
                                  int32_t n) {
     const ml_schedule_opts *b = &t->opts.batch;
-    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t each = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+    int64_t cap = each * (b->n_context ? b->n_context : 1);
     int64_t *len = ml_trainer_lengths(a, s, n);
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
@@ -77,6 +78,51 @@ static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
     return ml_ranks_gather(ranks, &spans, err);
 }
 
+/* Scores that are being computed. */
+typedef struct scoring {
+    float *const *logprob, *const *entropy;
+} scoring;
+
+static ml_status keep_scores(void *ud, ml_micro *m, bool *live, ml_err *err) {
+    const scoring *x = ud;
+
+    (void)live, (void)err;
+    copy_scores(m, x->logprob, x->entropy);
+    return ML_OK;
+}
+
+/* Each stage has recorded the routing of its layers. */
+static ml_status merge_routing(ml_trainer *t, const ml_train_sample *s, const ml_bins *bins,
+                               ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int32_t k = 0; k < bins->n; k++)
+        for (int32_t j = 0; j < bins->bin[k].n; j++)
+            for (int r = 0; r < ML_N_ROUTING && st == ML_OK; r++) {
+                const ml_train_sample *x = &s[bins->bin[k].item[j]];
+                int64_t width = ml_spec_routing_width(t->spec, (ml_routing_kind)r);
+                if (x->routed[r].record)
+                    st =
+                        ml_ranks_merge(&t->pipe, x->routed[r].record,
+                                       (size_t)(x->n_token * width) * sizeof(int32_t), err);
+            }
+    return st;
+}
+
+static ml_status score_in_stages(ml_trainer *t, const ml_weights *w,
+                                 const ml_train_sample *s, const ml_bins *bins, scoring *to,
+                                 int32_t n_round, ml_err *err) {
+    ml_status st = ml_trainer_run_pipeline(t, &t->score,
+                                           &(ml_pipe_work){ .weights = w,
+                                                            .sample = s,
+                                                            .micro = bins,
+                                                            .n_round = n_round,
+                                                            .scored = keep_scores,
+                                                            .ud = to },
+                                           err);
+    return st == ML_OK && w == t->weights ? merge_routing(t, s, bins, err) : st;
+}
+
 /* Ranks gather each other's weights, as the plan has their dtypes. */
 static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err *err) {
     bool gathers = t->opts.mesh && t->opts.mesh->sizes.gather > 1;
@@ -95,17 +141,19 @@ static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err 
 static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bins,
                           const ml_train_sample *s, float *const *logprob,
                           float *const *entropy, ml_err *err) {
-    ml_batch_caps need = ml_trainer_need(s, bins);
+    ml_batch_caps need = ml_trainer_need(t, s, bins);
     int32_t n_round = 0;
     ml_status st = check_weights(t, w, err);
 
     if (st == ML_OK)
         st = ml_trainer_rounds(t, &t->score, bins->n, need, &n_round, err);
+    if (st == ML_OK && ml_trainer_is_pipeline(t))
+        return score_in_stages(t, w, s, bins, &(scoring){ logprob, entropy }, n_round, err);
     if (st == ML_OK && n_round)
         st = ml_trainer_grow(t, &t->score, false, need, err);
     for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
         if (k >= bins->n) {
-            ml_trainer_join(t, &t->score, w, false);
+            ml_trainer_join(t, &t->score, w, 0, false);
             continue;
         }
         st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);

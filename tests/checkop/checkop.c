@@ -23,7 +23,7 @@ static const ck_suite *const suites[] = {
     &ck_lmhead,    &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
     &ck_pick,      &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
     &ck_scale,     &ck_moe_scale, &ck_layernorm,  &ck_index,       &ck_attn_chosen,
-    &ck_moe_weigh, &ck_merge,
+    &ck_moe_weigh, &ck_merge,     &ck_split,      &ck_order,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -55,6 +55,8 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_INDEX] = { 0, 0, "a choice" },
     [ML_OP_ATTN_CHOSEN] = { 5e-6, 2e-5, "exp, softmax sums and two chains over the keys" },
     [ML_OP_MERGE_COLS] = { 0, 0, "a copy" },
+    [ML_OP_SPLIT_COLS] = { 0, 1e-6, "a copy" },
+    [ML_OP_ORDER_ROWS] = { 0, 1e-6, "a copy" },
     [ML_OP_LMHEAD] = { 5e-6, 2e-5, "a chain, exp, sums over a vocabulary" },
 };
 

@@ -224,6 +224,126 @@ const ck_suite ck_merge = {
     .ref_out = 1,
 };
 
+/* ---- split-cols ---- */
+
+/* One block; two of two parts each; three, one of which is empty. */
+static const ml_col_run split_runs[][4] = {
+    { { 0, 0, 0, 7 } },
+    { { 0, 0, 0, 3 }, { 0, 9, 3, 2 }, { 1, 3, 0, 6 }, { 1, 11, 6, 1 } },
+    { { 0, 0, 0, 16 }, { 1, 16, 0, 0 }, { 2, 16, 0, 24 } },
+};
+static const int64_t split_width[][3] = { { 7 }, { 5, 7 }, { 16, 0, 24 } };
+static const struct split_variant {
+    int32_t n, m, kind, n_run, n_block;
+    bool back;
+} split_variants[] = {
+    { 0, 0, 0, 1, 1, false },  { 0, 3, 1, 4, 2, false }, { 5, 5, 0, 1, 1, false },
+    { 5, 9, 1, 4, 2, false },  { 5, 9, 1, 4, 2, true },  { 33, 40, 2, 3, 3, false },
+    { 33, 40, 2, 3, 3, true }, { 0, 3, 1, 4, 2, true },
+};
+
+static void build_split(ck_case *c, int i) {
+    const struct split_variant *v = &split_variants[i];
+    int64_t width = 0;
+
+    ck_name(c, "n%d-m%d-b%d-k%d%s", v->n, v->m, v->n_block, v->n_run,
+            v->back ? "-back" : "");
+    for (int k = 0; k < v->n_block; k++)
+        width += split_width[v->kind][k];
+    c->attr.split.run = split_runs[v->kind];
+    c->attr.split.width = split_width[v->kind];
+    c->attr.split.n_run = v->n_run;
+    c->attr.split.n_block = v->n_block;
+    c->attr.split.back = v->back;
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat(v->back ? v->m : v->n, width);
+    ck_fill(c, &c->in[0], 2.0f);
+    c->out[0] = ck_mat(v->back ? v->n : v->m, width);
+}
+
+static void split_forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->in[0].shape[1], n = c->rows.n_token;
+    int64_t m = (c->attr.split.back ? c->in : c->out)[0].shape[0];
+
+    for (int64_t i = 0; i < m * width && !c->attr.split.back; i++)
+        r->out[0][i] = 0.0;
+    for (int32_t k = 0; k < c->attr.split.n_run; k++) {
+        const ml_col_run *run = &c->attr.split.run[k];
+        int64_t at = 0;
+        for (int32_t b = 0; b < run->rank; b++)
+            at += m * c->attr.split.width[b];
+        for (int64_t t = 0; t < n; t++)
+            for (int64_t i = 0; i < run->n; i++) {
+                int64_t row = t * width + run->from + i;
+                int64_t block = at + t * c->attr.split.width[run->rank] + run->to + i;
+                if (c->attr.split.back)
+                    r->out[0][row] = r->in[0][block];
+                else
+                    r->out[0][block] = r->in[0][row];
+            }
+    }
+}
+
+const ck_suite ck_split = {
+    .op = ML_OP_SPLIT_COLS,
+    .n_case = sizeof split_variants / sizeof *split_variants,
+    .build = build_split,
+    .forward = split_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+};
+
+/* ---- order-rows ---- */
+
+static const struct order_variant {
+    int32_t n_rank, n_share, width;
+    bool back;
+} order_variants[] = {
+    { 2, 0, 5, false }, { 2, 3, 5, false },  { 3, 4, 17, true },
+    { 4, 1, 0, false }, { 8, 9, 64, false }, { 8, 9, 64, true },
+};
+
+static void build_order(ck_case *c, int i) {
+    const struct order_variant *v = &order_variants[i];
+    ml_context_rows *context = ML_NEW(c->arena, ml_context_rows, 1);
+    int32_t n = v->n_rank * v->n_share, *order = ML_NEW(c->arena, int32_t, n + 1);
+
+    ck_name(c, "r%d-m%d-c%d%s", v->n_rank, v->n_share, v->width, v->back ? "-back" : "");
+    for (int32_t k = 0; k < n; k++) {
+        int32_t other = ck_below(c, k + 1);
+        order[k] = order[other];
+        order[other] = k;
+    }
+    *context = (ml_context_rows){ .order = order, .n_rank = v->n_rank };
+    context->n_share = v->n_share;
+    c->rows.context = context;
+    c->rows.n_token = n;
+    c->attr.split.back = v->back;
+    c->in[0] = c->out[0] = ck_mat(n, v->width);
+    ck_fill(c, &c->in[0], 2.0f);
+}
+
+static void order_forward(const ck_case *c, ck_ref *r) {
+    const int32_t *order = c->rows.context->order;
+    int64_t width = c->in[0].shape[1];
+
+    for (int64_t i = 0; i < c->in[0].shape[0]; i++)
+        for (int64_t k = 0; k < width; k++)
+            if (c->attr.split.back)
+                r->out[0][order[i] * width + k] = r->in[0][i * width + k];
+            else
+                r->out[0][i * width + k] = r->in[0][order[i] * width + k];
+}
+
+const ck_suite ck_order = {
+    .op = ML_OP_ORDER_ROWS,
+    .n_case = sizeof order_variants / sizeof *order_variants,
+    .build = build_order,
+    .forward = order_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+};
+
 /* ---- concat ---- */
 
 static const struct join_variant {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "model/expert_rounds.h"
+#include "model/stage.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 #include "tests/support/train_fixture.h"
@@ -385,7 +386,7 @@ enum { TRAINED = 12, MAX_RESPONSE = 32, MAX_PARAM = 256 };
 typedef struct training {
     const char *model;
     ml_weight_dtype dtype;
-    int32_t ep;
+    ml_mesh_opts mesh;
     bool record, full; /* routing is recorded and replayed; layers are recomputed */
     float logprob[TRAINED][MAX_RESPONSE], entropy[TRAINED][MAX_RESPONSE];
     float scored[TRAINED][MAX_RESPONSE];
@@ -398,24 +399,45 @@ typedef struct training {
 typedef struct trainee {
     ml_train_fixture t;
     ml_mesh mesh;
+    int32_t *stage; /* of each node; NULL: one stage */
+    training *j;
     ml_train_sample sample[TRAINED];
     char dir[128];
 } trainee;
 
 static void differs(const training *j, const ml_comm *c, const char *what) {
-    ml_test_fail(__FILE__, __LINE__, "%s, %s, ep %d: rank %d of %d has other %s", j->model,
-                 j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", j->ep, c->rank, c->size, what);
+    ml_test_fail(__FILE__, __LINE__,
+                 "%s, %s, ep %d, tp %d, cp %d, pp %d: rank %d of %d has other %s", j->model,
+                 j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", j->mesh.ep, j->mesh.tp,
+                 j->mesh.cp, j->mesh.pp, c->rank, c->size, what);
 }
 
-static void open_trainee(trainee *p, const training *j, ml_comm *c) {
+/* From a spec of its own. */
+static int32_t *stages_of(const trainee *p, int32_t n_stage) {
+    ml_spec s;
+    ml_err err = { 0 };
+    int32_t *stage;
+
+    if (n_stage < 2)
+        return NULL;
+    must(ml_spec_open(&s, p->dir, &err), &err);
+    stage = calloc((size_t)s.n_node, sizeof *stage);
+    must(ml_stage_of_nodes(stage, &s, &(ml_stage_opts){ .n_stage = n_stage }, &err), &err);
+    ml_spec_close(&s);
+    return stage;
+}
+
+static void open_trainee(trainee *p, training *j, ml_comm *c) {
     ml_train_fixture_opts o = { .dir = p->dir,
                                 .dtype = j->dtype,
                                 .trainer = ml_train_fixture_defaults() };
     ml_err err = { 0 };
 
     snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
-    must(ml_mesh_open(&p->mesh, c, NULL, (ml_mesh_opts){ .ep = j->ep }, &err), &err);
+    must(ml_mesh_open(&p->mesh, c, NULL, j->mesh, &err), &err);
+    p->j = j;
     o.trainer.mesh = &p->mesh;
+    o.trainer.stage = p->stage = stages_of(p, j->mesh.pp);
     o.trainer.whole_grads = true;
     o.trainer.replay[ML_ROUTING_EXPERTS] = j->record;
     o.trainer.recompute.granularity = j->full ? ML_RECOMPUTE_FULL : ML_RECOMPUTE_NONE;
@@ -434,30 +456,32 @@ static void open_trainee(trainee *p, const training *j, ml_comm *c) {
 static void close_trainee(trainee *p) {
     ml_train_fixture_close(&p->t);
     ml_mesh_close(&p->mesh);
+    free(p->stage);
 }
 
-/* Ranks write the samples that are theirs. */
+/* Ranks write the samples that are theirs; of a context group, the first one does. */
 static ml_status remember(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
-    training *j = ud;
+    const trainee *p = ud;
 
     for (int32_t i = 0; i < n; i++) {
         size_t bytes = (size_t)io[i].n_response * sizeof(float);
-        memcpy(j->logprob[io[i].sample], io[i].logprob, bytes);
-        memcpy(j->entropy[io[i].sample], io[i].entropy, bytes);
+        if (p->mesh.at[ML_MESH_CP] == 0) {
+            memcpy(p->j->logprob[io[i].sample], io[i].logprob, bytes);
+            memcpy(p->j->entropy[io[i].sample], io[i].entropy, bytes);
+        }
         for (int32_t t = 0; t < io[i].n_response; t++)
             io[i].dentropy[t] = 0.01f * (float)(t % 5 - 2);
     }
     return ml_train_fixture_nll(NULL, io, n, err);
 }
 
-/* Samples are dealt out unevenly: rank 0 has as many micro-batches as there are samples,
- * the last rank may have none. */
-static ml_bins bins_of(trainee *p, const ml_comm *c) {
+/* Samples are dealt out unevenly: the last data place has none. */
+static ml_bins bins_of(trainee *p) {
     ml_bins b = { .bin = ML_NEW(&p->t.arena, ml_bin, TRAINED) };
+    int32_t n = ml_trainer_data_size(p->t.trainer);
 
     for (int32_t i = 0; i < TRAINED; i++) {
-        int32_t rank = i * i % (c->size > 1 ? c->size - 1 : 1);
-        if (rank != c->rank)
+        if (i * i % (n > 1 ? n - 1 : 1) != ml_trainer_data_place(p->t.trainer))
             continue;
         b.bin[b.n].item = ML_NEW(&p->t.arena, int32_t, 1);
         b.bin[b.n].item[0] = i;
@@ -466,18 +490,14 @@ static ml_bins bins_of(trainee *p, const ml_comm *c) {
     return b;
 }
 
-static ml_step step_of(trainee *p, training *j, const ml_bins *bins) {
-    return (ml_step){ .sample = p->sample,
-                      .micro = bins,
-                      .n_rollout = TRAINED,
-                      .denominator = TRAINED,
-                      .loss = remember,
-                      .ud = j,
-                      .entropy = true };
-}
-
-static ml_step_result accumulate(trainee *p, training *j, const ml_bins *bins) {
-    ml_step step = step_of(p, j, bins);
+static ml_step_result accumulate(trainee *p, const ml_bins *bins) {
+    ml_step step = { .sample = p->sample,
+                     .micro = bins,
+                     .n_rollout = TRAINED,
+                     .denominator = TRAINED,
+                     .loss = remember,
+                     .ud = p,
+                     .entropy = true };
     ml_step_result out;
     ml_err err = { 0 };
 
@@ -530,7 +550,7 @@ static void keep_one(trainee *p, training *j) {
     j->size = calloc(n, sizeof *j->size);
     for (int32_t i = 0; i < TRAINED; i++) { /* gradients of samples may cancel */
         ml_bin bin = { &i, 1 };
-        accumulate(p, j, &(ml_bins){ &bin, 1 });
+        accumulate(p, &(ml_bins){ &bin, 1 });
         for (size_t k = 0; k < n; k++)
             j->size[k] += fabsf(((const float *)g->buf.ptr)[k]);
     }
@@ -565,19 +585,19 @@ static void train(ml_comm *c, void *ud) {
 
     open_trainee(&p, j, c);
     g = ml_trainer_grads(p.t.trainer);
-    bins = bins_of(&p, c);
+    bins = bins_of(&p);
     score(&p, j, c);
-    first = accumulate(&p, j, &bins);
+    first = accumulate(&p, &bins);
     before = ML_NEW(&p.t.arena, unsigned char, (int64_t)g->buf.bytes);
     memcpy(before, g->buf.ptr, g->buf.bytes);
-    again = accumulate(&p, j, &bins);
+    again = accumulate(&p, &bins);
     if (memcmp(before, g->buf.ptr, g->buf.bytes) || first.loss != again.loss)
         differs(j, c, "gradients in a repetition");
     must(c->barrier(c, NULL, &err), &err); /* all have written their samples */
     if (!j->one) {
         j->loss = first.loss;
         keep_one(&p, j);
-        accumulate(&p, j, &bins);
+        accumulate(&p, &bins);
     } else {
         compare_with_one(&p, j, c);
         if (first.loss != j->one->loss)
@@ -590,18 +610,18 @@ static void train(ml_comm *c, void *ud) {
 }
 
 typedef struct mesh {
-    int32_t world, ep;
+    int32_t world;
+    ml_mesh_opts sizes;
 } mesh;
 
 static void train_on(const training *like, const mesh *meshes) {
     static training one, several;
 
     one = *like;
-    one.ep = 1;
     ml_ranks_run(1, train, &one);
     for (; meshes->world; meshes++) {
         several = *like;
-        several.ep = meshes->ep;
+        several.mesh = meshes->sizes;
         several.one = &one;
         ml_ranks_run(meshes->world, train, &several);
     }
@@ -610,10 +630,10 @@ static void train_on(const training *like, const mesh *meshes) {
 }
 
 static void trainers_have_the_bits_of_one_rank(void) {
-    static const mesh meshes[] = {
-        { 2, 2 }, { 4, 2 }, { 4, 4 }, { 6, 3 }, { 8, 8 }, { 0 }
-    };
-    static const mesh few[] = { { 4, 2 }, { 0 } };
+    static const mesh meshes[] = { { 2, { .ep = 2 } }, { 4, { .ep = 2 } },
+                                   { 4, { .ep = 4 } }, { 6, { .ep = 3 } },
+                                   { 8, { .ep = 8 } }, { 0 } };
+    static const mesh few[] = { { 4, { .ep = 2 } }, { 0 } };
     static const char *const main_models[] = { "qwen3_moe", "deepseek_v3", "gpt_oss" };
     const bool brief = N_MODEL == 2; /* under a sanitizer */
 
@@ -630,6 +650,24 @@ static void trainers_have_the_bits_of_one_rank(void) {
              few); /* no experts */
 }
 
+static void experts_with_other_directions(void) {
+    static const mesh meshes[] = { { 4, { .ep = 4, .tp = 2 } },
+                                   { 4, { .ep = 2, .cp = 2 } },
+                                   { 4, { .ep = 4, .cp = 4 } },
+                                   { 4, { .ep = 2, .pp = 2 } },
+                                   { 8, { .ep = 4, .tp = 2, .pp = 2 } },
+                                   { 8, { .ep = 4, .cp = 2, .pp = 2 } },
+                                   { 8, { .ep = 2, .tp = 2, .cp = 2, .pp = 2 } },
+                                   { 8, { .ep = 8, .tp = 2, .cp = 2 } },
+                                   { 0 } };
+    static const mesh few[] = { { 4, { .ep = 2, .pp = 2 } }, { 0 } };
+    const bool brief = N_MODEL == 2;
+
+    train_on(&(training){ .model = "qwen3_moe", .record = true }, brief ? few : meshes);
+    train_on(&(training){ .model = "deepseek_v3", .dtype = ML_WEIGHT_BF16, .full = true },
+             brief ? few : meshes);
+}
+
 static const ml_test tests[] = {
     { "rounds move every row once, in order", rounds_lose_no_row },
     { "experts on several ranks have the bits of one rank",
@@ -639,6 +677,8 @@ static const ml_test tests[] = {
       recomputation_has_the_bits_of_one_rank, 300 },
     { "trainers whose ranks divide the experts have the bits of one rank",
       trainers_have_the_bits_of_one_rank, 300 },
+    { "experts on ranks go together with tensor, context and pipeline parallelism",
+      experts_with_other_directions, 300 },
     { 0 },
 };
 

@@ -292,6 +292,36 @@ static void exchanges(ml_comm *c, void *ud) {
             CHECK(out[row][0] == r && out[row][1] == c->rank && out[row][2] == i);
 }
 
+/* Every rank sends numbers to both neighbours and receives theirs, at once. */
+static void neighbours(ml_comm *c, ml_stream *s, ml_tensor (*where)(ml_tensor)) {
+    enum { N = 3000 }; /* more than a link buffers */
+    int32_t next = (c->rank + 1) % c->size, prev = (c->rank + c->size - 1) % c->size;
+    int32_t *v = calloc(4 * N, sizeof *v);
+    ml_message m[4];
+
+    for (int32_t i = 0; i < N; i++) {
+        v[i] = 2 * c->rank;
+        v[N + i] = 2 * c->rank + 1;
+    }
+    for (int k = 0; k < 4; k++)
+        m[k] =
+            (ml_message){ where(flat(v + k * N, ML_I32, N)), k % 2 ? prev : next, k < 2 };
+    CHECK(c->exchange(c, s, m, c->size == 1 ? 0 : 4, NULL) == ML_OK);
+    for (int32_t i = 0; c->size > 2 && i < N;
+         i++) /* of two ranks both neighbours are one */
+        CHECK(v[2 * N + i] == 2 * next + 1 && v[3 * N + i] == 2 * prev);
+    free(v);
+}
+
+static ml_tensor in_place(ml_tensor t) {
+    return t;
+}
+
+static void exchanges_with_neighbours(ml_comm *c, void *ud) {
+    (void)ud;
+    neighbours(c, NULL, in_place);
+}
+
 /* A token goes round; then two messages from 0 to 1 arrive in their order. */
 static void messages(ml_comm *c, void *ud) {
     int32_t v = 1;
@@ -422,6 +452,7 @@ static void staging(ml_comm *c, void *ud) {
         CHECK((c->rank ? c->recv : c->send)(c, &s, &all, !c->rank, NULL) == ML_OK);
         CHECK(v[1][0] == 1);
     }
+    neighbours(c, &s, on_card);
 }
 
 /* Two threads of each rank, each with a communicator of its own. */
@@ -610,6 +641,7 @@ static const struct {
     { "broadcasts", broadcasts },
     { "gathers", gathers },
     { "exchanges", exchanges },
+    { "neighbours", exchanges_with_neighbours },
     { "messages", messages },
     { "splits", splits },
     { "two communicators", two_communicators },
@@ -653,6 +685,10 @@ static void threads_gathers(void) {
 
 static void threads_exchanges(void) {
     run_case(exchanges);
+}
+
+static void threads_exchange_with_neighbours(void) {
+    run_case(exchanges_with_neighbours);
 }
 
 static void threads_messages(void) {
@@ -720,6 +756,7 @@ static const ml_test tests[] = {
     { "allgather concatenates in rank order, also in place", threads_gathers },
     { "alltoallv delivers rows in rank order", threads_exchanges },
     { "messages between two ranks arrive in order", threads_messages },
+    { "an exchange sends and receives at once", threads_exchange_with_neighbours },
     { "split orders by key and leaves out negative colors", threads_splits },
     { "messages of two communicators do not mix", threads_two_communicators },
     { "ranks without an error agree", threads_agreement },

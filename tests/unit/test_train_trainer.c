@@ -204,6 +204,7 @@ static void check_batch(ml_case *c) {
     int32_t n, loss = 0, *item;
     ml_train_sample *s;
     int64_t n_id, n_pos, n_mask, *id, *pos, *mask;
+    const ml_context_opts whole = { 0 };
     ml_bin bin;
     ml_micro m;
 
@@ -217,7 +218,7 @@ static void check_batch(ml_case *c) {
     for (int32_t i = 0; i < n; i++)
         item[i] = i;
     bin = (ml_bin){ .item = item, .n = n };
-    ml_micro_init(&m, ml_micro_need(s, &bin), false);
+    ml_micro_init(&m, ml_micro_need(s, &bin, &whole), &whole, false);
     ml_micro_fill(&m, s, &bin, false, 1);
     for (int32_t i = 0; i < m.batch.rows.n_token; i++) {
         bool scored = loss < m.batch.rows.n_loss && m.batch.loss_row[loss] == i;

@@ -5,7 +5,8 @@
  * Backward is divided into (sequence, KV head), which share no output.  Where that leaves
  * threads idle (one long sequence, few heads) backward runs twice, over ranges of
  * positions for dq and over ranges of keys for dk and dv: scores are computed twice, but
- * every FMA chain is the same. */
+ * every FMA chain is the same.  Pieces of one sequence (context parallel) add to the same
+ * keys, one piece after the other. */
 #include "backend/cpu/cpu_priv.h"
 #include "base/bug.h"
 
@@ -16,10 +17,13 @@
 typedef struct attn_call {
     const ml_op_args *args;
     ml_rows rows; /* those of args; a sequence for each chunk where attention has chunks */
+    int32_t *key_row; /* chunks: [n_seq] the row of each one's first key */
     const ml_attn_kern *kern;
     ml_pool *pool;
     ml_attn_job job;
     int32_t *piece_start; /* [n_seq+1] first piece of each sequence, under one head */
+    bool keys;            /* pieces are of keys, not of positions */
+    int32_t turn;         /* only the pieces that have this turn; -1: all */
     int64_t piece;        /* positions (or keys) per piece */
     float *scratch;       /* [thread][floats] */
     int64_t floats;
@@ -38,8 +42,14 @@ size_t ml_cpu_attn_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool bac
     int64_t floats = attn_floats(a, backward) * ml_pool_size(s->pool);
     int64_t table = a->in[0].shape[0] + 1; /* a batch has no more sequences than tokens */
     if (a->attr->attn.chunk)
-        table *= 4; /* pieces, and the rows of chunks */
+        table *= 5; /* pieces, and the rows of chunks */
     return (size_t)floats * sizeof(float) + (size_t)table * sizeof(int32_t);
+}
+
+/* The row of a sequence's first key. */
+static int32_t first_key(const ml_rows *r, int32_t seq) {
+    return r->context ? r->context->whole.seq_start[r->context->seq[seq]]
+                      : r->seq_start[seq] - r->pos[r->seq_start[seq]];
 }
 
 /* Makes each chunk a sequence: rows of different chunks have no keys in common, and the
@@ -50,12 +60,14 @@ static void attn_cut_chunks(attn_call *c, int32_t chunk) {
     int32_t *page_start = seq_start + whole->n_token + 1;
     int32_t *pos = page_start + whole->n_token + 1, n = 0;
 
+    c->key_row = pos + whole->n_token + 1;
     for (int32_t i = 0; i < whole->n_seq; i++)
         for (int32_t row = whole->seq_start[i]; row < whole->seq_start[i + 1]; row++) {
             int32_t at = whole->pos[row] % chunk;
             pos[row] = at;
             if (at != 0 && row != whole->seq_start[i])
                 continue;
+            c->key_row[n] = first_key(whole, i) + whole->pos[row] - at;
             seq_start[n] = row;
             page_start[n++] = whole->page_start[i] + (whole->pos[row] - at) / ML_PAGE;
         }
@@ -68,7 +80,11 @@ static void attn_cut_chunks(attn_call *c, int32_t chunk) {
 
 static attn_call attn_begin(const ml_stream *s, const ml_op_args *a, bool backward) {
     attn_call c = {
-        .args = a, .rows = *a->rows, .kern = ml_cpu(s)->kern->attn, .pool = ml_cpu(s)->pool
+        .args = a,
+        .rows = *a->rows,
+        .kern = ml_cpu(s)->kern->attn,
+        .pool = ml_cpu(s)->pool,
+        .turn = -1,
     };
     c.job = (ml_attn_job){
         .n_head = a->attr->attn.n_head,
@@ -114,6 +130,30 @@ static int64_t attn_fold(int64_t i, int64_t n) {
     return i % 2 ? n - 1 - i / 2 : i / 2;
 }
 
+static int32_t attn_key_row(const attn_call *c, int32_t seq) {
+    return c->key_row ? c->key_row[seq] : first_key(&c->rows, seq);
+}
+
+/* Sequences with the same keys, which follow each other, take turns in adding to their
+ * gradients. */
+static int32_t attn_turn(const attn_call *c, int32_t seq) {
+    int32_t n = 0;
+
+    while (c->rows.context && n < seq &&
+           attn_key_row(c, seq - n - 1) == attn_key_row(c, seq))
+        n++;
+    return n;
+}
+
+/* Positions or keys of a sequence that are divided into pieces. */
+static int64_t attn_length(const attn_call *c, int32_t seq) {
+    int64_t row = c->rows.seq_start[seq], n = c->rows.seq_start[seq + 1] - row;
+
+    if (c->turn >= 0 && attn_turn(c, seq) != c->turn)
+        return 0;
+    return n && c->keys ? c->rows.pos[row] + n : n;
+}
+
 /* Divides each sequence into pieces and runs fn over (piece, KV head).  With many pieces
  * of few rows, one thread takes all heads of a piece, whose keys and values are adjacent
  * in memory. */
@@ -125,7 +165,7 @@ static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
     ML_BUG_IF(rows->n_seq > rows->n_token);
     for (int32_t i = 0; i < rows->n_seq; i++) {
         c->piece_start[i] = (int32_t)n;
-        n += (rows->seq_start[i + 1] - rows->seq_start[i] + piece - 1) / piece;
+        n += (attn_length(c, i) + piece - 1) / piece;
     }
     c->piece_start[rows->n_seq] = (int32_t)n;
     c->piece = piece;
@@ -147,6 +187,7 @@ static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
                            .row = row,
                            .pos = rows->pos[row],
                            .n = n,
+                           .key_row = attn_key_row(c, seq),
                            .tile1 = (rows->pos[row] + n + ML_KTILE - 1) / ML_KTILE,
                            .kv = (int32_t)(i % c->job.n_kv),
                            .heads = 1 };
@@ -217,7 +258,7 @@ static void attn_round_row(const attn_call *c, int64_t row, int64_t page, int64_
 
 static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const attn_call *c = ud;
-    const ml_rows *rows = &c->rows;
+    const ml_rows *rows = ml_key_rows(c->args->rows);
 
     (void)worker;
     for (int64_t i = begin; i < end; i++) { /* in the order of pieces of one row each */
@@ -257,8 +298,8 @@ void ml_cpu_attn_forward(ml_stream *s, const ml_op_args *a) {
     attn_call c = attn_begin(s, a, false);
     int64_t lines = c.job.n_kv * c.job.head_dim; /* cache lines of a row's key */
 
-    ml_pool_run(c.pool, a->rows->n_token, ml_cpu_grain(lines * ML_LANES), attn_write_rows,
-                &c);
+    ml_pool_run(c.pool, ml_key_rows(a->rows)->n_token, ml_cpu_grain(lines * ML_LANES),
+                attn_write_rows, &c);
     attn_run(&c, ml_attn_positions(attn_group(a->attr)), attn_forward_pieces);
 }
 
@@ -284,9 +325,11 @@ static bool attn_runs_twice(const attn_call *c) {
 
     for (int32_t i = 0; i < rows->n_seq; i++) {
         double n = rows->seq_start[i + 1] - rows->seq_start[i];
-        ML_BUG_IF(n > 0 && rows->pos[rows->seq_start[i]] != 0);
-        longest = n * n > longest ? n * n : longest;
-        sum += n * n;
+        double before = n > 0 ? rows->pos[rows->seq_start[i]] : 0;
+        double cost = n * (n + 2 * before);
+        ML_BUG_IF(before > 0 && !rows->context); /* keys without a gradient */
+        longest = cost > longest ? cost : longest;
+        sum += cost;
     }
     return 5.0 * longest * ml_pool_size(c->pool) > 7.0 * sum * c->job.n_kv;
 }
@@ -307,7 +350,8 @@ static void attn_sink_heads(void *ud, int64_t begin, int64_t end, int worker) {
 
 void ml_cpu_attn_backward(ml_stream *s, const ml_op_args *a) {
     attn_call c = attn_begin(s, a, true);
-    int64_t whole = (int64_t)a->rows->n_token + ML_KTILE;
+    int64_t whole = (int64_t)ml_key_rows(a->rows)->n_token + ML_KTILE;
+    int32_t turns = 1;
     bool twice = a->din[0].data && attn_runs_twice(&c);
 
     for (int i = 1; i < ML_OP_IN; i++)
@@ -321,7 +365,11 @@ void ml_cpu_attn_backward(ml_stream *s, const ml_op_args *a) {
     }
     c.job.dk = a->din[1].data;
     c.job.dv = a->din[2].data;
-    attn_run(&c, twice ? ATTN_SPLIT : whole, attn_backward_pieces);
+    c.keys = twice || !c.job.dq;
+    for (int32_t i = 0; i < c.rows.n_seq; i++)
+        turns = attn_turn(&c, i) + 1 > turns ? attn_turn(&c, i) + 1 : turns;
+    for (c.turn = 0; c.turn < turns; c.turn++)
+        attn_run(&c, twice ? ATTN_SPLIT : whole, attn_backward_pieces);
     if (a->dw[0].data)
         ml_pool_run(c.pool, c.job.n_head, 1, attn_sink_heads, &c);
 }

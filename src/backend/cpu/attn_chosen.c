@@ -21,6 +21,7 @@ typedef struct chosen_call {
     /* backward: the block */
     int64_t first, n; /* rows */
     int32_t seq;
+    int64_t key_row; /* row of its first key */
 } chosen_call;
 
 static int64_t most_keys(const ml_op_args *a) {
@@ -176,15 +177,13 @@ static void collect(const chosen_call *c, int64_t i, int64_t m, float *dk) {
 /* Task over the KV pages of the block's sequence. */
 static void block_keys(void *ud, int64_t begin, int64_t end, int worker) {
     const chosen_call *c = ud;
-    int64_t seq_row = c->a->rows->seq_start[c->seq];
-
     (void)worker;
     for (int64_t i = 0; i < c->n; i++) {
         int64_t n;
         const int32_t *pos = chosen_of(c, c->first + i, &n);
         for (int64_t m = find_from(pos, n, begin * ML_PAGE);
              m < n && pos[m] < end * ML_PAGE; m++)
-            collect(c, i, m, (float *)c->a->din[1].data + (seq_row + pos[m]) * c->d);
+            collect(c, i, m, (float *)c->a->din[1].data + (c->key_row + pos[m]) * c->d);
     }
 }
 
@@ -192,7 +191,9 @@ static void sequence_back(chosen_call *c) {
     const ml_rows *r = c->a->rows;
     int64_t end = r->seq_start[c->seq + 1];
 
-    ML_BUG_IF(r->pos[r->seq_start[c->seq]] != 0);
+    ML_BUG_IF(r->pos[r->seq_start[c->seq]] != 0 && !r->context);
+    c->key_row = r->context ? r->context->whole.seq_start[r->context->seq[c->seq]]
+                            : r->seq_start[c->seq];
     for (c->first = r->seq_start[c->seq]; c->first < end; c->first += BLOCK) {
         c->n = end - c->first < BLOCK ? end - c->first : BLOCK;
         ml_pool_run(c->s->pool, c->n, 1, block_rows, c);

@@ -17,8 +17,8 @@
 /* Most KV heads of a span. */
 #define ML_ATTN_HEADS 16
 
-/* Arguments common to all spans of a call.  q, dq are [n, Hq*d], dk [n, Hk*d], o [n,
- * Hq*e], dv [n, Hk*e]; d is head_dim, e is value_dim. */
+/* Arguments common to all spans of a call.  q, dq are [n, Hq*d], dk [keys, Hk*d], o [n,
+ * Hq*e], dv [keys, Hk*e]; d is head_dim, e is value_dim. */
 typedef struct ml_attn_job {
     int32_t n_head, n_kv, head_dim, value_dim, window;
     float scale, softcap;
@@ -37,6 +37,7 @@ typedef struct ml_attn_span {
     int64_t row;          /* batch row of the first position */
     int64_t pos;          /* the first position */
     int64_t n;            /* number of positions */
+    int64_t key_row;      /* row of the sequence's first key in dk and dv */
     int64_t tile0, tile1; /* backward: range of key tiles to process */
     int32_t kv, heads;    /* first KV head; number of them, at most ml_attn_heads() */
 } ml_attn_span;
@@ -44,8 +45,7 @@ typedef struct ml_attn_span {
 typedef struct ml_attn_kern {
     /* n is at most ml_attn_positions(). */
     void (*forward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
-    /* One KV head; any n.  The sequence's first row has position 0, and all its keys are
-     * in its KV pages. */
+    /* One KV head; any n.  All keys of the sequence are in its KV pages. */
     void (*backward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
     /* Adds the contribution of rows 0 .. n - 1 to the gradient of a head's sink. */
     void (*sink_grad)(const ml_attn_job *job, float *dsink, int32_t head, int64_t n);

@@ -18,25 +18,38 @@ static float element(const ml_tensor *t, int64_t i) {
                                : ((const float *)t->data)[i];
 }
 
+/* The row of the weights that belongs to a channel. */
+static int64_t weight_row(const ml_op_attr *attr, int64_t channel) {
+    int32_t i = 0;
+
+    if (!attr->conv.n_run)
+        return channel;
+    for (; channel >= attr->conv.run[i].n; i++)
+        channel -= attr->conv.run[i].n;
+    return attr->conv.run[i].at + channel;
+}
+
 /* Used for weights and, with the same layout, for their gradients. */
-static void load_weights(conv_weights *o, const ml_tensor w[2], const ml_conv_block *b,
-                         int64_t channel) {
+static void load_weights(conv_weights *o, const ml_op_attr *attr, const ml_tensor w[2],
+                         const ml_conv_block *b, int64_t channel) {
     *o = (conv_weights){ 0 };
     for (int64_t c = 0; c < b->n; c++) {
+        int64_t row = weight_row(attr, channel + c);
         for (int64_t j = 0; w[0].data && j < b->taps; j++)
-            o->w[j * 16 + c] = element(&w[0], (channel + c) * b->taps + j);
+            o->w[j * 16 + c] = element(&w[0], row * b->taps + j);
         if (w[1].data)
-            o->bias[c] = element(&w[1], channel + c);
+            o->bias[c] = element(&w[1], row);
     }
 }
 
-static void store_weights(const conv_weights *o, const ml_tensor w[2],
-                          const ml_conv_block *b, int64_t channel) {
+static void store_weights(const conv_weights *o, const ml_op_attr *attr,
+                          const ml_tensor w[2], const ml_conv_block *b, int64_t channel) {
     for (int64_t c = 0; c < b->n; c++) {
+        int64_t row = weight_row(attr, channel + c);
         for (int64_t j = 0; w[0].data && j < b->taps; j++)
-            ((float *)w[0].data)[(channel + c) * b->taps + j] = o->w[j * 16 + c];
+            ((float *)w[0].data)[row * b->taps + j] = o->w[j * 16 + c];
         if (w[1].data)
-            ((float *)w[1].data)[channel + c] = o->bias[c];
+            ((float *)w[1].data)[row] = o->bias[c];
     }
 }
 
@@ -47,7 +60,7 @@ static ml_conv_block block_at(const ml_op_args *a, int64_t block, conv_weights *
                         .taps = a->w[0].shape[1],
                         .n = left < 16 ? left : 16,
                         .ld = width };
-    load_weights(w, a->w, &b, block * 16);
+    load_weights(w, a->attr, a->w, &b, block * 16);
     return b;
 }
 
@@ -84,7 +97,7 @@ static void conv_blocks_back(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         conv_weights w, dw;
         ml_conv_block b = block_at(a, i, &w);
-        load_weights(&dw, a->dw, &b, i * 16);
+        load_weights(&dw, a->attr, a->dw, &b, i * 16);
         for (int32_t k = 0; k < r->n_seq; k++) {
             int64_t at = r->seq_start[k] * b.ld + i * 16;
             j->s->kern->conv->backward(
@@ -93,7 +106,7 @@ static void conv_blocks_back(void *ud, int64_t begin, int64_t end, int worker) {
                 (const float *)a->dout[0].data + at, (const float *)a->in[0].data + at,
                 r->seq_start[k + 1] - r->seq_start[k], a->din_add[0]);
         }
-        store_weights(&dw, a->dw, &b, i * 16);
+        store_weights(&dw, a->attr, a->dw, &b, i * 16);
     }
 }
 

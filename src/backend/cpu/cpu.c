@@ -177,6 +177,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_ATTN_CHOSEN] = ml_cpu_attn_chosen_forward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_forward,
         [ML_OP_MERGE_COLS] = ml_cpu_merge_cols_forward,
+        [ML_OP_SPLIT_COLS] = ml_cpu_split_cols_forward,
+        [ML_OP_ORDER_ROWS] = ml_cpu_order_rows_forward,
     },
     .backward = {
         [ML_OP_EMBED] = ml_cpu_embed_backward,
@@ -205,6 +207,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_INDEX] = ml_cpu_index_backward,
         [ML_OP_ATTN_CHOSEN] = ml_cpu_attn_chosen_backward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
+        [ML_OP_SPLIT_COLS] = ml_cpu_split_cols_backward,
+        [ML_OP_ORDER_ROWS] = ml_cpu_order_rows_backward,
     },
     .together = ml_cpu_linear_together,
     .scratch = op_scratch,

@@ -51,6 +51,8 @@ ML_CPU_OP(index)       /* index.c; backward is a no-op */
 ML_CPU_OP(attn_chosen) /* attn_chosen.c */
 ML_CPU_OP(moe_weigh)   /* moe.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
+ML_CPU_OP(split_cols)  /* merge.c */
+ML_CPU_OP(order_rows)  /* merge.c */
 #undef ML_CPU_OP
 void ml_cpu_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.c */
 

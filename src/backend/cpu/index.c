@@ -48,8 +48,8 @@ static void write_keys(void *ud, int64_t begin, int64_t end, int worker) {
 
 void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, const ml_tensor *k,
                        const ml_tensor *kpage) {
-    key_writer w = { a->rows, k->data, kpage->data, k->shape[1] };
-    ml_pool_run(ml_cpu(s)->pool, a->rows->n_token, ml_cpu_grain(w.width), write_keys, &w);
+    key_writer w = { ml_key_rows(a->rows), k->data, kpage->data, k->shape[1] };
+    ml_pool_run(ml_cpu(s)->pool, w.rows->n_token, ml_cpu_grain(w.width), write_keys, &w);
 }
 
 /* ---- selection ---- */

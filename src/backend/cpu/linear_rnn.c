@@ -94,6 +94,11 @@ static ml_linear_rnn_row row_at(const linear_rnn *c, int64_t t, int64_t head, in
     return r;
 }
 
+/* A value for each head, of the weights or their gradient; NULL: none. */
+static float *skips(const linear_rnn *c, const ml_tensor *t) {
+    return t->data ? (float *)t->data + c->a->attr->linear_rnn.first_head : NULL;
+}
+
 /* --- forward ---------------------------------------------------------------- */
 
 /* Scratch of a thread: q and k of a row, and a state when the caller keeps none. */
@@ -107,7 +112,7 @@ static void forward_block(const linear_rnn *c, int32_t seq, int64_t head, int64_
     const ml_rows *r = a->rows;
     int64_t n = cols_of(c, block), first = r->seq_start[seq];
     float *state = scratch + 2 * c->dk;
-    const float *skip = a->w[0].data; /* [n_head], or NULL */
+    const float *skip = skips(c, &a->w[0]);
 
     if (a->out[1].data)
         state = (float *)a->out[1].data +
@@ -219,7 +224,7 @@ static void put_dv(const linear_rnn *c, const work *w, const piece *p, int64_t t
         (float *)a->din[0].data + t * a->in[0].shape[1] + v_at(c, p->head, p->block);
 
     if (a->w[0].data)
-        c->kern->row->axpy(w->dv, ((const float *)a->w[0].data)[p->head], dout, n, true);
+        c->kern->row->axpy(w->dv, skips(c, &a->w[0])[p->head], dout, n, true);
     if (a->din_add[0])
         c->kern->row->add(to, to, w->dv, n);
     else
@@ -333,7 +338,7 @@ static void skip_heads(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t h = begin; h < end; h++)
         for (int64_t t = 0; t < c->a->rows->n_token; t++)
-            ((float *)c->a->dw[0].data)[h] += c->kern->row->dot(
+            skips(c, &c->a->dw[0])[h] += c->kern->row->dot(
                 (const float *)c->a->dout[0].data + (t * c->n_head + h) * c->dv,
                 input_row(c, t) + v_at(c, h, 0), c->dv);
 }

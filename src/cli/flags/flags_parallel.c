@@ -72,8 +72,10 @@ const ml_flag ml_flags_parallel[] = {
         "they have different samples."),
     ML_SIZE("pipeline-model-parallel-size", pp,
             "Ranks that divide the layers.  Sizes above 1 are not supported yet."),
-    ML_SIZE("context-parallel-size", cp,
-            "Ranks that divide each sequence.  Sizes above 1 are not supported yet."),
+    ML_SIZE(
+        "context-parallel-size", cp,
+        "Ranks that divide each sequence, in two pieces each: a micro-batch has as many "
+        "times --max-tokens-per-gpu."),
     ML_SIZE(
         "expert-model-parallel-size", ep,
         "Consecutive ranks that divide the experts of each layer: the rows of tokens are "
@@ -96,14 +98,24 @@ const ml_flag ml_flags_parallel[] = {
             "this is always so: tensor parallel ranks have different samples"),
     ML_NOOP("overlap-grad-reduce", BOOL, MEGATRON, TRAIN, RANK),
     ML_NOOP("overlap-param-gather", BOOL, MEGATRON, TRAIN, RANK),
-    ML_NOOP("cp-comm-type", LIST, MEGATRON, TRAIN, RANK),
+    ML_NOOP(
+        "cp-comm-type", LIST, MEGATRON, TRAIN,
+        "keys and values are gathered (all_gather), and recurrent layers exchange heads "
+        "(a2a), also where p2p is named"),
     ML_REFUSED("decoder-first-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
                "pipeline parallelism is not supported; remove the flag"),
     ML_REFUSED("decoder-last-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
                "pipeline parallelism is not supported; remove the flag"),
     ML_NOOP("indep-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("delay-split-train-data-by-dp", BOOL, MILES, TRAIN, RANK),
-    ML_NOOP("allgather-cp", BOOL, MILES, TRAIN, RANK),
+    { .name = "allgather-cp",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.trainer.contiguous),
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "With --context-parallel-size: a rank has one piece of a micro-batch instead "
+              "of two of each sequence." },
     ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, "ranks exchange data over MPI"),
     ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, ALWAYS),
     { .name = "rollout-num-gpus",

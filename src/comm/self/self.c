@@ -79,6 +79,11 @@ static ml_status self_peer(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t
                    (int)peer);
 }
 
+static ml_status self_exchange(ml_comm *c, ml_stream *s, const ml_message *m, int32_t n,
+                               ml_err *err) {
+    return n ? self_peer(c, s, &m->t, m->peer, err) : ML_OK;
+}
+
 static ml_status self_agree(ml_comm *c, ml_status mine, ml_err *err) {
     (void)c, (void)err;
     return mine;
@@ -103,6 +108,7 @@ ml_comm *ml_comm_self(void) {
         .alltoallv = self_alltoallv,
         .send = self_peer,
         .recv = self_peer,
+        .exchange = self_exchange,
         .agree = self_agree,
         .abort = self_close,
     };
