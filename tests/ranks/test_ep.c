@@ -651,15 +651,12 @@ static void trainers_have_the_bits_of_one_rank(void) {
 }
 
 static void experts_with_other_directions(void) {
-    static const mesh meshes[] = { { 4, { .ep = 4, .tp = 2 } },
-                                   { 4, { .ep = 2, .cp = 2 } },
-                                   { 4, { .ep = 4, .cp = 4 } },
-                                   { 4, { .ep = 2, .pp = 2 } },
-                                   { 8, { .ep = 4, .tp = 2, .pp = 2 } },
-                                   { 8, { .ep = 4, .cp = 2, .pp = 2 } },
-                                   { 8, { .ep = 2, .tp = 2, .cp = 2, .pp = 2 } },
-                                   { 8, { .ep = 8, .tp = 2, .cp = 2 } },
-                                   { 0 } };
+    static const mesh meshes[] = {
+        { 4, { .ep = 4, .tp = 2 } },          { 4, { .ep = 2, .cp = 2 } },
+        { 4, { .ep = 2, .pp = 2 } },          { 8, { .ep = 4, .tp = 2, .pp = 2 } },
+        { 8, { .ep = 4, .cp = 2, .pp = 2 } }, { 8, { .ep = 2, .tp = 2, .cp = 2, .pp = 2 } },
+        { 8, { .ep = 8, .tp = 2, .cp = 2 } }, { 0 }
+    };
     static const mesh few[] = { { 4, { .ep = 2, .pp = 2 } }, { 0 } };
     const bool brief = N_MODEL == 2;
 
