@@ -152,8 +152,8 @@ typedef enum ml_routing_kind {
 #define ML_VTILE 1024 /* vocabulary columns per LM-head tile, at absolute multiples */
 
 #define ML_SLICE_PARTS 3
-#define ML_CONV_RUNS 3
 #define ML_STREAMS 8 /* residual streams at most */
+#define ML_CONV_RUNS 3
 
 /* relu(x) x, a GLU of x with itself, is the squared ReLU. */
 typedef enum ml_act {

@@ -73,11 +73,6 @@ const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_m
     return ml_shard_residents(&map, a, mesh->rank);
 }
 
-/* Whether this rank embeds tokens. */
-static bool has_embedding(const ml_trainer *t) {
-    return !ml_trainer_is_pipeline(t) || t->train.first == 0;
-}
-
 static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
     int32_t n = t->spec->n_param;
     int64_t *at = ML_NEW(&t->arena, int64_t, n);
@@ -95,6 +90,11 @@ static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
             t->again_grads[i].data = (char *)t->again_buf.ptr + at[i];
         }
     return ML_OK;
+}
+
+/* Whether this rank embeds tokens. */
+static bool has_embedding(const ml_trainer *t) {
+    return !ml_trainer_is_pipeline(t) || t->train.first == 0;
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
