@@ -126,6 +126,13 @@ static ml_status device_recv(ml_comm *c, ml_stream *s, const ml_tensor *t, int32
                      : h->recv(h, s, t, from, err));
 }
 
+static ml_status device_exchange(ml_comm *c, ml_stream *s, const ml_message *m, int32_t n,
+                                 ml_err *err) {
+    ml_comm *h = host_of(c);
+
+    return told(c, h->exchange(h, s, m, n, err));
+}
+
 static ml_status device_agree(ml_comm *c, ml_status mine, ml_err *err) {
     ml_comm *h = host_of(c);
 
@@ -192,6 +199,7 @@ ml_comm *ml_comm_device(ml_comm *host) {
         .alltoallv = device_alltoallv,
         .send = device_send,
         .recv = device_recv,
+        .exchange = device_exchange,
         .agree = device_agree,
         .abort = device_abort,
         .priv = t,
