@@ -31,9 +31,7 @@ static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
         m->on_host += bytes;
 }
 
-/* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
- * each sequence into two pieces each. */
-static ml_batch_caps caps_for(int64_t tokens, int32_t n_context) {
+ml_batch_caps ml_memory_caps(int64_t tokens, int32_t n_context) {
     int64_t n_seq = tokens / 64 + 1, n_page = tokens / ML_PAGE + n_seq;
     ml_batch_caps c = { .n_page = (int32_t)n_page };
 
@@ -164,7 +162,7 @@ static void add_bytes(ml_memory *m, const ml_plan *plan, bool train,
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
-    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train), n_context_of(req)),
+    ml_plan_opts opts = { .caps = ml_memory_caps(tokens_of(req, !train), n_context_of(req)),
                           .backward = train,
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,

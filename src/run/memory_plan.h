@@ -53,6 +53,10 @@ typedef struct ml_memory {
 
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *err);
 
+/* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
+ * each sequence into two pieces each. */
+ml_batch_caps ml_memory_caps(int64_t tokens, int32_t n_context);
+
 /* A line per row, and the total. */
 void ml_memory_text(ml_text *out, const ml_memory *m);
 

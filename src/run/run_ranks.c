@@ -97,8 +97,7 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
                            .replicate = (int32_t)p->replicas };
 }
 
-/* Stages of a rank, from either of the two flags. */
-static ml_status count_chunks(const ml_place_opts *p, const ml_spec *s, int32_t *out,
+ml_status ml_run_ranks_chunks(int32_t *out, const ml_place_opts *p, const ml_spec *s,
                               ml_err *err) {
     int64_t in_all = p->pp * p->chunk_layers;
 
@@ -130,7 +129,7 @@ ml_status ml_run_ranks_stages(const int32_t **out, ml_arena *a, const ml_place_o
     if (p->pp <= 1)
         return ML_OK;
     *out = stage;
-    st = count_chunks(p, s, &o.n_chunk, err);
+    st = ml_run_ranks_chunks(&o.n_chunk, p, s, err);
     return st == ML_OK ? ml_stage_of_nodes(stage, s, &o, err) : st;
 }
 

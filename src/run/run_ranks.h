@@ -69,6 +69,10 @@ static inline int32_t ml_run_ranks_size(const ml_run_ranks *r) {
     return ml_comm_size(r->world);
 }
 
+/* Stages of a rank of the pipeline, from either of the two flags. */
+ml_status ml_run_ranks_chunks(int32_t *out, const ml_place_opts *p, const ml_spec *s,
+                              ml_err *err);
+
 /* The pipeline stage of each node, [n_node] in the arena; NULL: there is one stage. */
 ml_status ml_run_ranks_stages(const int32_t **out, ml_arena *a, const ml_place_opts *p,
                               const ml_spec *s, ml_err *err);

@@ -91,7 +91,7 @@ check "they go on" [ -e "$work/cp2again/iter_0000003/state.json" ]
 
 # --- engines of several ranks, on the ranks that train or on others ---
 
-engines() { # engines RUN N FLAGS...: a run over N ranks draws the samples of one
+divided() { # divided RUN N FLAGS...: a run over N ranks draws the samples of one
     local run=$1 n=$2
     shift 2
     log=$work/$run.log
@@ -102,11 +102,12 @@ engines() { # engines RUN N FLAGS...: a run over N ranks draws the samples of on
     check "$run: the samples of one rank" same n1.samples "$run.samples"
     check "$run: its rollout metrics" same n1.first "$run.first"
     check "$run: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$run/metrics.jsonl")" = 3 ]
+    check "$run: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/$run/metrics.jsonl")" = 3 ]
 }
-engines engines-of-2 4 --rollout-num-gpus-per-engine 2 --colocate
-engines apart 4 --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --sglang-tp-size 2
-engines divided 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sglang-tp-size 4
-engines pipeline-apart 3 --pipeline-model-parallel-size 2 --rollout-num-gpus 1
+divided engines-of-2 4 --rollout-num-gpus-per-engine 2 --colocate
+divided apart 4 --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --sglang-tp-size 2
+divided stages-of-2 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sglang-tp-size 4
+divided pipeline-apart 3 --pipeline-model-parallel-size 2 --rollout-num-gpus 1
 check "a pipeline and an engine: the snapshot of one rank" same_snapshot n1 pipeline-apart 0000002
 check "engines of two ranks: the metrics of four" same n4/metrics.jsonl engines-of-2/metrics.jsonl
 check "ranks that generate: the metrics of two that train" same n2/metrics.jsonl apart/metrics.jsonl
@@ -125,6 +126,37 @@ kill -9 "$(pgrep -f "^$build/miles train .*$work/engine-killed" | tail -n 1)" # 
 wait $job
 check "a killed rank of an engine ends the job" [ $? -ne 0 ]
 check "it is named" grep -q 'process rank 2 .*signal 9' "$log"
+
+# --- weights divided over ranks: tensor parallel, FSDP ---
+
+divided tp2dp2 4 --tensor-model-parallel-size 2
+divided fsdp3 3 --train-backend fsdp
+divided tp2-engine-of-2 2 --tensor-model-parallel-size 2 --rollout-num-gpus-per-engine 2
+cp -r "$work/tp2dp2" "$work/tp-again"
+log=$work/tp-again.log
+train 3 tp-again --load "$work/tp-again" --num-rollout 4 --tensor-model-parallel-size 3
+check "three ranks resume what two times two saved" ended
+check "they go on without a mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/tp-again/metrics.jsonl")" = 4 ]
+log=$work/tp-size.log
+train 3 tp-size --num-rollout 1 --tensor-model-parallel-size 2
+check "a size that does not divide the ranks is refused" says_once '^miles train: --tensor-model-parallel-size 2 does not fit 3 ranks'
+for n in 1 2; do
+    log=$work/ppo$n.log
+    train $n ppo$n --num-rollout 2 --tensor-model-parallel-size $n --advantage-estimator ppo --use-kl-loss --kl-loss-coef 0.01 --async-save
+    check "$n ranks train a critic" ended
+    sed -n '1p; 2s/"train.critic-grad_norm.*//p' "$work/ppo$n/metrics.jsonl" >"$work/ppo$n.first"
+done
+check "a divided critic has the values and the loss of one rank" same ppo1.first ppo2.first
+
+# --- context parallel: ranks have pieces of the same samples ---
+
+divided cp2 2 --context-parallel-size 2
+divided cp2dp2 4 --context-parallel-size 2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+cp -r "$work/cp2dp2" "$work/cp2again"
+log=$work/cp2again.log
+train 2 cp2again --load "$work/cp2again" --num-rollout 4 --context-parallel-size 2
+check "two ranks resume what four saved" ended
+check "they go on" [ -e "$work/cp2again/iter_0000003/state.json" ]
 
 # --- ranks on two hosts: here two names of one ---
 

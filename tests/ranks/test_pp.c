@@ -100,8 +100,7 @@ static int32_t *stages_of(trainee *p, const job *j) {
     int32_t *stage;
     ml_spec s;
 
-    must(j->critic ? ml_spec_open_critic(&s, j->dir, &err) : ml_spec_open(&s, j->dir, &err),
-         &err);
+    must(ml_spec_open_with(&s, j->dir, &(ml_spec_opts){ .critic = j->critic }, &err), &err);
     stage = ML_NEW(&p->arena, int32_t, s.n_node);
     must(ml_stage_of_nodes(stage, &s, &j->of.stages, &err), &err);
     ml_spec_close(&s);

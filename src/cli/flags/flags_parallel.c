@@ -7,9 +7,7 @@ static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
 static const char *const f32[] = { "fp32", "float32", NULL };
 
-#define ONE_RANK                                                                           \
-    "Larger sizes are not supported yet: each rank has the whole model, and ranks divide " \
-    "the samples and the optimizer state."
+#define ONE_RANK "An expert is on one rank: see --expert-model-parallel-size."
 #define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
 #define ALWAYS "this is always so"
 #define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"

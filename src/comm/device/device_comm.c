@@ -126,11 +126,14 @@ static ml_status device_recv(ml_comm *c, ml_stream *s, const ml_tensor *t, int32
                      : h->recv(h, s, t, from, err));
 }
 
+/* Messages have different sizes: all go the same way. */
 static ml_status device_exchange(ml_comm *c, ml_stream *s, const ml_message *m, int32_t n,
                                  ml_err *err) {
+    const ml_device_way *w = way_of(c, s, SIZE_MAX);
     ml_comm *h = host_of(c);
 
-    return told(c, h->exchange(h, s, m, n, err));
+    return told(c,
+                w ? w->exchange(team_of(c), s, m, n, err) : h->exchange(h, s, m, n, err));
 }
 
 static ml_status device_agree(ml_comm *c, ml_status mine, ml_err *err) {
