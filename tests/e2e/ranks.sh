@@ -17,7 +17,7 @@ miles() { # miles N COMMAND RUN FLAGS...: a run over N ranks, its output in $wor
     local n=$1 command=$2 run=$3
     shift 3
     timeout --kill-after=5 150 mpirun --oversubscribe --allow-run-as-root -n "$n" ${on_host:+"$on_host"} \
-        "$build/miles" "$command" --hf-checkpoint "$work/model" --save "$work/$run" --input-key messages \
+        "$build/miles" "$command" --hf-checkpoint "${model:-$work/model}" --save "$work/$run" --input-key messages \
         --rollout-seed 1 --lr 5e-4 --lr-decay-style constant --use-dynamic-batch-size --max-tokens-per-gpu 256 \
         --threads 2 "$@" >"$work/$run.log" 2>&1
     status=$?
@@ -66,28 +66,6 @@ log=$work/again.log
 train 2 again --num-rollout 3
 check "two ranks repeat" same n2/metrics.jsonl again/metrics.jsonl
 check "two ranks repeat the snapshot" same_snapshot n2 again 0000002
-
-# --- context parallel: ranks have pieces of the same samples ---
-
-context() { # context N RUN FLAGS...
-    log=$work/$2.log
-    train "$1" "$2" --num-rollout 3 --context-parallel-size 2 "${@:3}"
-    check "$2 trains" ended
-    samples "$2"
-    head -n 1 "$work/$2/metrics.jsonl" >"$work/$2.first"
-    check "$2 draws the samples of one rank" same n1.samples "$2.samples"
-    check "$2 has its rollout metrics" same n1.first "$2.first"
-    check "$2: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$2/metrics.jsonl")" = 3 ]
-    check "$2: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/$2/metrics.jsonl")" = 3 ]
-}
-context 2 cp2
-context 4 cp2pp2 --pipeline-model-parallel-size 2
-context 4 cp2dp2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
-cp -r "$work/cp2dp2" "$work/cp2again"
-log=$work/cp2again.log
-train 2 cp2again --load "$work/cp2again" --num-rollout 4 --context-parallel-size 2
-check "two ranks resume what four saved" ended
-check "they go on" [ -e "$work/cp2again/iter_0000003/state.json" ]
 
 # --- engines of several ranks, on the ranks that train or on others ---
 
@@ -151,6 +129,7 @@ check "a divided critic has the values and the loss of one rank" same ppo1.first
 # --- context parallel: ranks have pieces of the same samples ---
 
 divided cp2 2 --context-parallel-size 2
+divided cp2pp2 4 --context-parallel-size 2 --pipeline-model-parallel-size 2
 divided cp2dp2 4 --context-parallel-size 2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
 cp -r "$work/cp2dp2" "$work/cp2again"
 log=$work/cp2again.log
@@ -176,6 +155,20 @@ else
     skipped=1
     echo "skipped: two hosts: unshare -u is not allowed here, or the host has no name"
 fi
+
+# --- ranks divide the experts ---
+
+"$build/tools/quickstart_make" "$work/moe" 1 qwen3_moe >/dev/null
+for n in 1 2; do
+    log=$work/experts$n.log
+    model=$work/moe/model train $n experts$n --num-rollout 3 --expert-model-parallel-size $n
+    check "experts on $n ranks: the run ends" ended
+    samples experts$n
+    head -n 1 "$work/experts$n/metrics.jsonl" >"$work/experts$n.first"
+    check "experts on $n ranks: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/experts$n/metrics.jsonl")" = 3 ]
+done
+check "experts on two ranks: the samples of one" same experts1.samples experts2.samples
+check "experts on two ranks: the rollout metrics of one" same experts1.first experts2.first
 
 # --- a pipeline: the bytes of one rank ---
 
