@@ -32,15 +32,15 @@ static ml_status place_rank(train_job *j, ml_err *err) {
 
     ml_run_ranks_place(o);
     st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world, &o->place, err);
-
     if (st == ML_OK)
         st = ml_run_ranks_check(&o->ranks, o, err);
     if (st == ML_OK)
         st = ml_heartbeat_open(&j->heartbeat, o->ranks.world, 60 * o->place.timeout_min,
                                err);
     o->backend.n_thread = ml_run_ranks_threads(&o->ranks, o->backend.n_thread);
-    if (o->ranks.train || (ml_run_ranks_divides(&o->ranks) && !o->ranks.n_actor))
-        o->trainer.mesh = &o->ranks.mesh; /* a rank that only generates has none */
+    if (ml_run_ranks_trains(&o->ranks) &&
+        (o->ranks.train || ml_run_ranks_divides(&o->ranks)))
+        o->trainer.mesh = &o->ranks.mesh;
     o->saver.comm = o->ranks.actors;
     return st;
 }
