@@ -10,7 +10,8 @@
 #   RANKS   with LAYOUT: processes of the run, one for each GPU; RANKS=1 runs without the layout
 #
 # and sources this file with its arguments.  MODEL, DATA, TEST, RUN and INPUT_KEY name others than the
-# recipe's; MILES is the program, LAUNCH the command that starts RANKS processes of it.
+# recipe's; MILES is the program, LAUNCH the command that starts RANKS processes of it.  COMMAND=plan
+# predicts memory and speed of the layout from the config.json of MODEL alone (miles plan --help).
 # shellcheck disable=SC2154
 set -eu
 
@@ -93,11 +94,11 @@ COMMON_ARGS=(
 )
 
 [ "${RANKS:-1}" -gt 1 ] || LAYOUT=()
-command=("$miles" train "${COMMON_ARGS[@]}" "${TASK_ARGS[@]}" "${LAYOUT[@]}"
+command=("$miles" "${COMMAND:-train}" "${COMMON_ARGS[@]}" "${TASK_ARGS[@]}" "${LAYOUT[@]}"
   ${ARGS[@]+"${ARGS[@]}"} "$@")
 
-# A plan of memory and a run of one process need no launcher.
-if [ "${RANKS:-1}" -gt 1 ] && [[ " $* " != *" --dry-run "* ]]; then
+# A plan and a run of one process need no launcher.
+if [ "${RANKS:-1}" -gt 1 ] && [ -z "${COMMAND:-}" ] && [[ " $* " != *" --dry-run "* ]]; then
   read -ra launch <<< "${LAUNCH:-mpirun -n $RANKS}"
   exec "${launch[@]}" "${command[@]}"
 fi

@@ -33,8 +33,8 @@ LAYOUT=(
   --expert-tensor-parallel-size 1
   --rollout-num-gpus-per-engine 8
 )
-RESPONSE=16384
-TOKENS=16384
+RESPONSE=8192
+TOKENS=8192
 MEMORY=0.7
 ARGS=(
   --use-rollout-routing-replay

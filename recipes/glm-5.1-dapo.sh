@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# glm-5.1-dapo.sh [FLAGS...] - GLM-5.1 on the competition problems of DAPO, tested on AIME 2024, on 16
+# glm-5.1-dapo.sh [FLAGS...] - GLM-5.1 on the competition problems of DAPO, tested on AIME 2024, on 32
 # nodes of 8 GPUs.
 #
 # Get the model and the data first:
@@ -20,21 +20,21 @@ set -eu
 
 name=${RELEASE:-GLM-5.1}
 task=dapo
-RANKS=${RANKS:-128}
+RANKS=${RANKS:-256}
 LAYOUT=(
-  --actor-num-nodes 16
+  --actor-num-nodes 32
   --actor-num-gpus-per-node 8
   --tensor-model-parallel-size 4
   --sequence-parallel
-  --pipeline-model-parallel-size 4
-  --decoder-last-pipeline-num-layers 18
+  --pipeline-model-parallel-size 8
+  --decoder-last-pipeline-num-layers 8
   --context-parallel-size 2
   --expert-model-parallel-size 32
   --expert-tensor-parallel-size 1
   --rollout-num-gpus-per-engine 16
 )
 RESPONSE=16384
-TOKENS=16384
+TOKENS=8192
 MEMORY=0.7
 ARGS=(
   --use-rollout-routing-replay

@@ -34,7 +34,7 @@ LAYOUT=(
   --rollout-num-gpus-per-engine 16
 )
 RESPONSE=16384
-TOKENS=16384
+TOKENS=4096
 MEMORY=0.7
 ARGS=(
   --use-rollout-routing-replay

@@ -5,6 +5,7 @@
 
 #include "backend/sizes.h"
 #include "base/json_out.h"
+#include "plugin/model_family.h"
 #include "run/memory_plan.h"
 
 /* --- from options to a request ------------------------------------------------ */
@@ -81,7 +82,8 @@ ml_status ml_job_plan_open(ml_job_plan *p, const ml_run_opts *o, const char *kin
     *p = (ml_job_plan){ .model = base_name(o->hf_checkpoint) };
     st = ml_speeds_open(&p->speeds, kind, err);
     if (st == ML_OK)
-        st = ml_spec_open(&p->spec, o->hf_checkpoint, err);
+        st = ml_model_open(&p->spec, o->hf_checkpoint, o->arch.spec.word, o->arch.spec.n,
+                           err);
     if (st == ML_OK)
         st = ml_backend_sizes_open(
             &p->be,

@@ -21,6 +21,17 @@ family() {
   esac
 }
 
+# planned RECIPE: REPLY is a config of about the recipe's size in share/configs, with the flags that fit its
+# number of layers; empty: there is none.
+planned() {
+  case $1 in
+  *kimi-k2.6*) REPLY='DeepSeek-V3' ;;
+  *glm-5.1*) REPLY='DeepSeek-V3 --decoder-last-pipeline-num-layers 5' ;;
+  *qwen3.6*) REPLY='Qwen3-30B-A3B' ;;
+  *) REPLY= ;;
+  esac
+}
+
 # size FLAG: REPLY is its value in the recipe's layout, 1 by default.
 size() {
   REPLY=$(sed -n "s/^  --$1 //p" "$recipe")
@@ -66,6 +77,16 @@ for recipe in recipes/*.sh; do
   if ! TEST=$dir/unseen.jsonl "$recipe" --dry-run > "$dir/planned" 2> "$dir/refused" &&
     grep -q 'unknown flag' "$dir/refused"; then
     cat "$dir/refused"
+    exit 1
+  fi
+  planned "$recipe"
+  [ -n "$REPLY" ] || continue
+  # shellcheck disable=SC2086 # flags after the name
+  set -- $REPLY
+  TEST=$dir/unseen.jsonl COMMAND=plan MODEL=share/configs/$1 "$recipe" "${@:2}" > "$dir/plan"
+  grep 'total .* of ' "$dir/plan"
+  if grep -q 'does not fit' "$dir/plan"; then
+    cat "$dir/plan"
     exit 1
   fi
 done
