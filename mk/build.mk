@@ -96,8 +96,9 @@ $(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
 	@echo '  cc  $@'
 	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
-# It embeds the file, which the compiler's list of dependencies does not show.
+# These embed files, which the compiler's list of dependencies does not show.
 $(B)/src/plugin/worker_script.o: share/miles_worker.py
+$(B)/src/run/speeds.o: $(wildcard share/speeds/*.json)
 
 $(B)/flags: FORCE
 	@mkdir -p $(@D)

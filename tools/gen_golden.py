@@ -2,7 +2,8 @@
 """Writes tests/golden/data and tests/golden/sharded: tiny models of each family with what transformers computes.
 
     pip install torch transformers safetensors; python3 tools/gen_golden.py [NAME...]
-    python3 tools/gen_golden.py --bf16      writes tests/golden/bf16.txt: how far transformers in
+    python3 tools/gen_golden.py --bf16 [NAME...]
+                                            writes tests/golden/bf16.txt: how far transformers in
                                             bf16 is from itself in float32, over the sequences of
                                             each folder and FURTHER of FURTHER_LENGTH tokens
 
@@ -83,6 +84,14 @@ MODELS = {
         layer_types=["sliding_attention", "full_attention"],
         rope_parameters=dict(
             full_attention=dict(rope_type="linear", rope_theta=1000000.0, factor=8.0),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
+    "gemma3n_text": ("gemma3n_text", dict(
+        num_hidden_layers=5, num_kv_shared_layers=2, sliding_window=8, hidden_size_per_layer_input=10,
+        vocab_size_per_layer_input=80, laurel_rank=6, altup_active_idx=1, intermediate_size=[56, 40, 56, 56, 40],
+        activation_sparsity_pattern=[0.8, 0.0, 0.6, 0.0, 0.0], final_logit_softcapping=5.0, pad_token_id=None,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="default", rope_theta=1000000.0),
             sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
     "gemma4_text": ("gemma4_text", dict(
         GEMMA4, num_hidden_layers=5, num_kv_shared_layers=3, hidden_size_per_layer_input=10, use_double_wide_mlp=True,
@@ -316,11 +325,20 @@ def bf16_error(name):
     return (off / sum(b.square().sum().item() for b in want)) ** 0.5
 
 
-if sys.argv[1:] == ["--bf16"]:
-    with open(os.path.join(DATA, "..", "bf16.txt"), "w") as out:
-        for each in MODELS:
-            out.write(f"{each} {bf16_error(each):.6g}\n")
-            out.flush()
-else:
-    for wanted in sys.argv[1:] or MODELS:
-        write(wanted)
+def write_bf16(names):
+    """All lines of bf16.txt, of which those of `names` are computed again."""
+    path = os.path.join(DATA, "..", "bf16.txt")
+    with open(path) as old:
+        lines = dict(line.split() for line in old)
+    for each in names:
+        lines[each] = f"{bf16_error(each):.6g}"
+    with open(path, "w") as out:
+        out.writelines(f"{each} {lines[each]}\n" for each in MODELS if each in lines)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--bf16"]:
+        write_bf16(sys.argv[2:] or MODELS)
+    else:
+        for wanted in sys.argv[1:] or MODELS:
+            write(wanted)

@@ -5,8 +5,8 @@
 
 Each folder holds a checkpoint as save_pretrained writes it, vision tower included, and
 golden.safetensors: token sequences without images, their logits and log-probs in float32 with
-eager attention.  kimi_k25 is not in transformers: it is a deepseek_v3 model under the names of
-the release.
+eager attention.  kimi_k25 is not in transformers, and gemma3n's vision tower needs timm: these are
+text models under the names of the releases, beside tensors of towers.
 """
 import json
 import os
@@ -112,8 +112,8 @@ def make(kind, own, auto):
 
 def write(name):
     folder = os.path.join(ROOT, name)
-    if name == "kimi_k25":
-        write_kimi(folder)
+    if name in RENAMED:
+        write_renamed(folder, *RENAMED[name])
         return
     kind, own = MODELS[name]
     model = make(kind, own, AutoModelForImageTextToText)
@@ -124,19 +124,51 @@ def write(name):
         os.remove(extra)
 
 
-def write_kimi(folder):
-    model = make("deepseek_v3", KIMI, AutoModelForCausalLM)
-    model.save_pretrained(folder)
-    path = os.path.join(folder, "model.safetensors")
-    tensors = {"language_model." + k: v for k, v in load_file(path).items()}
+GEMMA3N = dict(TEXT, num_hidden_layers=3, num_kv_shared_layers=1, sliding_window=8, hidden_size_per_layer_input=10,
+               vocab_size_per_layer_input=80, laurel_rank=6, activation_sparsity_pattern=[0.8, 0.0, 0.0],
+               layer_types=["sliding_attention", "full_attention", "sliding_attention"], tie_word_embeddings=True)
+
+
+def kimi_release(tensors, text):
+    tensors = {"language_model." + k: v for k, v in tensors.items()}
     tensors["vision_tower.patch_embed.proj.weight"] = torch.randn(4, 6)
     tensors["mm_projector.pre_norm.weight"] = torch.randn(5)
-    save_file(tensors, path, metadata={"format": "pt"})
-    with open(os.path.join(folder, "config.json")) as f:
-        text = json.load(f)
     config = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "dtype": "float32",
               "text_config": text, "vision_config": {"model_type": "kimi_k25", "vt_hidden_size": 4},
               "tie_word_embeddings": False}
+    return tensors, config
+
+
+def gemma3n_release(tensors, text):
+    """Releases have k and v projections in layers that share those of others, too."""
+    tensors = {k.replace("model.", "model.language_model.", 1): v for k, v in tensors.items()}
+    for unused, like in (("k_proj", "k_proj"), ("v_proj", "v_proj"), ("k_norm", "k_norm")):
+        shape = tensors[f"model.language_model.layers.0.self_attn.{like}.weight"].shape
+        tensors[f"model.language_model.layers.2.self_attn.{unused}.weight"] = torch.randn(shape)
+    tensors["model.vision_tower.timm_model.conv_stem.conv.weight"] = torch.randn(4, 3, 3, 3)
+    tensors["model.audio_tower.conformer.0.norm.weight"] = torch.randn(6)
+    tensors["model.embed_vision.embedding.weight"] = torch.randn(8, 4)
+    rope = text.pop("rope_parameters")
+    text.update(rope_theta=rope["full_attention"]["rope_theta"], rope_scaling=None, altup_lr_multiplier=1.0,
+                rope_local_base_freq=rope["sliding_attention"]["rope_theta"], query_pre_attn_scalar=12)
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "dtype": "float32",
+              "text_config": text, "vision_config": {"model_type": "gemma3n_vision"}, "image_token_id": 79,
+              "audio_config": {"model_type": "gemma3n_audio"}, "audio_token_id": 80,
+              "audio_soft_tokens_per_image": 188, "vision_soft_tokens_per_image": 256, "boa_token_id": 81,
+              "boi_token_id": 82, "eoa_token_id": 78, "eoi_token_id": 77}
+    return tensors, config
+
+
+RENAMED = {"kimi_k25": ("deepseek_v3", KIMI, kimi_release), "gemma3n": ("gemma3n_text", GEMMA3N, gemma3n_release)}
+
+
+def write_renamed(folder, kind, own, release):
+    model = make(kind, own, AutoModelForCausalLM)
+    model.save_pretrained(folder)
+    path = os.path.join(folder, "model.safetensors")
+    with open(os.path.join(folder, "config.json")) as f:
+        tensors, config = release(load_file(path), json.load(f))
+    save_file(tensors, path, metadata={"format": "pt"})
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(config, f, indent=2)
         f.write("\n")
@@ -147,6 +179,6 @@ def write_kimi(folder):
 
 
 if __name__ == "__main__":
-    for model_name in sys.argv[1:] or [*MODELS, "kimi_k25"]:
+    for model_name in sys.argv[1:] or [*MODELS, *RENAMED]:
         write(model_name)
         print(model_name)

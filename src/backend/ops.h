@@ -47,6 +47,14 @@
  *  ROW_GATE     g [n,1] x [n,H]        -              y [n,H]
  *  SCALE        x [n,H]                w [1]?         y [n,H]      w has no gradient
  *  MOE_SCALE    weight [n,k] expert    w [E]          y [n,k]      weight * w[expert]
+ *  COL_SCALE    x [n,C]                w [C]          y [n,C]      columns times w
+ *  TANH         x [n,C]                -              y [n,C]
+ *  CUTOFF       x [n,C]                -              y [n,C]      relu(x - mean - std z)
+ *  MATCH_RMS    x [n,H] like [n,H]     -              y [n,H]      x with the RMS of like
+ *  HYPER_COEF   x [n,S+S+S*S]          scale [3] base [S+S+S*S]  c [n,S+S*(S+1)]
+ *                                                     or, of a head: x [n,S] scale [1] base [S]
+ *                                                     c [n,S]
+ *  STREAM_MIX   x [n,S*H] y [n,H]? c [n,C]?  -        z [n,R*H]    sums of residual streams
  *  LAYERNORM    x [n,C]                w [C] b [C]    y [n,C]
  *  INDEX        q [n,h*d] k [n,d] weight [n,h]  -     chosen i32 [n,k] kpage [page,16,d]
  *  ATTN_CHOSEN  q [n,Hq*d] k [n,d] chosen  -          o [n,Hq*e] kpage [page,16,d]
@@ -110,6 +118,12 @@
     X(INDEX, "index")                                                                      \
     X(ATTN_CHOSEN, "attn-chosen")                                                          \
     X(MOE_WEIGH, "moe-weigh")                                                              \
+    X(COL_SCALE, "col-scale")                                                              \
+    X(TANH, "tanh")                                                                        \
+    X(CUTOFF, "cutoff")                                                                    \
+    X(MATCH_RMS, "match-rms")                                                              \
+    X(STREAM_MIX, "stream-mix")                                                            \
+    X(HYPER_COEF, "hyper-coef")                                                            \
     X(GATHER_COLS, "gather-cols")                                                          \
     X(MERGE_COLS, "merge-cols")                                                            \
     X(SPLIT_COLS, "split-cols")                                                            \
@@ -139,6 +153,7 @@ typedef enum ml_routing_kind {
 
 #define ML_SLICE_PARTS 3
 #define ML_CONV_RUNS 3
+#define ML_STREAMS 8 /* residual streams at most */
 
 /* relu(x) x, a GLU of x with itself, is the squared ReLU. */
 typedef enum ml_act {
@@ -212,8 +227,25 @@ typedef struct ml_op_attr {
             int64_t at, width; /* offset and width within a group */
         } part[ML_SLICE_PARTS];
     } slice;
-    float min_step; /* DECAY: lower bound of the step size */
-    float scale;    /* SCALE without a weight: the factor */
+    float min_step;  /* DECAY: lower bound of the step size */
+    float scale;     /* SCALE without a weight: the factor */
+    float cutoff;    /* CUTOFF: z, standard deviations above the mean */
+    float match_eps; /* MATCH_RMS: lower bound of the mean square that is divided by */
+    /* STREAM_MIX: stream r of z is the sum of (base[r][s] + c[r][s]) x_s over the S
+     * streams of x, plus (base[r][S] + c[r][S]) y.  A row of c has only the columns of x
+     * (`streams`), of y (`extra`), or both, of each r in turn. */
+    struct {
+        int32_t n_in, n_out; /* S, R */
+        bool streams, extra;
+        const float *base; /* [n_out, n_in + 1] */
+    } mix;
+    /* HYPER_COEF: c has the coefficients that join S streams into the input of a layer,
+     * then those of a STREAM_MIX of the streams and its output. */
+    struct {
+        int32_t n_stream, n_iter; /* n_iter: Sinkhorn iterations */
+        float eps;
+        bool head; /* only the first S */
+    } hyper;
     struct {
         int32_t n_key, n_head, key_dim, value_dim; /* head h has key h / (n_head / n_key) */
         int64_t q_at, k_at, v_at;                  /* column offsets in a row */

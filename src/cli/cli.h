@@ -35,6 +35,7 @@ ml_cmd_fn ml_cmd_eval;          /* cmd_eval.c */
 ml_cmd_fn ml_cmd_inspect;       /* cmd_inspect.c */
 ml_cmd_fn ml_cmd_data_show;     /* cmd_data_show.c */
 ml_cmd_fn ml_cmd_doctor;        /* cmd_doctor.c */
+ml_cmd_fn ml_cmd_plan;          /* cmd_plan.c */
 ml_cmd_fn ml_cmd_list;          /* cmd_list.c */
 ml_cmd_fn ml_cmd_convert;       /* cmd_convert.c */
 ml_cmd_fn ml_cmd_tokenize;      /* cmd_tokenize.c */

@@ -33,6 +33,12 @@ static const char eval_flags[] =
     "rm-type custom-rm-path n-samples-per-eval-prompt eval-max-response-len "
     "eval-temperature eval-config";
 
+static const char plan_flags[] =
+    "hf-checkpoint nodes gpus-per-node device-kind tensor-model-parallel-size "
+    "context-parallel-size pipeline-model-parallel-size expert-model-parallel-size "
+    "global-batch-size max-tokens-per-gpu sample-tokens recompute-granularity "
+    "search search-results json";
+
 static const char serve_flags[] =
     "model-path host port api-key served-model-name context-length "
     "max-running-requests mem-fraction-static dtype chat-template "
@@ -73,6 +79,11 @@ const ml_command ml_commands[] = {
       "print the rows of data files as JSON lines" },
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,
       "report the hardware; check a command line and its memory" },
+    { "plan", ML_CMD_PLAN, ml_cmd_plan,
+      "predict memory and speed of miles train on a cluster of GPUs", plan_flags,
+      "miles plan --hf-checkpoint share/configs/Qwen3-32B --nodes 4 \\\n"
+      "      --tensor-model-parallel-size 8 --max-tokens-per-gpu 16384 \\\n"
+      "      --global-batch-size 512 --sample-tokens 8192" },
     { "reward", ML_CMD_REWARD, ml_cmd_reward, "score recorded samples" },
     { "list", ML_CMD_LIST, ml_cmd_list,
       "list the extensions of the training loop, by kind and name" },

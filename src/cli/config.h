@@ -107,6 +107,12 @@ typedef struct ml_config {
     struct {
         ml_string_list command; /* none: only the machine */
     } doctor;
+    struct {
+        const char *kind;      /* of the GPUs: run/speeds.h */
+        int64_t sample_tokens; /* 0: not given */
+        int64_t n_result;
+        bool search, json;
+    } plan;
 } ml_config;
 
 #endif

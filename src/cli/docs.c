@@ -50,7 +50,7 @@ static void rules_of(ml_text *out, const ml_command *cmd) {
 
     for (const ml_rule *const *t = ml_rule_tables; *t; t++)
         for (const ml_rule *r = *t; r->id; r++) {
-            if (!(r->cmds & cmd->bit))
+            if (!(r->cmds & cmd->bit) || cmd->bit == ML_CMD_PLAN)
                 continue;
             if (!any)
                 ml_text_printf(out, "\nRules between flags:\n\n");
@@ -61,7 +61,7 @@ static void rules_of(ml_text *out, const ml_command *cmd) {
 
 /* The flags that are grouped by the reason why they have no effect. */
 static void families_of(ml_text *out, const ml_command *cmd) {
-    if (!(cmd->bit & ML_CMD_FAMILIES))
+    if (!(cmd->bit & ML_CMD_FAMILIES) || cmd->bit == ML_CMD_PLAN)
         return;
     ml_text_printf(out,
                    "\n### %s: flags of other programs\n\n`--eval-sglang-NAME` stands "
@@ -84,9 +84,13 @@ static void command_section(ml_text *out, const ml_command *cmd) {
     ml_flag_list l;
     const char *group = "";
 
-    ml_flag_list_init(&l, cmd->bit);
+    ml_flag_list_init(&l, cmd->bit == ML_CMD_PLAN ? ML_CMD_PLAN_ONLY : cmd->bit);
     ml_text_printf(out, "\n## miles %s\n\n`miles %s`: %s.\n", cmd->name, cmd->name,
                    cmd->help);
+    if (cmd->bit == ML_CMD_PLAN)
+        ml_text_printf(out, "\nIt also has all flags of `miles train`; of these, only "
+                            "`--hf-checkpoint` is required, and it reads nothing but "
+                            "`config.json`.\n");
     for (int i = 0; i < l.n; i++) {
         if (strcmp(group, l.row[i]->group) != 0)
             ml_text_printf(out,

@@ -429,7 +429,7 @@ static const char *find_file(const parser *p, int argc, char **argv) {
 static void check_required(parser *p) {
     for (int i = 0; i < p->flags.n; i++) {
         const ml_flag *f = p->flags.row[i];
-        if (f->required && !p->given[i].name)
+        if (f->required && !p->given[i].name && (f->model || p->cmd != ML_CMD_PLAN))
             complain(p, f->operand ? "%s%s is required" : "--%s %s is required",
                      f->operand ? "" : f->name, f->value);
     }
@@ -444,10 +444,13 @@ static void check_models(parser *p) {
     }
 }
 
+/* miles plan has the flags of train but needs no data, rewards or files. */
 static void check_rules(parser *p) {
+    unsigned cmds = p->cmd == ML_CMD_PLAN ? ML_CMD_PLAN_ONLY : p->cmd;
+
     for (const ml_rule *const *t = ml_rule_tables; *t; t++)
         for (const ml_rule *r = *t; r->id; r++)
-            if ((r->cmds & p->cmd) && r->broken(p->c))
+            if ((r->cmds & cmds) && r->broken(p->c))
                 complain(p, "%s", r->sentence);
 }
 

@@ -51,7 +51,7 @@ typedef struct ml_linear_opts {
 
 /* The first op of the model. */
 int32_t ml_build_embed(ml_builder *b, const char *name, float scale);
-/* Another embedding table with a row for each token id. */
+/* Another embedding table with a row for each token id; ids from n_row on have row 0. */
 int32_t ml_build_table(ml_builder *b, const char *name, int64_t n_row, int64_t width,
                        float scale);
 int32_t ml_build_linear(ml_builder *b, int32_t x, ml_linear_opts o);
@@ -99,6 +99,21 @@ int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y);
 /* x times a number: `by`, or the value of a parameter that is not trained. */
 int32_t ml_build_scale(ml_builder *b, int32_t x, float by);
 int32_t ml_build_scale_param(ml_builder *b, int32_t x, const char *name);
+/* Columns of x times a vector of parameters. */
+int32_t ml_build_col_scale(ml_builder *b, int32_t x, const char *name);
+int32_t ml_build_tanh(ml_builder *b, int32_t x);
+/* What exceeds the mean of its row by more than z standard deviations, less that bound. */
+int32_t ml_build_cutoff(ml_builder *b, int32_t x, float z);
+/* x with the root mean square of `like`, row by row; x's own counts as sqrt(eps) at least. */
+int32_t ml_build_match_rms(ml_builder *b, int32_t x, int32_t like, float eps);
+/* Sums of residual streams; see ml_op_attr.mix.  y and coef may be ML_NONE; base
+ * [n_out, n_in + 1] is copied. */
+typedef struct ml_mix_opts {
+    int32_t n_in, n_out;
+    bool streams, extra; /* what coef has coefficients of: the streams of x, y */
+    const float *base;
+} ml_mix_opts;
+int32_t ml_build_mix(ml_builder *b, int32_t x, int32_t y, int32_t coef, ml_mix_opts o);
 /* up ML_NONE: gate holds both halves. */
 int32_t ml_build_glu(ml_builder *b, int32_t gate, int32_t up, ml_act act);
 

@@ -95,6 +95,8 @@ const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_ru
     bool tied =
         n->op == ML_OP_EMBED && n->w[0] == p->whole->node[p->whole->n_node - 1].w[0];
 
+    if (n->again && r->again_grads)
+        return &r->again_grads[n->w[k]];
     return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
 
@@ -522,6 +524,35 @@ int32_t ml_plan_port(const ml_plan *p, ml_port_kind kind, const ml_rows *rows, i
 
 bool ml_plan_has_head(const ml_plan *p) {
     return p->head != ML_NONE;
+}
+
+/* --- calls without a run ------------------------------------------------------- */
+
+static void tell_call(const ml_plan *p, int32_t node, ml_plan_pass pass,
+                      ml_plan_call_fn *fn, void *ud) {
+    ml_rows full = ml_plan_full_rows(p);
+    ml_run run = { .rows = &full };
+    ml_op_args a = { 0 };
+
+    if (pass == ML_PASS_BACKWARD)
+        bind_backward(p, node, &run, &a);
+    else
+        bind_values(p, node, pass == ML_PASS_FORWARD, &run, &a);
+    shape_weights(p, &p->spec->node[node], &a);
+    fn(ud, &p->spec->node[node], pass, &a);
+}
+
+void ml_plan_each_call(const ml_plan *p, ml_plan_call_fn *fn, void *ud) {
+    for (int32_t i = 0; i < p->spec->n_node; i++)
+        tell_call(p, i, ML_PASS_FORWARD, fn, ud);
+    for (int32_t u = p->n_unit - 1; p->opts.backward && u >= 0; u--) {
+        for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
+            if (p->call[i].rerun)
+                tell_call(p, i, ML_PASS_AGAIN, fn, ud);
+        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
+            if (p->call[i].backward_runs)
+                tell_call(p, i, ML_PASS_BACKWARD, fn, ud);
+    }
 }
 
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,

@@ -89,6 +89,8 @@ typedef struct ml_run {
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */
     const ml_tensor *embed_grad;
+    /* The same for nodes that use the parameters of earlier ones, [n_param]; NULL: none. */
+    const ml_tensor *again_grads;
     const ml_kv *kv; /* kv_shared only */
     const ml_rows *rows;
     int32_t set; /* the set of activations, below opts.n_set */
@@ -99,6 +101,14 @@ typedef struct ml_run {
     int32_t *chosen[ML_N_ROUTING];
     const int32_t *given[ML_N_ROUTING]; /* requires opts.given */
 } ml_run;
+
+/* The calls of a forward and, if the plan has one, a backward of the largest batch, in
+ * order: shapes only, the plan need not be allocated.  Gradients and inputs that a call
+ * does not have are zeroed tensors. */
+typedef enum ml_plan_pass { ML_PASS_FORWARD, ML_PASS_AGAIN, ML_PASS_BACKWARD } ml_plan_pass;
+typedef void ml_plan_call_fn(void *ud, const ml_node *n, ml_plan_pass pass,
+                             const ml_op_args *a);
+void ml_plan_each_call(const ml_plan *p, ml_plan_call_fn *fn, void *ud);
 
 /* From now on all values that runs compute are also dumped to d; NULL: stop. */
 void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d);

@@ -122,7 +122,6 @@ void ml_plan_forget(ml_plan *p); /* frees all recordings */
 
 /* plan_spans.c: no-ops without a timeline.  A run has a begin and an end, and reports its
  * ops between them. */
-typedef enum ml_plan_pass { ML_PASS_FORWARD, ML_PASS_AGAIN, ML_PASS_BACKWARD } ml_plan_pass;
 void ml_plan_spans_begin(ml_plan *p);
 void ml_plan_spans_node(ml_plan *p, int32_t node, ml_plan_pass pass);
 void ml_plan_spans_replay(ml_plan *p);

@@ -131,7 +131,7 @@ static const struct {
     { "qwen3_5", "qwen3_5_text" }, { "qwen3_5_moe", "qwen3_5_moe_text" },
     { "kimi_k25", NULL },          { "mistral3", "mistral" },
     { "qwen2_5_vl", "qwen2" },     { "qwen3_vl", "qwen3" },
-    { "llama4", "llama4_text" },
+    { "llama4", "llama4_text" },   { "gemma3n", "gemma3n_text" },
 };
 
 /* Enters text_config of a multimodal model; `text` receives the family if the wrapper

@@ -100,6 +100,7 @@ typedef struct ml_node {
     int32_t layer;                        /* decoder layer, or ML_NONE */
     int32_t in[ML_OP_IN], out[ML_OP_OUT]; /* values, or ML_NONE */
     int32_t w[ML_OP_W];                   /* parameters, or ML_NONE */
+    bool again;                           /* an earlier node has the same parameters */
     int32_t route_layer; /* of an op that selects: its layer in the routing record */
     ml_op_attr attr;
 } ml_node;

@@ -4,14 +4,21 @@
 
 #include "base/bug.h"
 #include "model/spec_context.h"
+#include "model/stage.h"
 #include "train/host_memory.h"
+#include "train/pipeline.h"
 
 static void add(ml_memory *m, const char *what, size_t bytes) {
+    int i = 0;
+
     if (!bytes)
         return;
-    ML_BUG_IF(m->n == ML_MEMORY_ROWS);
-    m->row[m->n].what = what;
-    m->row[m->n++].bytes = bytes;
+    while (i < m->n && m->row[i].what != what)
+        i++;
+    ML_BUG_IF(i == ML_MEMORY_ROWS);
+    m->n += i == m->n;
+    m->row[i].what = what;
+    m->row[i].bytes += bytes;
     m->total += bytes;
 }
 
@@ -24,9 +31,7 @@ static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
         m->on_host += bytes;
 }
 
-/* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
- * each sequence into two pieces each. */
-static ml_batch_caps caps_for(int64_t tokens, int32_t n_context) {
+ml_batch_caps ml_memory_caps(int64_t tokens, int32_t n_context) {
     int64_t n_seq = tokens / 64 + 1, n_page = tokens / ML_PAGE + n_seq;
     ml_batch_caps c = { .n_page = (int32_t)n_page };
 
@@ -104,15 +109,70 @@ static void divide_plan(ml_plan_opts *o, ml_arena *a, const ml_memory_request *r
     o->stored = stored;
 }
 
+/* The nodes of one of a rank's pipeline stages, and its micro-batches in flight. */
+typedef struct stage_chunk {
+    int32_t first, end, n_set;
+} stage_chunk;
+
+static int32_t find_chunks(stage_chunk **out, ml_arena *a, const ml_memory_request *req,
+                           const ml_spec *spec, const int32_t *stage, bool train) {
+    const ml_mesh *mesh = req->opts.mesh;
+    ml_pipeline_opts o = { .n_stage = mesh ? mesh->sizes.size[ML_MESH_PP] : 1,
+                           .backward = train };
+    ml_pipeline p;
+    int32_t n = 0;
+
+    *out = ML_NEW(a, stage_chunk, spec->n_layer + 2);
+    if (o.n_stage == 1)
+        return 1;
+    while (ml_stage_chunk(stage, spec->n_node, mesh->at[ML_MESH_PP], n, &(*out)[n].first,
+                          &(*out)[n].end))
+        n++;
+    o.n_chunk = n;
+    o.n_micro = 4 * o.n_stage; /* more do not need more memory */
+    ml_pipeline_schedule(&p, a, &o, mesh->at[ML_MESH_PP]);
+    for (int32_t i = 0; i < n; i++)
+        (*out)[i].n_set = p.n_set[i];
+    return n;
+}
+
+/* The spec of a context-parallel rank, and the pipeline stages of its nodes. */
+static ml_status divide_context(ml_spec *out, const int32_t **stage, ml_arena *a,
+                                const ml_memory_request *req, const ml_spec *spec,
+                                ml_err *err) {
+    int32_t *origin, *own;
+    ml_status st = ml_spec_context(out, spec, n_context_of(req),
+                                   req->opts.mesh->at[ML_MESH_CP], &origin, err);
+
+    if (st != ML_OK || !*stage)
+        return st;
+    own = ML_NEW(a, int32_t, out->n_node);
+    for (int32_t i = 0; i < out->n_node; i++)
+        own[i] = (*stage)[origin[i]];
+    *stage = own;
+    return ML_OK;
+}
+
+static void add_bytes(ml_memory *m, const ml_plan *plan, bool train,
+                      const char *const *row) {
+    add(m, row[train ? GATHERED : SCORE_GATHERED], ml_plan_gather_bytes(plan));
+    add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
+    add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
+}
+
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
-    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train), n_context_of(req)),
+    ml_plan_opts opts = { .caps = ml_memory_caps(tokens_of(req, !train), n_context_of(req)),
                           .backward = train,
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
     ml_spec pieces = { 0 };
-    ml_plan *plan = NULL;
+    const int32_t *stage = req->opts.stage;
+    const ml_spec *run;
+    stage_chunk *chunk;
+    int32_t n_chunk;
+    ml_plan *plan;
     ml_status st = ML_OK;
     ml_arena a;
 
@@ -120,18 +180,22 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
     memcpy(opts.given, req->opts.replay, sizeof opts.given);
     divide_plan(&opts, &a, req, spec);
     if (opts.caps.n_context)
-        st = ml_spec_context(&pieces, spec, opts.caps.n_context,
-                             req->opts.mesh->at[ML_MESH_CP], NULL, err);
-    if (st == ML_OK)
-        st = ml_plan_new(&plan, opts.caps.n_context ? &pieces : spec, req->be, opts, err);
-    if (st == ML_OK) {
-        add(m, row[train ? GATHERED : SCORE_GATHERED], ml_plan_gather_bytes(plan));
-        add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
-        add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
-        add_on_host(m, req->be, row[CHOICES],
-                    ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
+        st = divide_context(&pieces, &stage, &a, req, spec, err);
+    run = opts.caps.n_context ? &pieces : spec;
+    n_chunk = st == ML_OK ? find_chunks(&chunk, &a, req, run, stage, train) : 0;
+    for (int32_t i = 0; i < n_chunk && st == ML_OK; i++) {
+        opts.first = chunk[i].first;
+        opts.end = chunk[i].end;
+        opts.n_set = chunk[i].n_set;
+        plan = NULL;
+        st = ml_plan_new(&plan, run, req->be, opts, err);
+        if (st == ML_OK)
+            add_bytes(m, plan, train, row);
+        ml_plan_free(plan);
+        if (st == ML_OK)
+            add_on_host(m, req->be, row[CHOICES],
+                        ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
     }
-    ml_plan_free(plan);
     ml_spec_close(&pieces);
     ml_arena_release(&a);
     return st;
@@ -190,7 +254,7 @@ static size_t critic_part_bytes(const ml_memory_request *req) {
     ml_arena a;
 
     ml_arena_init(&a, "parts of a critic");
-    part = ml_trainer_parts(&a, req->critic, o->mesh, o->stage, req->be->linear);
+    part = ml_trainer_parts(&a, req->critic, o->mesh, req->critic_stage, req->be->linear);
     bytes = part ? ml_weights_part_bytes(req->critic, req->critic_from, req->dtype, part)
                  : req->critic_bytes;
     ml_arena_release(&a);
@@ -217,6 +281,7 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     st = add_trainer(out, req, req->spec, saved, actor_rows, err);
     critic.opts.optimizer.freeze = NULL;
     memset(critic.opts.replay, 0, sizeof critic.opts.replay);
+    critic.opts.stage = req->critic_stage;
     if (st == ML_OK && req->critic)
         st = add_trainer(out, &critic, req->critic, req->critic_bytes, critic_rows, err);
     out->trainer = out->total - models;

@@ -21,7 +21,8 @@ typedef struct ml_memory_request {
     const char *const *set; /* names of the weight sets, "actor" first; NULL-terminated */
     const ml_spec *critic;  /* a critic with its own trainer; NULL: none */
     size_t critic_bytes;    /* of the critic's weights, of all ranks */
-    bool generates_only;    /* the rank has no trainer */
+    const int32_t *critic_stage; /* as opts.stage, of the critic's nodes */
+    bool generates_only;         /* the rank has no trainer */
     ml_trainer_opts opts;
     int64_t longest; /* tokens of the longest sample; 0: not known */
     bool scores;     /* samples are also scored (forward only) */
@@ -51,6 +52,10 @@ typedef struct ml_memory {
 } ml_memory;
 
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *err);
+
+/* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
+ * each sequence into two pieces each. */
+ml_batch_caps ml_memory_caps(int64_t tokens, int32_t n_context);
 
 /* A line per row, and the total. */
 void ml_memory_text(ml_text *out, const ml_memory *m);

@@ -136,10 +136,15 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     if (st == ML_OK) {
         ml_spec_keep_kv(&r->spec, ml_weights_kv_dtype(&r->spec, r->from, opts->dtype));
         drop_vain_replay(r);
+        st = ml_run_ranks_stages(&r->opts.trainer.stage, &r->arena, &opts->place, &r->spec,
+                                 err);
     }
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing &&
         ml_run_ranks_trains(&opts->ranks))
         st = open_critic(r, spec, err);
+    if (st == ML_OK && r->critic.from)
+        st = ml_run_ranks_stages(&r->critic.stage, &r->arena, &opts->place, &r->critic.spec,
+                                 err);
     if (st == ML_OK)
         st = ml_train_run_check_dirs(r, err);
     if (st == ML_OK)
@@ -231,6 +236,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         .critic_bytes =
             critic ? ml_weights_bytes(&r->critic.spec, r->critic.from, dtype) : 0,
         .critic_from = r->critic.from,
+        .critic_stage = r->critic.stage,
         .generates_only = !trains,
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,

@@ -97,6 +97,42 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
                            .replicate = (int32_t)p->replicas };
 }
 
+ml_status ml_run_ranks_chunks(int32_t *out, const ml_place_opts *p, const ml_spec *s,
+                              ml_err *err) {
+    int64_t in_all = p->pp * p->chunk_layers;
+
+    *out = p->chunks ? (int32_t)p->chunks : 1;
+    if (!p->chunk_layers)
+        return ML_OK;
+    if (s->n_layer % in_all)
+        return ml_fail(err, ML_EUSAGE,
+                       "--num-layers-per-virtual-pipeline-stage %lld and "
+                       "--pipeline-model-parallel-size %lld do not divide the %d layers of "
+                       "this model; choose others, or use "
+                       "--num-virtual-stages-per-pipeline-rank",
+                       (long long)p->chunk_layers, (long long)p->pp, (int)s->n_layer);
+    *out = (int32_t)(s->n_layer / in_all);
+    return ML_OK;
+}
+
+ml_status ml_run_ranks_stages(const int32_t **out, ml_arena *a, const ml_place_opts *p,
+                              const ml_spec *s, ml_err *err) {
+    ml_stage_opts o = { .n_stage = (int32_t)p->pp,
+                        .n_first = (int32_t)p->first_layers,
+                        .n_last = (int32_t)p->last_layers,
+                        .count_embedding = p->count_embedding,
+                        .count_loss = p->count_loss };
+    int32_t *stage = ML_NEW(a, int32_t, s->n_node);
+    ml_status st;
+
+    *out = NULL;
+    if (p->pp <= 1)
+        return ML_OK;
+    *out = stage;
+    st = ml_run_ranks_chunks(&o.n_chunk, p, s, err);
+    return st == ML_OK ? ml_stage_of_nodes(stage, s, &o, err) : st;
+}
+
 int32_t ml_run_ranks_data_size(const ml_run_ranks *r) {
     return r->sizes.gather ? ml_mesh_data_size(&r->sizes) : 1;
 }
@@ -167,10 +203,10 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
 
     r->engine_size = (int32_t)p->engine_size;
     r->publish_s = 60 * p->timeout_min;
-    if (st == ML_OK && ml_comm_size(world) == 1)
-        return plan_mesh(r, p, err);
     if (st != ML_OK)
         return st;
+    if (ml_comm_size(world) == 1)
+        return plan_mesh(r, p, err);
     if (p->apart && p->rollout < world->size)
         r->n_actor = world->size - (int32_t)p->rollout;
     st = open_mesh(r, p, err);
@@ -242,16 +278,11 @@ static bool dumps_tensors(const ml_run_opts *o) {
     " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
     "state; remove the flag"
 
-static bool divides_layers(const ml_run_opts *o) {
-    return o->place.pp > 1;
-}
-
 static bool divides_experts(const ml_run_opts *o) {
     return o->place.ep > 1;
 }
 
 static const rank_rule size_rules[] = {
-    { divides_layers, "--pipeline-model-parallel-size" NOT_YET },
     { divides_experts, "--expert-model-parallel-size" NOT_YET },
 };
 

@@ -14,6 +14,7 @@
 
 #include "comm/mesh.h"
 #include "comm/share.h"
+#include "model/stage.h"
 
 struct ml_run_opts;
 
@@ -52,6 +53,10 @@ typedef struct ml_place_opts {
     int64_t engine_size;    /* ranks of an engine */
     bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
     bool plans;             /* one process plans a rank of the job that the sizes name */
+    int64_t first_layers, last_layers; /* of the pipeline's ends; 0: their share */
+    int64_t chunk_layers, chunks;      /* interleaved: layers of a stage, or stages of
+                                               a rank; 0: not given */
+    bool count_embedding, count_loss;  /* as a layer, when layers are dealt out */
 } ml_place_opts;
 
 typedef enum ml_train_backend { ML_TRAIN_MEGATRON, ML_TRAIN_FSDP } ml_train_backend;
@@ -63,6 +68,14 @@ static inline bool ml_run_ranks_first(const ml_run_ranks *r) {
 static inline int32_t ml_run_ranks_size(const ml_run_ranks *r) {
     return ml_comm_size(r->world);
 }
+
+/* Stages of a rank of the pipeline, from either of the two flags. */
+ml_status ml_run_ranks_chunks(int32_t *out, const ml_place_opts *p, const ml_spec *s,
+                              ml_err *err);
+
+/* The pipeline stage of each node, [n_node] in the arena; NULL: there is one stage. */
+ml_status ml_run_ranks_stages(const int32_t **out, ml_arena *a, const ml_place_opts *p,
+                              const ml_spec *s, ml_err *err);
 
 /* Ranks that have different samples. */
 int32_t ml_run_ranks_data_size(const ml_run_ranks *r);

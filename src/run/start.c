@@ -215,6 +215,8 @@ static ml_status find_critic(ml_train_run *r, int64_t iteration, const char **ou
 
 static ml_status start_critic(ml_train_run *r, const char *snapshot, ml_err *err) {
     ml_trainer_opts opts = critic_opts(&r->opts);
+
+    opts.stage = r->critic.stage;
     return ml_critic_start(&r->critic, snapshot, r->opts.dtype, &r->be, &opts, &r->arena,
                            err);
 }

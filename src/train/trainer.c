@@ -32,8 +32,34 @@ static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
     return range ? (size_t)range[table].n * sizeof(float) : ml_tensor_bytes(&t);
 }
 
+/* Elements of a gradient here. */
+static int64_t grad_count(const ml_spec *s, int32_t param, const ml_shard_range *range) {
+    ml_tensor t = ml_weights_tensor(&s->param[param], ML_F32, ML_PANELS);
+    return range ? range[param].n : (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
+}
+
+/* Gradients of the nodes that use the parameters of earlier ones; `at` receives their
+ * offsets, -1: none, unless it is NULL. */
+static size_t again_bytes(const ml_spec *s, const ml_shard_range *range, int64_t *at) {
+    size_t bytes = 0;
+
+    for (int32_t i = 0; at && i < s->n_param; i++)
+        at[i] = -1;
+    for (int32_t i = 0; i < s->n_node; i++)
+        for (int k = 0; s->node[i].again && k < ML_OP_W; k++) {
+            int32_t w = s->node[i].w[k];
+            if (w == ML_NONE || s->param[w].frozen || !grad_count(s, w, range))
+                continue;
+            if (at)
+                at[w] = (int64_t)bytes;
+            bytes += ((size_t)grad_count(s, w, range) * sizeof(float) + 63) & ~(size_t)63;
+        }
+    return bytes;
+}
+
 size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range) {
-    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range);
+    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range) +
+           again_bytes(s, range, NULL);
 }
 
 const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
@@ -52,6 +78,25 @@ static bool has_embedding(const ml_trainer *t) {
     return !ml_trainer_is_pipeline(t) || t->train.first == 0;
 }
 
+static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
+    int32_t n = t->spec->n_param;
+    int64_t *at = ML_NEW(&t->arena, int64_t, n);
+    size_t bytes = again_bytes(t->spec, t->weights->range, at);
+    ml_status st = ML_OK;
+
+    if (bytes)
+        st = t->be->dev->alloc(t->be->dev, &t->again_buf, bytes, ML_MEM_GRAD, err);
+    if (!bytes || st != ML_OK)
+        return st;
+    t->again_grads = ML_NEW(&t->arena, ml_tensor, n);
+    for (int32_t i = 0; i < n; i++)
+        if (at[i] >= 0) {
+            t->again_grads[i] = t->grads.t[i];
+            t->again_grads[i].data = (char *)t->again_buf.ptr + at[i];
+        }
+    return ML_OK;
+}
+
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
     const ml_shard_range *range = t->weights->range;
     size_t bytes = has_embedding(t) ? embed_bytes(t->spec, range) : 0;
@@ -62,17 +107,27 @@ static ml_status take_grads(ml_trainer *t, ml_err *err) {
         t->embed_grad = t->grads.t[ml_trainer_tied_table(t->spec)];
         t->embed_grad.data = t->embed_buf.ptr;
     }
-    return st;
+    return st == ML_OK ? take_again_grads(t, err) : st;
 }
 
 static void zero_grads(ml_trainer *t) {
     t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
     if (t->embed_buf.ptr)
         t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
+    if (t->again_buf.ptr)
+        t->be->optim->zero(t->be->stream, t->again_buf.ptr, t->again_buf.bytes);
 }
 
-/* Adds the two gradients of a tied table. */
+/* Adds the two gradients of a tied table, and of other parameters that are used twice. */
 static void join_grads(ml_trainer *t) {
+    const ml_shard_range *range = t->weights->range;
+
+    for (int32_t i = 0; t->again_buf.ptr && i < t->spec->n_param; i++)
+        if (t->again_grads[i].data)
+            t->be->optim->add(
+                t->be->stream, t->grads.t[i].data, t->again_grads[i].data,
+                range ? range[i].n
+                      : (int64_t)(ml_tensor_bytes(&t->again_grads[i]) / sizeof(float)));
     if (t->embed_buf.ptr)
         t->be->optim->add(t->be->stream, t->grads.t[ml_trainer_tied_table(t->spec)].data,
                           t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
@@ -180,6 +235,8 @@ static void free_grads(ml_trainer *t) {
     ml_weights_close(&t->grads);
     if (t->embed_buf.dev)
         t->embed_buf.dev->free(&t->embed_buf);
+    if (t->again_buf.dev)
+        t->again_buf.dev->free(&t->again_buf);
     ml_arena_release(&t->arena);
 }
 
@@ -340,6 +397,7 @@ void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool back
     ml_run run = { .weights = w,
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
                    .rows = &rows };
 
     if (backward)
@@ -535,6 +593,7 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     ml_run run = { .weights = t->weights,
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
                    .rows = &m->batch.rows };
     bool live = false;
     ml_status st =

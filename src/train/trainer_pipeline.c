@@ -200,6 +200,7 @@ static ml_status run_backward(pipe_run *x, const ml_pass *p, ml_err *err) {
     run.set = set_of(x, p);
     run.grads = &t->grads;
     run.embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL;
+    run.again_grads = t->again_buf.ptr ? t->again_grads : NULL;
     ml_plan_backward(r->plan, &run, head ? m->own_dlogprob : NULL,
                      head && w->step->entropy && !m->critic ? m->own_dentropy : NULL);
     return t->be->dev->sync(t->be->stream, err);

@@ -31,6 +31,8 @@ struct ml_trainer {
     ml_weights grads;
     ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
     ml_tensor embed_grad;
+    ml_buf again_buf;       /* gradients of nodes that use parameters again */
+    ml_tensor *again_grads; /* [n_param] in again_buf */
     ml_runner train, score;
     ml_ranks pipe; /* the ranks of this one's pipeline; one if there is none */
     int64_t n_sample;

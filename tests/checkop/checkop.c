@@ -23,7 +23,8 @@ static const ck_suite *const suites[] = {
     &ck_lmhead,    &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
     &ck_pick,      &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
     &ck_scale,     &ck_moe_scale, &ck_layernorm,  &ck_index,       &ck_attn_chosen,
-    &ck_moe_weigh, &ck_merge,     &ck_split,      &ck_order,
+    &ck_moe_weigh, &ck_merge,     &ck_split,      &ck_order,       &ck_col_scale,
+    &ck_tanh,      &ck_cutoff,    &ck_match_rms,  &ck_stream_mix,  &ck_hyper_coef,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -54,6 +55,12 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_LAYERNORM] = { 1e-6, 1e-5, "two 16-lane sums, a root and three products" },
     [ML_OP_INDEX] = { 0, 0, "a choice" },
     [ML_OP_ATTN_CHOSEN] = { 5e-6, 2e-5, "exp, softmax sums and two chains over the keys" },
+    [ML_OP_COL_SCALE] = { 1e-7, 2e-6, "a product; sums over tokens in backward" },
+    [ML_OP_TANH] = { 5e-7, 1e-6, "tanh of 4 ulp; three products" },
+    [ML_OP_CUTOFF] = { 1e-6, 5e-6, "two 16-lane sums, a root, a difference" },
+    [ML_OP_MATCH_RMS] = { 1e-6, 5e-6, "two 16-lane sums, two roots and two products" },
+    [ML_OP_STREAM_MIX] = { 1e-6, 3e-6, "an FMA per stream; a 16-lane dot product" },
+    [ML_OP_HYPER_COEF] = { 2e-7, 2e-6, "f64, rounded once; sums over tokens in backward" },
     [ML_OP_MERGE_COLS] = { 0, 0, "a copy" },
     [ML_OP_SPLIT_COLS] = { 0, 1e-6, "a copy" },
     [ML_OP_ORDER_ROWS] = { 0, 1e-6, "a copy" },

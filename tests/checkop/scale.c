@@ -39,6 +39,44 @@ const ck_suite ck_scale = {
     .row_out = 1,
 };
 
+/* ---- col-scale ---- */
+
+static const struct column_variant {
+    int32_t n, width;
+    ml_dtype dtype;
+} column_variants[] = { { 0, 4, ML_F32 },
+                        { 1, 1, ML_F32 },
+                        { 3, 15, ML_BF16 },
+                        { 3, 16, ML_F32 },
+                        { 40, 130, ML_F32 } };
+
+static void build_columns(ck_case *c, int i) {
+    const struct column_variant *v = &column_variants[i];
+
+    ck_name(c, "%s-n%d-h%d", ml_dtype_name(v->dtype), v->n, v->width);
+    c->rows.n_token = v->n;
+    c->in[0] = c->out[0] = ck_mat(v->n, v->width);
+    ck_fill(c, &c->in[0], 2.0f);
+    c->w[0] = ck_vec(v->width);
+    c->w[0].dtype = v->dtype;
+    ck_fill(c, &c->w[0], 2.0f);
+}
+
+static void columns_forward(const ck_case *c, ck_ref *r) {
+    for (int64_t i = 0; i < ml_tensor_count(&c->out[0]); i++)
+        r->out[0][i] = r->in[0][i] * r->w[0][i % c->w[0].shape[0]];
+}
+
+const ck_suite ck_col_scale = {
+    .op = ML_OP_COL_SCALE,
+    .n_case = sizeof column_variants / sizeof *column_variants,
+    .build = build_columns,
+    .forward = columns_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};
+
 /* ---- moe-scale ---- */
 
 static const struct moe_variant {

@@ -126,6 +126,7 @@ check "a divided critic has the values and the loss of one rank" same ppo1.first
 # --- context parallel: ranks have pieces of the same samples ---
 
 divided cp2 2 --context-parallel-size 2
+divided cp2pp2 4 --context-parallel-size 2 --pipeline-model-parallel-size 2
 divided cp2dp2 4 --context-parallel-size 2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
 cp -r "$work/cp2dp2" "$work/cp2again"
 log=$work/cp2again.log
@@ -151,6 +152,30 @@ else
     skipped=1
     echo "skipped: two hosts: unshare -u is not allowed here, or the host has no name"
 fi
+
+# --- a pipeline: the bytes of one rank ---
+
+log=$work/pp2.log
+train 2 pp2 --num-rollout 3 --pipeline-model-parallel-size 2
+check "a pipeline of two stages trains" ended
+check "a pipeline has the metrics of one rank" same n1/metrics.jsonl pp2/metrics.jsonl
+check "a pipeline saves the bytes of one rank" same_snapshot n1 pp2 0000002
+cp -r "$work/n1" "$work/resumed"
+log=$work/resumed.log
+train 2 resumed --load "$work/resumed" --num-rollout 4 --pipeline-model-parallel-size 2
+check "one rank saves, a pipeline resumes" ended
+log=$work/one.log
+cp -r "$work/pp2" "$work/one"
+train 1 one --load "$work/one" --num-rollout 4
+check "a pipeline saves, one rank resumes" ended
+check "both go on alike" same_snapshot resumed one 0000003
+log=$work/pp2dp2.log
+train 4 pp2dp2 --num-rollout 3 --pipeline-model-parallel-size 2
+check "two pipelines train" ended
+check "two pipelines have the bytes of two ranks" same_snapshot n2 pp2dp2 0000002
+log=$work/stages.log
+train 2 stages --num-rollout 1 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
+check "more stages than layers are refused" says_once '^miles train: the 2 layers of this model do not fill 2 pipeline stages'
 
 # --- snapshots ---
 
@@ -274,6 +299,11 @@ miles 2 sft sftcp --prompt-data "$work/lessons.jsonl" --rollout-batch-size 16 --
 check "two ranks fine-tune on pieces of samples" ended
 sed -n '1p; 2s/"train.grad_norm.*//p' "$work/sftcp/metrics.jsonl" >"$work/sftcp.first"
 check "fine-tuning on pieces: the loss of one rank" same sft1.first sftcp.first
+
+log=$work/sftpp.log
+miles 2 sft sftpp --prompt-data "$work/lessons.jsonl" --rollout-batch-size 16 --num-rollout 2 --pipeline-model-parallel-size 2
+check "a pipeline fine-tunes" ended
+check "fine-tuning in stages: the metrics of one rank" same sft1/metrics.jsonl sftpp/metrics.jsonl
 check "train-async: the samples of one rank" same async1.samples async2.samples
 
 echo "$passed passed, $failed failed, $skipped skipped"

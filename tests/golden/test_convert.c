@@ -76,6 +76,7 @@ static void unchanged_is_identical(void) {
                                           "gemma4_text",
                                           "gemma4_text_moe",
                                           "llama4_text",
+                                          "gemma3n_text",
                                           "nemotron_h_latent" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char from[256];
@@ -88,9 +89,10 @@ static void unchanged_is_identical(void) {
 
 /* Vision towers too, and the names that the text model has inside. */
 static void unchanged_wrappers_are_identical(void) {
-    static const char *const models[] = { "gemma3",  "gemma4",      "kimi_k25",
-                                          "llama4",  "mistral3",    "qwen2_5_vl",
-                                          "qwen3_5", "qwen3_5_moe", "qwen3_vl" };
+    static const char *const models[] = { "gemma3",     "gemma3n", "gemma4",
+                                          "kimi_k25",   "llama4",  "mistral3",
+                                          "qwen2_5_vl", "qwen3_5", "qwen3_5_moe",
+                                          "qwen3_vl" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char from[256], said[2048];
         const char *to = ml_test_path(models[i]);

@@ -295,6 +295,7 @@ static void bf16_is_as_near_as_transformers(void) {
     X(llama_linear)                                                                        \
     X(llama_yarn)                                                                          \
     X(llama4_text)                                                                         \
+    X(gemma3n_text)                                                                        \
     X(mistral)                                                                             \
     X(qwen2)                                                                               \
     X(qwen3)                                                                               \

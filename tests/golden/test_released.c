@@ -165,6 +165,7 @@ static void check_wrapper(const char *name) {
 
 #define WRAPPED(X)                                                                         \
     X(gemma3, "the text model of gemma3")                                                  \
+    X(gemma3n, "the text model of gemma3n")                                                \
     X(gemma4, "the text model of gemma4")                                                  \
     X(kimi_k25, "the text model of kimi_k25")                                              \
     X(llama4, "the text model of llama4")                                                  \

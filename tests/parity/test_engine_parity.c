@@ -497,6 +497,7 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
     X(gemma4_text)                                                                         \
+    X(gemma3n_text)                                                                        \
     X(gemma4_text_moe)                                                                     \
     X(glm4_moe)                                                                            \
     X(minimax_m2)                                                                          \

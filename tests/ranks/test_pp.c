@@ -1,5 +1,6 @@
 /* Ranks of a pipeline, as threads of this process: log-probs, losses, gradients, norms and
  * weights have the bits of a job whose ranks have all layers. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +15,11 @@ enum { SAMPLES = 12, MAX_RESPONSE = 32, LAYERS = 8, STEPS = 2, MAX_RANK = 8 };
 
 /* How a job divides the model. */
 typedef struct shape {
-    int32_t dp;
+    int32_t dp; /* pipelines; with tp, groups of as many */
     ml_stage_opts stages;
     ml_granularity recompute;
     int64_t max_tokens;
+    int32_t tp; /* 0: 1 */
 } shape;
 
 static const shape quick[] = {
@@ -27,6 +29,7 @@ static const shape quick[] = {
     { 1, { .n_stage = 2, .n_chunk = 2 }, ML_RECOMPUTE_NONE, 50 },
     { 1, { .n_stage = 2, .n_first = 1 }, ML_RECOMPUTE_SELECTIVE, 1000 },
     { 2, { .n_stage = 2 }, ML_RECOMPUTE_NONE, 50 },
+    { 1, { .n_stage = 2 }, ML_RECOMPUTE_NONE, 50, .tp = 2 },
 };
 static const shape all[] = {
     { 1, { .n_stage = 4 }, ML_RECOMPUTE_NONE, 50 },
@@ -44,6 +47,9 @@ static const shape all[] = {
     { 2, { .n_stage = 2, .n_chunk = 2 }, ML_RECOMPUTE_NONE, 50 },
     { 3, { .n_stage = 2 }, ML_RECOMPUTE_NONE, 50 },
     { 4, { .n_stage = 2 }, ML_RECOMPUTE_NONE, 50 },
+    { 1, { .n_stage = 4 }, ML_RECOMPUTE_FULL, 50, .tp = 2 },
+    { 2, { .n_stage = 2 }, ML_RECOMPUTE_NONE, 50, .tp = 2 },
+    { 1, { .n_stage = 2, .n_chunk = 2 }, ML_RECOMPUTE_NONE, 30, .tp = 3 },
 };
 
 /* A training job and what its ranks compute. */
@@ -56,10 +62,16 @@ typedef struct job {
     int32_t *routed[SAMPLES]; /* recorded routing */
     double loss[STEPS], norm[STEPS];
     int64_t n_token, n_idle;
-    ml_weights grads, weights; /* of rank 0, after the steps */
+    ml_weights grads[MAX_RANK], weights[MAX_RANK]; /* of each rank, after the steps */
+    pthread_mutex_t *lock;                         /* of the arena */
     ml_arena arena;
     struct job *whole; /* the same with all layers on each rank; NULL: this is it */
 } job;
+
+/* Ranks of a stage. */
+static int32_t places_of(const shape *x) {
+    return x->dp * (x->tp ? x->tp : 1);
+}
 
 static void must(ml_status st, const ml_err *err) {
     if (st == ML_OK)
@@ -88,8 +100,7 @@ static int32_t *stages_of(trainee *p, const job *j) {
     int32_t *stage;
     ml_spec s;
 
-    must(j->critic ? ml_spec_open_critic(&s, j->dir, &err) : ml_spec_open(&s, j->dir, &err),
-         &err);
+    must(ml_spec_open_with(&s, j->dir, &(ml_spec_opts){ .critic = j->critic }, &err), &err);
     stage = ML_NEW(&p->arena, int32_t, s.n_node);
     must(ml_stage_of_nodes(stage, &s, &j->of.stages, &err), &err);
     ml_spec_close(&s);
@@ -121,9 +132,9 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     ml_err err = { 0 };
 
     ml_arena_init(&p->arena, "trainee");
-    must(
-        ml_mesh_open(&p->mesh, c, NULL, (ml_mesh_opts){ .pp = j->of.stages.n_stage }, &err),
-        &err);
+    must(ml_mesh_open(&p->mesh, c, NULL,
+                      (ml_mesh_opts){ .tp = j->of.tp, .pp = j->of.stages.n_stage }, &err),
+         &err);
     o.trainer.mesh = &p->mesh;
     o.trainer.stage = j->whole ? stages_of(p, j) : NULL;
     o.trainer.whole_grads = true;
@@ -211,7 +222,7 @@ static void step(trainee *p, job *j, int k, ml_step_result *out) {
         p->sample[i].idle = i / 2 == 2;
     must(ml_trainer_schedule(&plan, p->t.trainer, &p->arena, p->sample, SAMPLES, &err),
          &err);
-    CHECK(plan.n_step == 1 && plan.n_rank == j->of.dp);
+    CHECK(plan.n_step == 1 && plan.n_rank == places_of(&j->of));
     must(ml_trainer_step(p->t.trainer,
                          &(ml_step){ .sample = p->sample,
                                      .micro = &plan.step[0].rank[place],
@@ -222,7 +233,7 @@ static void step(trainee *p, job *j, int k, ml_step_result *out) {
                          out, &err),
          &err);
     CHECK(out->applied && out->n_idle == 2);
-    if (!j->whole) {
+    if (!j->whole && place == 0) {
         j->loss[k] = out->loss;
         j->norm[k] = out->grad_norm;
         j->n_token = out->n_token;
@@ -234,12 +245,12 @@ static void step(trainee *p, job *j, int k, ml_step_result *out) {
 static void same_tensors(const job *j, const ml_comm *c, const trainee *p,
                          const ml_weights *got, const ml_weights *want, bool grads) {
     const ml_optimizer *o = ml_trainer_optimizer(p->t.trainer);
-    int32_t n = 0;
+    int32_t n = 0, n_place = places_of(&j->of);
 
     for (int32_t i = 0; i < got->n; i++) {
         bool mine = false;
-        for (int32_t r = 0; r < j->of.dp; r++) /* the ranks of this stage */
-            mine |= ml_optimizer_range(o, i, c->rank / j->of.dp * j->of.dp + r).n > 0;
+        for (int32_t r = 0; r < n_place; r++) /* the ranks of this stage */
+            mine |= ml_optimizer_range(o, i, c->rank / n_place * n_place + r).n > 0;
         if (!got->t[i].data || (grads && !mine))
             continue;
         CHECK(ml_tensor_bytes(&got->t[i]) == ml_tensor_bytes(&want->t[i]));
@@ -255,8 +266,9 @@ static ml_weights keep(job *j, const ml_weights *w) {
 
     for (int32_t i = 0; i < w->n; i++) {
         out.t[i] = w->t[i];
-        out.t[i].data = ml_arena_take(&j->arena, ml_tensor_bytes(&w->t[i]), 1);
-        memcpy(out.t[i].data, w->t[i].data, ml_tensor_bytes(&w->t[i]));
+        out.t[i].data = ml_arena_take(&j->arena, ml_tensor_bytes(&w->t[i]) + 1, 1);
+        if (w->t[i].data)
+            memcpy(out.t[i].data, w->t[i].data, ml_tensor_bytes(&w->t[i]));
     }
     return out;
 }
@@ -278,13 +290,15 @@ static void train(ml_comm *c, void *ud) {
                       out.n_token != whole->n_token || out.n_idle != whole->n_idle))
             differs(j, c, "loss or norm");
     }
-    if (!whole && c->rank == 0) {
-        j->grads = keep(j, ml_trainer_grads(t));
-        j->weights = keep(j, &p.t.weights);
-    }
-    if (whole) {
-        same_tensors(j, c, &p, ml_trainer_grads(t), &whole->grads, true);
-        same_tensors(j, c, &p, &p.t.weights, &whole->weights, false);
+    if (!whole) {
+        pthread_mutex_lock(j->lock);
+        j->grads[c->rank] = keep(j, ml_trainer_grads(t));
+        j->weights[c->rank] = keep(j, &p.t.weights);
+        pthread_mutex_unlock(j->lock);
+    } else {
+        int32_t place = c->rank % places_of(&j->of);
+        same_tensors(j, c, &p, ml_trainer_grads(t), &whole->grads[place], true);
+        same_tensors(j, c, &p, &p.t.weights, &whole->weights[place], false);
     }
     close_trainee(&p);
 }
@@ -292,16 +306,20 @@ static void train(ml_comm *c, void *ud) {
 /* A job whose ranks have all layers, then the same as a pipeline. */
 static void compare(const char *dir, const char *model, ml_weight_dtype dtype, bool critic,
                     const shape *of) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static job whole, j;
 
-    whole = (job){ .model = model,
-                   .dir = dir,
-                   .dtype = dtype,
-                   .critic = critic,
-                   .records = strstr(model, "moe") != NULL,
-                   .of = { of->dp, { .n_stage = 1 }, ML_RECOMPUTE_NONE, of->max_tokens } };
+    whole = (job){
+        .model = model,
+        .dir = dir,
+        .dtype = dtype,
+        .critic = critic,
+        .records = strstr(model, "moe") != NULL,
+        .of = { of->dp, { .n_stage = 1 }, ML_RECOMPUTE_NONE, of->max_tokens, of->tp },
+        .lock = &lock
+    };
     ml_arena_init(&whole.arena, "job");
-    ml_ranks_run(of->dp, train, &whole);
+    ml_ranks_run(places_of(of), train, &whole);
     j = (job){ .model = model,
                .dir = dir,
                .dtype = dtype,
@@ -309,7 +327,7 @@ static void compare(const char *dir, const char *model, ml_weight_dtype dtype, b
                .records = whole.records,
                .of = *of,
                .whole = &whole };
-    ml_ranks_run(of->dp * of->stages.n_stage, train, &j);
+    ml_ranks_run(places_of(of) * of->stages.n_stage, train, &j);
     ml_arena_release(&whole.arena);
 }
 

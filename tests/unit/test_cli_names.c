@@ -227,8 +227,8 @@ static void wandb(void) {
     CHECK_HAS(log_of(ML_CMD_TRAIN,
                      RUN "--save s --use-wandb --wandb-project p --wandb-team t "
                          "--wandb-group g"),
-              "--use-wandb: wandb sync --sync-tensorboard --project p --entity t "
-              "s/tensorboard uploads the metrics");
+              "--use-wandb: python3 share/wandb_upload.py --project p --entity t s uploads "
+              "the metrics");
     CHECK_HAS(log_of(ML_CMD_TRAIN, RUN "--use-wandb"), "metrics are kept only with --save");
     CHECK(*log_of(ML_CMD_TRAIN, RUN "--use-wandb --wandb-mode disabled") == 0);
     check_refused(ML_CMD_TRAIN, RUN "--use-wandb --wandb-mode online", "--wandb-mode");

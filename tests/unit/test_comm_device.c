@@ -241,6 +241,29 @@ static void pass_one(const rig *g, int64_t n) {
     CHECK(are_same(&x));
 }
 
+/* Each rank sends two tensors to the next and one to the one before. */
+static void exchange_some(const rig *g, int64_t n) {
+    ml_comm *h = g->host, *c = g->peer;
+    int32_t next = (h->rank + 1) % h->size, last = (h->rank + h->size - 1) % h->size;
+    const int64_t size[3] = { n, n / 3, n / 2 };
+    const int32_t to[3] = { next, next, last }, from[3] = { last, last, next };
+    ml_message m[6], d[6];
+    both in[3], out[3];
+
+    for (int i = 0; i < 3; i++) {
+        in[i] = on_both(g, numbers(ML_F32, h->rank * 3 + i, size[i]), (size_t)size[i] * 4);
+        out[i] = output(g, (size_t)size[i] * 4);
+        m[i] = (ml_message){ tensor(in[i].p, ML_F32, size[i], 1), to[i], true };
+        m[3 + i] = (ml_message){ tensor(out[i].p, ML_F32, size[i], 1), from[i], false };
+        d[i] = (ml_message){ there(&in[i], m[i].t), to[i], true };
+        d[3 + i] = (ml_message){ there(&out[i], m[3 + i].t), from[i], false };
+    }
+    CHECK(h->size == 1 || h->exchange(h, NULL, m, 6, NULL) == ML_OK);
+    CHECK(h->size == 1 || c->exchange(c, g->s, d, 6, NULL) == ML_OK);
+    for (int i = 0; i < 3; i++)
+        CHECK(are_same(&in[i]) && are_same(&out[i]));
+}
+
 enum { LONG = 5 << 20 }; /* floats: more than a stage holds */
 
 static void check_collectives(const rig *g) {
@@ -255,6 +278,7 @@ static void check_collectives(const rig *g) {
             reduce_one(g, dtypes[d], ML_REDUCE_MAX, sizes[i]);
         }
     }
+    exchange_some(g, 1001);
     exchange_one(g, 1, 3);
     exchange_one(g, 100, 64);
 }
@@ -262,6 +286,7 @@ static void check_collectives(const rig *g) {
 static void check_long(const rig *g) {
     gather_one(g, LONG);
     pass_one(g, LONG);
+    exchange_some(g, LONG / 2);
     reduce_one(g, ML_F32, ML_REDUCE_SUM, LONG / 2);
     exchange_one(g, 300, LONG / 512);
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "model/plan.h"
 #include "tests/support/log_text.h"
 #include "tests/support/scratch.h"
@@ -163,6 +164,41 @@ static void warns_of_unknown_keys(void) {
     CHECK_HAS(log.ptr, "config.json:4: unknown key \"surprise\" has no effect");
     ml_spec_close(&spec);
     ml_text_release(&log);
+}
+
+/* Keys of releases that no other test's config has: none may be unknown. */
+static void takes_released_configs(void) {
+    static const struct {
+        const char *name, *family;
+        double billions; /* parameters of the text model */
+    } all[] = { { "GLM-4.7-Flash", "glm4_moe_lite", 29.94 },
+                { "Gemma-3n-E4B", "gemma3n_text", 6.84 },
+                { "Kimi-K2.5", "kimi_k2", 1026.41 },
+                { "Qwen3.6-27B", "qwen3_5_text", 26.90 },
+                { "Qwen3.6-35B-A3B", "qwen3_5_moe_text", 34.66 } };
+
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char path[256];
+        ml_text log = { 0 };
+        ml_file file = { 0 };
+        ml_spec spec = { 0 };
+        ml_err err = { 0 };
+        double n;
+
+        snprintf(path, sizeof path, "tests/golden/configs/%s.json", all[i].name);
+        ml_log_to_text(&log);
+        CHECK(ml_file_map(&file, path, &err) == ML_OK);
+        if (ml_spec_parse(&spec, file.bytes, path, &err) != ML_OK || log.len)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s%s", path, err.msg,
+                         log.len ? log.ptr : "");
+        n = (double)ml_spec_param_count(&spec) / 1e9;
+        if (n < all[i].billions - 0.01 || n > all[i].billions + 0.01)
+            ml_test_fail(__FILE__, __LINE__, "%s has %.3f billion parameters", path, n);
+        CHECK(!strcmp(spec.family, all[i].family));
+        ml_spec_close(&spec);
+        ml_file_unmap(&file);
+        ml_text_release(&log);
+    }
 }
 
 /* --- weights ---------------------------------------------------------------- */
@@ -439,6 +475,7 @@ static const ml_test tests[] = {
     { "a bad config.json is refused with the key", refuses_bad_configs },
     { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
     { "unknown keys of config.json are warned of", warns_of_unknown_keys },
+    { "configs of releases have no unknown keys", takes_released_configs },
     { "weights of a wrong shape, type or name are refused", refuses_bad_weights },
     { "weights that no layer reads are refused", refuses_extra_weights },
     { "a plan without backward reuses activation memory", memory_follows_lifetimes },

@@ -50,6 +50,12 @@ ML_CPU_OP(layernorm)   /* layernorm.c */
 ML_CPU_OP(index)       /* index.c; backward is a no-op */
 ML_CPU_OP(attn_chosen) /* attn_chosen.c */
 ML_CPU_OP(moe_weigh)   /* moe.c */
+ML_CPU_OP(col_scale)   /* scale.c */
+ML_CPU_OP(tanh)        /* row_act.c */
+ML_CPU_OP(cutoff)      /* row_act.c */
+ML_CPU_OP(match_rms)   /* streams.c */
+ML_CPU_OP(stream_mix)  /* streams.c */
+ML_CPU_OP(hyper_coef)  /* hyper.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 ML_CPU_OP(split_cols)  /* merge.c */
 ML_CPU_OP(order_rows)  /* merge.c */
@@ -85,6 +91,6 @@ typedef size_t ml_cpu_scratch_fn(const ml_cpu_stream *s, const ml_op_args *a,
 ml_cpu_scratch_fn ml_cpu_linear_scratch, ml_cpu_moe_linear_scratch, ml_cpu_rmsnorm_scratch,
     ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_linear_rnn_scratch,
     ml_cpu_lmhead_scratch, ml_cpu_layernorm_scratch, ml_cpu_index_scratch,
-    ml_cpu_attn_chosen_scratch;
+    ml_cpu_attn_chosen_scratch, ml_cpu_col_scale_scratch, ml_cpu_hyper_coef_scratch;
 
 #endif

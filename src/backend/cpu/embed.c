@@ -15,6 +15,11 @@ static void read_row(float *x, const ml_tensor *w, int64_t row) {
     }
 }
 
+/* Tokens past the end of the table have its first row. */
+static int64_t table_row(const ml_tensor *w, int32_t id) {
+    return id < w->shape[0] ? id : 0;
+}
+
 static void embed_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_tensor *w = &j->a->w[0];
@@ -24,7 +29,7 @@ static void embed_rows(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         float *x = (float *)j->a->out[0].data + t * width;
-        read_row(x, w, ml_row_id(j->a->rows->id, j->a->rows->drawn, t));
+        read_row(x, w, table_row(w, ml_row_id(j->a->rows->id, j->a->rows->drawn, t)));
         for (int64_t i = 0; scale != 1.0f && i < width; i++)
             x[i] = x[i] * scale;
     }
@@ -46,7 +51,7 @@ static void embed_columns(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = 0; t < a->rows->n_token; t++) {
         const float *dx = (const float *)a->dout[0].data + t * width;
-        ml_row_walk at = ml_tensor_row(dw, a->rows->id[t]);
+        ml_row_walk at = ml_tensor_row(dw, table_row(dw, a->rows->id[t]));
         float *d = dw->data;
         for (int64_t i = begin; i < end; i++)
             d[ml_row_at(at, i)] += scale != 1.0f ? dx[i] * scale : dx[i];

@@ -17,6 +17,11 @@ typedef void ml_glu_fn(float *y, const float *g, const float *u, int64_t n);
 typedef void ml_glu_back_fn(float *dg, float *du, const float *dy, const float *g,
                             const float *u, int64_t n, bool add_g, bool add_u);
 
+/* Constants of cut_back. */
+typedef struct ml_row_cut {
+    float at, mean, shift, tilt;
+} ml_row_cut;
+
 typedef struct ml_row_kern {
     /* sum of a[i] * b[i] */
     float (*dot)(const float *a, const float *b, int64_t n);
@@ -41,6 +46,19 @@ typedef struct ml_row_kern {
     /* y = act(g) * u, indexed by ml_act; dg or du may be NULL: not computed */
     ml_glu_fn *glu[ML_ACT_COUNT];
     ml_glu_back_fn *glu_back[ML_ACT_COUNT];
+
+    /* y = tanh(x); dx = dy (1 - y) (1 + y) */
+    void (*tanh)(float *y, const float *x, int64_t n);
+    void (*tanh_back)(float *dx, const float *dy, const float *y, int64_t n, bool add);
+
+    /* sums of x[i], of (x[i] - mean)^2, of dy[i] where x[i] > at */
+    float (*sum)(const float *x, int64_t n);
+    float (*deviation)(const float *x, float mean, int64_t n);
+    float (*cut_sum)(const float *dy, const float *x, float at, int64_t n);
+    /* y = relu(x - at); dx = fma(tilt, x - mean, g + shift), g = dy where x > at, else 0 */
+    void (*cut)(float *y, const float *x, float at, int64_t n);
+    void (*cut_back)(float *dx, const float *dy, const float *x, const ml_row_cut *c,
+                     int64_t n, bool add);
 
     void (*sigmoid)(float *p, const float *x, int64_t n);
     /* p = exp(x - max x) / sum; p must not alias x */

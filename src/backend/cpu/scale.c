@@ -1,5 +1,5 @@
-/* scale.c - SCALE: rows times one number; MOE_SCALE: routing weights times a number per
- * expert. */
+/* scale.c - SCALE: rows times one number; COL_SCALE: columns times their numbers;
+ * MOE_SCALE: routing weights times a number per expert. */
 #include <math.h>
 
 #include "backend/cpu/cpu_priv.h"
@@ -38,6 +38,91 @@ static void scale_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
 void ml_cpu_scale_backward(ml_stream *s, const ml_op_args *a) {
     if (a->din[0].data)
         ml_cpu_split(s, a, a->dout[0].shape[0], a->dout[0].shape[1], scale_rows_back);
+}
+
+/* ---- col-scale ---- */
+
+/* Scratch: the weight as f32. */
+size_t ml_cpu_col_scale_scratch(const ml_cpu_stream *s, const ml_op_args *a,
+                                bool backward) {
+    (void)s, (void)backward;
+    return a->w[0].dtype == ML_BF16 ? (size_t)a->w[0].shape[0] * sizeof(float) : 0;
+}
+
+static const float *column_factors(const ml_op_args *a) {
+    float *wide = a->scratch;
+
+    if (a->w[0].dtype != ML_BF16)
+        return a->w[0].data;
+    for (int64_t i = 0; i < a->w[0].shape[0]; i++)
+        wide[i] = ml_bf16_to_f32(((const uint16_t *)a->w[0].data)[i]);
+    return wide;
+}
+
+typedef struct column_job {
+    const ml_row_kern *k;
+    const ml_op_args *a;
+    const float *w;
+    int64_t width;
+} column_job;
+
+static column_job column_begin(const ml_stream *s, const ml_op_args *a) {
+    return (column_job){ ml_cpu(s)->kern->row, a, column_factors(a), a->w[0].shape[0] };
+}
+
+static void scale_columns(void *ud, int64_t begin, int64_t end, int worker) {
+    const column_job *j = ud;
+
+    (void)worker;
+    for (int64_t t = begin; t < end; t++)
+        j->k->norm((float *)j->a->out[0].data + t * j->width,
+                   (const float *)j->a->in[0].data + t * j->width, j->w, 1.0f, j->width,
+                   false);
+}
+
+void ml_cpu_col_scale_forward(ml_stream *s, const ml_op_args *a) {
+    column_job j = column_begin(s, a);
+    ml_pool_run(ml_cpu(s)->pool, a->in[0].shape[0], ml_cpu_grain(j.width), scale_columns,
+                &j);
+}
+
+static void scale_columns_back(void *ud, int64_t begin, int64_t end, int worker) {
+    const column_job *j = ud;
+
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        const float *dy = (const float *)j->a->dout[0].data + t * j->width;
+        float *dx = (float *)j->a->din[0].data + t * j->width;
+        if (j->a->din_add[0])
+            for (int64_t i = 0; i < j->width; i++)
+                dx[i] = dx[i] + dy[i] * j->w[i];
+        else
+            j->k->norm(dx, dy, j->w, 1.0f, j->width, false);
+    }
+}
+
+/* Task over blocks of 16 columns: each column is a chain over ascending rows. */
+static void column_gradients(void *ud, int64_t begin, int64_t end, int worker) {
+    const column_job *j = ud;
+    const ml_op_args *a = j->a;
+    int64_t from = begin * 16, to = end * 16 < j->width ? end * 16 : j->width;
+
+    (void)worker;
+    for (int64_t t = 0; t < a->in[0].shape[0]; t++)
+        j->k->norm_dw((float *)a->dw[0].data + from,
+                      (const float *)a->dout[0].data + t * j->width + from,
+                      (const float *)a->in[0].data + t * j->width + from, 1.0f, to - from);
+}
+
+void ml_cpu_col_scale_backward(ml_stream *s, const ml_op_args *a) {
+    column_job j = column_begin(s, a);
+    int64_t n = a->in[0].shape[0];
+
+    if (a->din[0].data)
+        ml_pool_run(ml_cpu(s)->pool, n, ml_cpu_grain(j.width), scale_columns_back, &j);
+    if (a->dw[0].data)
+        ml_pool_run(ml_cpu(s)->pool, (j.width + 15) / 16, ml_cpu_grain(16 * n),
+                    column_gradients, &j);
 }
 
 /* ---- moe-scale: few numbers per token ---- */

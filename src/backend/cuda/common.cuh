@@ -17,6 +17,7 @@
 
 extern "C" {
 #include "backend/cuda_door.h"
+#include "backend/cuda_ops.h"
 }
 
 typedef __nv_bfloat16 bf16;
@@ -113,10 +114,6 @@ ML_CUDA_OP(lmhead)      /* lmhead.cu */
 #undef ML_CUDA_OP
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.cu */
 
-typedef size_t ml_cuda_scratch_fn(const ml_op_args *a, bool backward);
-ml_cuda_scratch_fn ml_cuda_rmsnorm_scratch, ml_cuda_attn_scratch, ml_cuda_lmhead_scratch,
-    ml_cuda_linear_scratch, ml_cuda_moe_route_scratch;
-
 /* y [n] += the sum of part [n_part, n], in order.  elementwise.cu */
 void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_part,
                        int64_t n);
@@ -134,14 +131,9 @@ void ml_cuda_staging_close(ml_cuda_stream *s);
 void ml_cuda_staged_copy(ml_stream *s, void *dst, const void *host, size_t bytes);
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err);
 void ml_cuda_sample_close(ml_cuda_stream *s);
-size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab);
 void ml_cuda_sample(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
                     void *scratch, int32_t *drawn);
 void ml_cuda_sampled(ml_stream *s, struct ml_draw *draw, int64_t n); /* sample.cu */
-
-static inline size_t ml_cuda_align(size_t bytes) {
-    return (bytes + 255) & ~(size_t)255;
-}
 
 static inline unsigned ml_cuda_blocks(int64_t n, int64_t per_block) {
     return (unsigned)((n + per_block - 1) / per_block);

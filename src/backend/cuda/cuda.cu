@@ -123,19 +123,6 @@ static size_t available(const ml_device *d) {
 
 /* ---- ops ---- */
 
-static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
-                         bool backward) {
-    (void)s;
-    switch (op) {
-    case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
-    case ML_OP_RMSNORM: return ml_cuda_rmsnorm_scratch(a, backward);
-    case ML_OP_ATTN: return ml_cuda_attn_scratch(a, backward);
-    case ML_OP_MOE_ROUTE: return ml_cuda_moe_route_scratch(a, backward);
-    case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward);
-    default: return 0;
-    }
-}
-
 static ml_status refuse(ml_err *err, const char *what, long long n) {
     return ml_fail(err, ML_EUNSUP,
                    "the CUDA backend has no kernel for %s %lld; use --device cpu", what, n);
@@ -195,7 +182,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "a vocabulary of", (long long)w[0]);
     if (backward)
         return ML_OK;
-    if (op == ML_OP_LINEAR && !ml_cuda_linear_f32_out_supports(a))
+    if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a))
         return try_linear(ml_cuda(s), a, err);
     ml_cuda(s)->joint.n = 0;
     if (op == ML_OP_LMHEAD)
@@ -210,22 +197,10 @@ static ml_ops table(void) {
 #define FILL(id, name)                                                                     \
     o.forward[ML_OP_##id] = ml_cuda_##name##_forward;                                      \
     o.backward[ML_OP_##id] = ml_cuda_##name##_backward;
-    FILL(EMBED, embed)
-    FILL(LINEAR, linear)
-    FILL(RMSNORM, rmsnorm)
-    FILL(ROPE_TABLE, rope_table)
-    FILL(ROPE, rope)
-    FILL(ATTN, attn)
-    FILL(ADD, add)
-    FILL(GLU, glu)
-    FILL(MOE_ROUTE, moe_route)
-    FILL(MOE_GATHER, moe_gather)
-    FILL(MOE_LINEAR, moe_linear)
-    FILL(MOE_COMBINE, moe_combine)
-    FILL(LMHEAD, lmhead)
+    ML_CUDA_OP_LIST(FILL)
 #undef FILL
     o.forward[ML_OP_MERGE_COLS] = ml_cuda_merge_cols_forward;
-    o.scratch = op_scratch;
+    o.scratch = ml_cuda_op_scratch;
     o.prepare = op_prepare;
     o.together = ml_cuda_together;
     o.sample_scratch = ml_cuda_sample_scratch;

@@ -3,11 +3,12 @@
 
 enum { THREADS = 128 };
 
+/* Tokens past the end of the table have its first row. */
 template <class T>
-__global__ void embed_kernel(T *x, const T *table, const int32_t *id, const int32_t *drawn,
-                             int64_t width, float scale) {
-    int32_t own = id[blockIdx.x];
-    const T *from = table + (int64_t)(own >= 0 ? own : drawn[-1 - own]) * width;
+__global__ void embed_kernel(T *x, const T *table, int64_t n_row, const int32_t *id,
+                             const int32_t *drawn, int64_t width, float scale) {
+    int32_t own = id[blockIdx.x] >= 0 ? id[blockIdx.x] : drawn[-1 - id[blockIdx.x]];
+    const T *from = table + (own < n_row ? own : 0) * width;
     T *to = x + (int64_t)blockIdx.x * width;
 
     for (int64_t i = threadIdx.x; i < width; i += THREADS)
@@ -18,8 +19,8 @@ template <class T> static void embed(ml_stream *s, const ml_op_args *a) {
     if (a->rows->n_token == 0)
         return;
     embed_kernel<T><<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
-        (T *)a->out[0].data, (const T *)a->w[0].data, a->rows->id, a->rows->drawn,
-        a->out[0].shape[1], a->attr->embed_scale);
+        (T *)a->out[0].data, (const T *)a->w[0].data, a->w[0].shape[0], a->rows->id,
+        a->rows->drawn, a->out[0].shape[1], a->attr->embed_scale);
     ml_cuda_launched(ml_cuda(s), "embed");
 }
 

@@ -7,9 +7,6 @@
 
 enum {
     THREADS = 256,
-    NARROW = 128, /* width up to which a thread has one pack */
-    CHUNKS = 264, /* two per SM of an H200 */
-    CHUNKS_NARROW = 528,
     DW_COLUMNS = 32, /* that a block sums; a warp takes every DW_WAYS-th chunk */
     DW_WAYS = THREADS / DW_COLUMNS
 };
@@ -217,19 +214,10 @@ __global__ static void norm_dw_kernel(float *dw, const float *part, int chunks, 
     dw[i] += sum;
 }
 
-static int64_t max_chunks(int width) {
-    return width <= NARROW ? CHUNKS_NARROW : CHUNKS;
-}
-
 /* A function of group count and width only, so that gradients are deterministic. */
 static int64_t groups_per_chunk(int64_t n_group, int width) {
-    int64_t per = (n_group + max_chunks(width) - 1) / max_chunks(width);
+    int64_t per = (n_group + ml_cuda_norm_chunks(width) - 1) / ml_cuda_norm_chunks(width);
     return per < 16 ? 16 : per;
-}
-
-size_t ml_cuda_rmsnorm_scratch(const ml_op_args *a, bool backward) {
-    int width = a->attr->norm.width;
-    return backward ? (size_t)max_chunks(width) * (size_t)width * sizeof(float) : 0;
 }
 
 template <class S, class T>
@@ -252,7 +240,7 @@ template <class T> static void norm_run(ml_stream *s, const norm_call<T> &c, boo
         norm_launch<shares<32, 8, 1>>(s, c, back);
     else if (c.width % 8)
         norm_launch<shares<256, 32, 1>>(s, c, back);
-    else if (c.width <= NARROW)
+    else if (c.width <= ML_NORM_NARROW)
         norm_launch<shares<16, 1, 8>>(s, c, back);
     else if (c.width <= 1024)
         norm_launch<shares<32, 4, 8>>(s, c, back);

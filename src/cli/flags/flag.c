@@ -20,6 +20,7 @@ const ml_flag_table ml_flag_tables[] = {
     { ml_flags_text, 0, ML_FROM_OURS },
     { ml_flags_bench, ML_CMD_BENCH_ENGINE | ML_CMD_BENCH_SERVE, ML_FROM_SGLANG },
     { ml_flags_inspect, ML_CMD_INSPECT, ML_FROM_OURS },
+    { ml_flags_plan, ML_CMD_PLAN_ONLY, ML_FROM_OURS },
     { ml_flags_run, 0, ML_FROM_OURS },
     { ml_flags_algo, ML_CMD_LOSS | ML_CMD_TRAIN, ML_FROM_MILES },
     { ml_flags_train, TRAINS, ML_FROM_MILES },

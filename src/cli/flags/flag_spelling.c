@@ -82,28 +82,23 @@ void ml_flags_respell(ml_config *c, bool says_dynamic) {
 
 void ml_flags_tell_wandb(const ml_run_opts *o) {
     const ml_wandb_opts *w = &o->wandb;
-    ml_run_log_opts log = o->log;
-    ml_text command = { 0 }, file = { 0 };
+    ml_text command = { 0 };
 
-    log.dir = o->save;
     if (!w->use || is(w->mode, "disabled") || o->dry_run)
         return;
     if (!o->save) {
         ml_log(ML_LOG_WARN, "--use-wandb is ignored: metrics are kept only with --save");
         return;
     }
-    ml_run_log_event_path(&file, &log);
-    *strrchr(file.ptr, '/') = 0;
-    ml_text_printf(&command, "wandb sync --sync-tensorboard");
+    ml_text_printf(&command, "python3 share/wandb_upload.py");
     if (w->project)
         ml_text_printf(&command, " --project %s", w->project);
     if (w->team)
         ml_text_printf(&command, " --entity %s", w->team);
     if (w->id)
         ml_text_printf(&command, " --id %s", w->id);
-    ml_log(ML_LOG_WARN, "--use-wandb: %s %s uploads the metrics", command.ptr, file.ptr);
+    ml_log(ML_LOG_WARN, "--use-wandb: %s %s uploads the metrics", command.ptr, o->save);
     ml_text_release(&command);
-    ml_text_release(&file);
 }
 
 /* ---- environment ---- */

@@ -14,7 +14,7 @@ ml_cmd ml_flags_command(ml_cmd cmd, int argc, char *const *argv);
  * batches.  says_dynamic: --use-dynamic-batch-size or its negation is given. */
 void ml_flags_respell(ml_config *c, bool says_dynamic);
 
-/* Names the command that uploads the event files of a run with --use-wandb. */
+/* Names the command that uploads the metrics of a run with --use-wandb. */
 void ml_flags_tell_wandb(const ml_run_opts *o);
 
 /* Warns of environment variables that switch on features of Miles, Transformer Engine or

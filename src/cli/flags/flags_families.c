@@ -338,7 +338,9 @@ const ml_flag_family ml_flag_families[] = {
     { "", ML_FLAG_REFUSED,
       "rewards have no categories; miles inspect shows the reward of each sample",
       "log-reward-category" },
-    { "", ML_FLAG_NOOP, "wandb sync, which uploads the metrics, has this setting",
+    { "", ML_FLAG_NOOP,
+      "share/wandb_upload.py uploads the metrics; an environment variable of wandb "
+      "has this setting",
       "disable-wandb-random-suffix wandb-always-use-train-step wandb-group wandb-key "
       "wandb-dir wandb-host wandb-run-name" },
     { "", ML_FLAG_REFUSED,

@@ -78,8 +78,8 @@ const ml_flag ml_flags_logging[] = {
       .group = "metrics",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Print the command that uploads the TensorBoard event files of the run to "
-              "W&B.  miles itself sends nothing." },
+      .help = "Print the command that uploads the metrics of the run to W&B, "
+              "share/wandb_upload.py.  miles itself sends nothing." },
     { .name = "wandb-mode",
       .type = ML_FLAG_TEXT,
       ML_AT(run.wandb.mode),
@@ -88,8 +88,8 @@ const ml_flag ml_flags_logging[] = {
       .group = "metrics",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "offline: the run is uploaded by wandb sync.  disabled: same as "
-              "--no-use-wandb." },
+      .help = "offline: the metrics are uploaded by share/wandb_upload.py.  disabled: same "
+              "as --no-use-wandb." },
     WANDB_TEXT("wandb-project", project, "Project"),
     WANDB_TEXT("wandb-team", team, "Entity"),
     WANDB_TEXT("wandb-run-id", id, "Run"),

@@ -23,6 +23,13 @@ static const char *const f32[] = { "fp32", "float32", NULL };
         .help = sentence                                                                   \
     }
 
+#define ML_LAYERS(word, field, without, sentence)                                          \
+    {                                                                                      \
+        .name = word, .type = ML_FLAG_I64, ML_AT(run.place.field), .def_note = without,    \
+        .min = 1, .max = 1e6, .group = "ranks", .cmds = TRAIN, .from = ML_FROM_MEGATRON,   \
+        .help = sentence                                                                   \
+    }
+
 const ml_flag ml_flags_parallel[] = {
     { .name = "actor-num-nodes",
       .type = ML_FLAG_I64,
@@ -72,7 +79,38 @@ const ml_flag ml_flags_parallel[] = {
         "Ranks that divide the weights, and gather those of a layer when they need them; "
         "they have different samples."),
     ML_SIZE("pipeline-model-parallel-size", pp,
-            "Ranks that divide the layers.  Sizes above 1 are not supported yet."),
+            "Stages of a pipeline: each has a part of the layers.  Gradients are those of "
+            "one rank, bit for bit."),
+    ML_LAYERS("decoder-first-pipeline-num-layers", first_layers, "the first stage's share",
+              "Layers of the first pipeline stage."),
+    ML_LAYERS("decoder-last-pipeline-num-layers", last_layers, "the last stage's share",
+              "Layers of the last pipeline stage."),
+    ML_LAYERS("num-layers-per-virtual-pipeline-stage", chunk_layers, "not interleaved",
+              "Interleaved schedule: layers of a stage, of which each rank has several."),
+    ML_LAYERS("num-virtual-stages-per-pipeline-rank", chunks, "1",
+              "Interleaved schedule: stages of a rank, instead of the layers of one."),
+    { .name = "account-for-embedding-in-pipeline-split",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.place.count_embedding),
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MEGATRON,
+      .help = "The embedding counts as a layer of the first pipeline stage." },
+    { .name = "account-for-loss-in-pipeline-split",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.place.count_loss),
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MEGATRON,
+      .help = "The LM head and the loss count as a layer of the last pipeline stage." },
+    ML_REFUSED("pipeline-model-parallel-layout", TEXT, MEGATRON, TRAIN,
+               "use --decoder-first-pipeline-num-layers and "
+               "--decoder-last-pipeline-num-layers"),
+    ML_NOOP("overlap-p2p-communication-warmup-flush", BOOL, MEGATRON, TRAIN,
+            "stages exchange between passes"),
+    ML_NOOP("no-overlap-p2p-communication", BOOL, MEGATRON, TRAIN, ALWAYS),
+    ML_NOOP("microbatch-group-size-per-virtual-pipeline-stage", TEXT, MEGATRON, TRAIN,
+            "groups have --pipeline-model-parallel-size micro-batches"),
     ML_SIZE(
         "context-parallel-size", cp,
         "Ranks that divide each sequence, in two pieces each: a micro-batch has as many "
@@ -101,10 +139,6 @@ const ml_flag ml_flags_parallel[] = {
         "cp-comm-type", LIST, MEGATRON, TRAIN,
         "keys and values are gathered (all_gather), and recurrent layers exchange heads "
         "(a2a), also where p2p is named"),
-    ML_REFUSED("decoder-first-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
-               "pipeline parallelism is not supported; remove the flag"),
-    ML_REFUSED("decoder-last-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
-               "pipeline parallelism is not supported; remove the flag"),
     ML_NOOP("indep-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("delay-split-train-data-by-dp", BOOL, MILES, TRAIN, RANK),
     { .name = "allgather-cp",

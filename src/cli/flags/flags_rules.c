@@ -293,6 +293,22 @@ static bool other_codes_in_gguf(const ml_config *c) {
            c->convert.dtype != ML_DTYPE_Q8_0;
 }
 
+static bool interleaves(const ml_config *c) {
+    return c->run.place.chunk_layers || c->run.place.chunks > 1;
+}
+
+static bool interleaves_one_stage(const ml_config *c) {
+    return interleaves(c) && c->run.place.pp <= 1;
+}
+
+static bool interleaves_twice(const ml_config *c) {
+    return c->run.place.chunk_layers && c->run.place.chunks;
+}
+
+static bool interleaves_uneven_ends(const ml_config *c) {
+    return interleaves(c) && (c->run.place.first_layers || c->run.place.last_layers);
+}
+
 #define ALGO (ML_CMD_TRAIN | ML_CMD_LOSS)
 #define NO_END "--num-rollout or --num-epoch is required"
 #define PROFILE "--profile needs --save, the directory for the trace"
@@ -317,6 +333,15 @@ const ml_rule ml_rules[] = {
     { "metric", ML_CMD_SFT | ML_CMD_TRAIN, half_a_metric,
       "--ci-metric-checker-key and --ci-metric-checker-threshold need each other: give "
       "both" },
+    { "interleaved-stages", ML_CMD_SFT | ML_CMD_TRAIN, interleaves_one_stage,
+      "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
+      "need --pipeline-model-parallel-size of at least 2" },
+    { "interleaved-twice", ML_CMD_SFT | ML_CMD_TRAIN, interleaves_twice,
+      "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
+      "exclude each other: remove one" },
+    { "interleaved-ends", ML_CMD_SFT | ML_CMD_TRAIN, interleaves_uneven_ends,
+      "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers are for "
+      "ranks with one stage: remove them, or the virtual stages" },
     { "qkv-format", ML_CMD_SFT | ML_CMD_TRAIN, padded_and_dynamic,
       "--qkv-format bshd uses --micro-batch-size: remove --use-dynamic-batch-size" },
     { "train-subsample", ML_CMD_TRAIN, share_of_nothing,

@@ -126,6 +126,16 @@ static ml_status device_recv(ml_comm *c, ml_stream *s, const ml_tensor *t, int32
                      : h->recv(h, s, t, from, err));
 }
 
+/* Messages have different sizes: all go the same way. */
+static ml_status device_exchange(ml_comm *c, ml_stream *s, const ml_message *m, int32_t n,
+                                 ml_err *err) {
+    const ml_device_way *w = way_of(c, s, SIZE_MAX);
+    ml_comm *h = host_of(c);
+
+    return told(c,
+                w ? w->exchange(team_of(c), s, m, n, err) : h->exchange(h, s, m, n, err));
+}
+
 static ml_status device_agree(ml_comm *c, ml_status mine, ml_err *err) {
     ml_comm *h = host_of(c);
 
@@ -192,6 +202,7 @@ ml_comm *ml_comm_device(ml_comm *host) {
         .alltoallv = device_alltoallv,
         .send = device_send,
         .recv = device_recv,
+        .exchange = device_exchange,
         .agree = device_agree,
         .abort = device_abort,
         .priv = t,

@@ -22,6 +22,8 @@ typedef struct ml_device_way {
                            ml_err *err);
     ml_status (*pass)(ml_device_team *t, ml_stream *s, const ml_tensor *x, int32_t peer,
                       bool send, ml_err *err);
+    ml_status (*exchange)(ml_device_team *t, ml_stream *s, const ml_message *m, int32_t n,
+                          ml_err *err);
     void (*close)(ml_device_team *t);
 } ml_device_way;
 

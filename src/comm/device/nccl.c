@@ -94,7 +94,7 @@ typedef struct leg {
 } leg;
 
 /* Sends and receives at once; the rank's own leg is a copy. */
-static ml_status exchange(ml_device_team *t, ml_stream *s, const leg *l, ml_err *err) {
+static ml_status exchange_legs(ml_device_team *t, ml_stream *s, const leg *l, ml_err *err) {
     void *stream = s->dev->native(s);
     int32_t me = t->c.rank;
     int bad = nccl.begin();
@@ -134,7 +134,7 @@ static ml_status reduce_piece(ml_device_team *t, ml_stream *s, char *out, const 
                       .in = (char *)t->stage.ptr + (size_t)r * n,
                       .out_bytes = n,
                       .in_bytes = n };
-    st = exchange(t, s, l, err);
+    st = exchange_legs(t, s, l, err);
     if (st == ML_OK)
         add_stage(t, s, out, n, (int64_t)(n / ml_dtype_bytes(dtype)), dtype, how);
     return st;
@@ -193,7 +193,7 @@ static ml_status alltoallv(ml_device_team *t, ml_stream *s, const ml_tensor *out
         from += l[r].out_bytes;
         to += l[r].in_bytes;
     }
-    return exchange(t, s, l, err);
+    return exchange_legs(t, s, l, err);
 }
 
 /* The buffer may be reused when the stream has passed the message. */
@@ -208,6 +208,23 @@ static ml_status pass(ml_device_team *t, ml_stream *s, const ml_tensor *x, int32
                  send ? "a send" : "a receive", err);
 }
 
+static ml_status exchange(ml_device_team *t, ml_stream *s, const ml_message *m, int32_t n,
+                          ml_err *err) {
+    void *stream = s->dev->native(s);
+    int bad = nccl.begin();
+
+    for (int32_t i = 0; i < n && !bad; i++) {
+        size_t bytes = ml_tensor_bytes(&m[i].t);
+        if (bytes && m[i].send)
+            bad = nccl.send(m[i].t.data, bytes, BYTES, m[i].peer, t->state, stream);
+        else if (bytes)
+            bad = nccl.recv(m[i].t.data, bytes, BYTES, m[i].peer, t->state, stream);
+    }
+    if (!bad)
+        bad = nccl.end();
+    return check(t, bad, "messages", err);
+}
+
 /* --- opening --------------------------------------------------------------------- */
 
 static void nccl_close(ml_device_team *t) {
@@ -215,8 +232,8 @@ static void nccl_close(ml_device_team *t) {
         (void)(t->host->failed ? nccl.abort(t->state) : nccl.destroy(t->state));
 }
 
-static const ml_device_way way = { "nccl",    bcast,     allgather, reduce_scatter,
-                                   allreduce, alltoallv, pass,      nccl_close };
+static const ml_device_way way = { "nccl",    bcast, allgather, reduce_scatter, allreduce,
+                                   alltoallv, pass,  exchange,  nccl_close };
 
 typedef struct offer { /* by each rank to all */
     unsigned char uuid[16];

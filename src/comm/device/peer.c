@@ -254,6 +254,93 @@ static ml_status pass(ml_device_team *t, ml_stream *s, const ml_tensor *x, int32
     return st;
 }
 
+/* Where a piece of a message lies in the stage for messages. */
+typedef struct piece {
+    size_t at, bytes;
+} piece;
+
+typedef struct exchange_run {
+    ml_device_team *t;
+    ml_stream *s;
+    const ml_message *m;
+    int32_t n;
+    size_t slot;              /* bytes of the stage for each message that is sent */
+    size_t done[ML_MESSAGES]; /* bytes of each message */
+    piece piece[ML_MESSAGES]; /* the next of each; receivers learn it from the sender */
+    ml_message word[ML_MESSAGES];
+} exchange_run;
+
+static bool is_open(const exchange_run *x, int32_t i) {
+    return x->done[i] < ml_tensor_bytes(&x->m[i].t);
+}
+
+static void stage_pieces(exchange_run *x) {
+    size_t at = 0;
+
+    for (int32_t i = 0; i < x->n; i++) {
+        const ml_message *m = &x->m[i];
+        if (!m->send || !is_open(x, i))
+            continue;
+        x->piece[i] = (piece){ at, least(ml_tensor_bytes(&m->t) - x->done[i], x->slot) };
+        ml_device_copy(x->s, part_of(peers_of(x->t), x->t->c.rank, TURNS) + at,
+                       (char *)m->t.data + x->done[i], x->piece[i].bytes);
+        at += x->slot;
+    }
+}
+
+/* Senders say where their pieces are; back: receivers say that they have read them. */
+static ml_status tell_pieces(exchange_run *x, bool back, ml_err *err) {
+    ml_comm *h = x->t->host;
+    ml_status st = x->s->dev->sync(x->s, err);
+    int32_t n = 0;
+
+    if (st != ML_OK)
+        return h->agree(h, st, err);
+    for (int32_t i = 0; i < x->n; i++)
+        if (is_open(x, i))
+            x->word[n++] = (ml_message){ back ? ml_comm_bytes("", 0)
+                                              : ml_comm_bytes(&x->piece[i], sizeof(piece)),
+                                         x->m[i].peer, x->m[i].send != back };
+    return h->exchange(h, NULL, x->word, n, err);
+}
+
+static void read_pieces(exchange_run *x) {
+    for (int32_t i = 0; i < x->n; i++)
+        if (!x->m[i].send && is_open(x, i))
+            ml_device_copy(x->s, (char *)x->m[i].t.data + x->done[i],
+                           part_of(peers_of(x->t), x->m[i].peer, TURNS) + x->piece[i].at,
+                           x->piece[i].bytes);
+}
+
+static bool any_open(const exchange_run *x) {
+    for (int32_t i = 0; i < x->n; i++)
+        if (is_open(x, i))
+            return true;
+    return false;
+}
+
+static ml_status exchange(ml_device_team *t, ml_stream *s, const ml_message *m, int32_t n,
+                          ml_err *err) {
+    exchange_run x = { .t = t, .s = s, .m = m, .n = n };
+    size_t n_send = 1;
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < n; i++)
+        n_send += m[i].send;
+    x.slot = PART_BYTES / n_send / 64 * 64;
+    while (st == ML_OK && any_open(&x)) {
+        stage_pieces(&x);
+        st = tell_pieces(&x, false, err);
+        if (st == ML_OK) {
+            read_pieces(&x);
+            st = tell_pieces(&x, true, err);
+        }
+        for (int32_t i = 0; i < n; i++)
+            x.done[i] += is_open(&x, i) ? x.piece[i].bytes : 0;
+    }
+    return st;
+}
+
 /* --- opening --------------------------------------------------------------------- */
 
 static void peer_close(ml_device_team *t) {
@@ -269,8 +356,8 @@ static void peer_close(ml_device_team *t) {
     free(p);
 }
 
-static const ml_device_way way = { "peer",    bcast,     allgather, reduce_scatter,
-                                   allreduce, alltoallv, pass,      peer_close };
+static const ml_device_way way = { "peer",    bcast, allgather, reduce_scatter, allreduce,
+                                   alltoallv, pass,  exchange,  peer_close };
 
 typedef struct offer { /* by each rank to all */
     char host[64];

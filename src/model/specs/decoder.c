@@ -28,8 +28,10 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
     *d = (ml_decoder){ 0 };
     s->n_vocab = ml_hf_config_int(c, "vocab_size", ML_HF_REQUIRED, 1, MAX_VOCAB);
     d->n_hidden = ml_hf_config_int(c, "hidden_size", ML_HF_REQUIRED, 1, MAX_WIDTH);
-    d->n_inner = ml_hf_config_int(
-        c, "intermediate_size", def->n_inner ? def->n_inner : ML_HF_REQUIRED, 1, MAX_WIDTH);
+    if (!def->inner_by_layer)
+        d->n_inner =
+            ml_hf_config_int(c, "intermediate_size",
+                             def->n_inner ? def->n_inner : ML_HF_REQUIRED, 1, MAX_WIDTH);
     d->n_layer = (int32_t)ml_hf_config_int(
         c, "num_hidden_layers", def->n_layer ? def->n_layer : ML_HF_REQUIRED, 1, MAX_LAYER);
     d->n_head =

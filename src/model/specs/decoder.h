@@ -39,6 +39,7 @@ typedef struct ml_decoder_defaults {
     int32_t head_dim; /* 0: hidden / heads */
     int32_t n_layer;
     int64_t n_inner;
+    bool inner_by_layer; /* the family reads intermediate_size */
     const char *eps_key; /* NULL: rms_norm_eps */
     double eps;
     bool tied;

@@ -5,36 +5,10 @@
 #include <string.h>
 
 #include "model/specs/families.h"
+#include "model/specs/gemma4.h"
 
-enum { SLIDING, FULL, N_TYPE };
-
-static const char *const type_names[N_TYPE] = { "sliding_attention", "full_attention" };
-
-/* Properties common to the layers of one type. */
-typedef struct kind {
-    ml_decoder d; /* with the head sizes of the type */
-    const ml_rope *rope;
-    int32_t window;
-    bool k_is_v; /* values are the keys before their norm and rotation */
-} kind;
-
-/* Keys and values of the last layer of a type that computes them. */
-typedef struct kept {
-    int32_t k, v;
-    ml_shared_kv pages;
-} kept;
-
-typedef struct gemma4 {
-    kind kind[N_TYPE];
-    const int32_t *type;  /* [n_layer] */
-    int32_t first_shared; /* layers from here on reuse keys and values of earlier ones */
-    bool wide_shared;     /* those layers have an MLP twice as wide */
-    int64_t n_input;      /* width of a layer's own input (per-layer embedding); 0: none */
-    int64_t n_input_vocab;
-    ml_moe_opts moe; /* n_expert 0: none */
-    kept *kept;      /* [N_TYPE] while layers are built */
-    int32_t *input;  /* the per-layer inputs of all layers, concatenated */
-} gemma4;
+static const char *const type_names[ML_GEMMA_TYPES] = { "sliding_attention",
+                                                        "full_attention" };
 
 /* --- a layer ------------------------------------------------------------------ */
 
@@ -47,22 +21,22 @@ static int32_t projection(ml_builder *b, const ml_decoder *d, int32_t x, const c
                                              .shard = ML_SHARD_COL });
 }
 
-static kept keys_and_values(ml_builder *b, const kind *t, int32_t x) {
+static ml_gemma_kept keys_and_values(ml_builder *b, const ml_gemma_kind *t, int32_t x) {
     const ml_decoder *d = &t->d;
     int32_t k = projection(b, d, x, "self_attn.k_proj", d->n_kv), v = k;
 
     if (!t->k_is_v)
         v = projection(b, d, x, "self_attn.v_proj", d->n_kv);
     k = ml_build_norm(b, k, "self_attn.k_norm", d->eps, d->head_dim, false);
-    return (kept){ .k = ml_build_rope(b, k, t->rope, d->head_dim, false),
-                   .v = ml_build_norm(b, v, NULL, d->eps, d->head_dim, false),
-                   .pages = { ML_NONE, ML_NONE } };
+    return (ml_gemma_kept){ .k = ml_build_rope(b, k, t->rope, d->head_dim, false),
+                            .v = ml_build_norm(b, v, NULL, d->eps, d->head_dim, false),
+                            .pages = { ML_NONE, ML_NONE } };
 }
 
-static int32_t attention(ml_builder *b, const gemma4 *g, int32_t x, int32_t i) {
-    const kind *t = &g->kind[g->type[i]];
+int32_t ml_gemma_attn(ml_builder *b, const ml_gemma4 *g, int32_t x, int32_t i) {
+    const ml_gemma_kind *t = &g->kind[g->type[i]];
     const ml_decoder *d = &t->d;
-    kept *kv = &g->kept[g->type[i]];
+    ml_gemma_kept *kv = &g->kept[g->type[i]];
     int32_t q = projection(b, d, x, "self_attn.q_proj", d->n_head), o;
 
     q = ml_build_norm(b, q, "self_attn.q_norm", d->eps, d->head_dim, false);
@@ -82,7 +56,7 @@ static int32_t attention(ml_builder *b, const gemma4 *g, int32_t x, int32_t i) {
 }
 
 /* The router has its own norm and divides its input by sqrt(hidden). */
-static int32_t experts(ml_builder *b, const ml_decoder *d, const gemma4 *g, int32_t x) {
+static int32_t experts(ml_builder *b, const ml_decoder *d, const ml_gemma4 *g, int32_t x) {
     int32_t by = ml_build_group_norm(b, x, "router.scale", d->eps, (int32_t)d->n_hidden);
 
     by = ml_build_scale(b, by, (float)(1.0 / sqrt((double)d->n_hidden)));
@@ -90,8 +64,8 @@ static int32_t experts(ml_builder *b, const ml_decoder *d, const gemma4 *g, int3
                         g->moe);
 }
 
-static int32_t feed_forward(ml_builder *b, const ml_decoder *d, const gemma4 *g, int32_t x,
-                            int32_t i) {
+static int32_t feed_forward(ml_builder *b, const ml_decoder *d, const ml_gemma4 *g,
+                            int32_t x, int32_t i) {
     ml_decoder own = *d;
     int32_t h = ml_decoder_norm(b, d, x, "pre_feedforward_layernorm"), e;
 
@@ -106,8 +80,8 @@ static int32_t feed_forward(ml_builder *b, const ml_decoder *d, const gemma4 *g,
 }
 
 /* The per-layer input, gated by the hidden state and projected to its width. */
-static int32_t own_input(ml_builder *b, const ml_decoder *d, const gemma4 *g, int32_t x,
-                         int32_t i) {
+int32_t ml_gemma_own_input(ml_builder *b, const ml_decoder *d, const ml_gemma4 *g,
+                           int32_t x, int32_t i) {
     ml_slice_opts mine = { .part = { { i * g->n_input, g->n_input } } };
     int32_t gate = ml_build_linear(
         b, x, (ml_linear_opts){ .name = "per_layer_input_gate", .n_out = g->n_input });
@@ -120,21 +94,21 @@ static int32_t own_input(ml_builder *b, const ml_decoder *d, const gemma4 *g, in
 
 static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
                      const void *ud) {
-    const gemma4 *g = ud;
-    int32_t h = attention(b, g, ml_decoder_norm(b, d, x, "input_layernorm"), i);
+    const ml_gemma4 *g = ud;
+    int32_t h = ml_gemma_attn(b, g, ml_decoder_norm(b, d, x, "input_layernorm"), i);
 
     x = ml_build_add(b, x, ml_decoder_norm(b, d, h, "post_attention_layernorm"));
     h = feed_forward(b, d, g, x, i);
     x = ml_build_add(b, x, ml_decoder_norm(b, d, h, "post_feedforward_layernorm"));
     if (g->n_input)
-        x = ml_build_add(b, x, own_input(b, d, g, x, i));
+        x = ml_build_add(b, x, ml_gemma_own_input(b, d, g, x, i));
     return ml_build_scale_param(b, x, "layer_scalar");
 }
 
 /* Per-layer inputs of all layers: a second embedding of the token, plus a projection of
  * the first. */
-static void all_inputs(ml_builder *b, const ml_decoder *d, int32_t x, const void *ud) {
-    const gemma4 *g = ud;
+void ml_gemma_all_inputs(ml_builder *b, const ml_decoder *d, int32_t x, const void *ud) {
+    const ml_gemma4 *g = ud;
     int64_t width = d->n_layer * g->n_input;
     int32_t of_token, h;
 
@@ -164,7 +138,7 @@ static const int32_t *read_types(ml_builder *b, int32_t n_layer, int32_t window)
     int32_t *type = ML_NEW(&b->spec->arena, int32_t, n_layer);
 
     for (int32_t i = 0; i < n_layer; i++)
-        type[i] = windows[i] && i + 1 < n_layer ? SLIDING : FULL;
+        type[i] = windows[i] && i + 1 < n_layer ? ML_GEMMA_SLIDING : ML_GEMMA_FULL;
     return type;
 }
 
@@ -220,8 +194,9 @@ static void refuse_others(ml_builder *b, const ml_json *all, int32_t n_layer) {
 }
 
 /* Head sizes of each layer, in the newer format; layers of one type must agree. */
-static void read_layers(ml_builder *b, gemma4 *g, const ml_decoder *d, const ml_json *all) {
-    bool seen[N_TYPE] = { false };
+static void read_layers(ml_builder *b, ml_gemma4 *g, const ml_decoder *d,
+                        const ml_json *all) {
+    bool seen[ML_GEMMA_TYPES] = { false };
 
     refuse_others(b, all, d->n_layer);
     for (int32_t i = 0; i < d->n_layer; i++) {
@@ -243,10 +218,10 @@ static void read_layers(ml_builder *b, gemma4 *g, const ml_decoder *d, const ml_
 }
 
 /* The head sizes of full-attention layers: per layer, or in the older format for all. */
-static void read_heads(ml_builder *b, gemma4 *g, const ml_decoder *d) {
+static void read_heads(ml_builder *b, ml_gemma4 *g, const ml_decoder *d) {
     ml_hf_config *c = b->config;
     const ml_json *all = ml_hf_config_get(c, "per_layer_config");
-    ml_decoder *full = &g->kind[FULL].d;
+    ml_decoder *full = &g->kind[ML_GEMMA_FULL].d;
     int64_t head_dim = ml_hf_config_int(c, "global_head_dim", 512, 1, 4096);
     int64_t n_kv = ml_hf_config_int(c, "num_global_key_value_heads", d->n_kv, 1, 4096);
 
@@ -254,9 +229,9 @@ static void read_heads(ml_builder *b, gemma4 *g, const ml_decoder *d) {
         read_layers(b, g, d, all);
     } else {
         full->head_dim = (int32_t)head_dim;
-        full->n_kv = g->kind[FULL].k_is_v ? (int32_t)n_kv : d->n_kv;
+        full->n_kv = g->kind[ML_GEMMA_FULL].k_is_v ? (int32_t)n_kv : d->n_kv;
     }
-    for (int t = 0; t < N_TYPE; t++) {
+    for (int t = 0; t < ML_GEMMA_TYPES; t++) {
         ml_decoder *own = &g->kind[t].d;
         if (own->head_dim % 2 == 0 && own->n_head % own->n_kv == 0)
             continue;
@@ -270,20 +245,23 @@ static void read_heads(ml_builder *b, gemma4 *g, const ml_decoder *d) {
     }
 }
 
-static void read_rotary(ml_builder *b, gemma4 *g) {
+static void read_rotary(ml_builder *b, ml_gemma4 *g) {
     bool said = ml_hf_config_get(b->config, "rope_parameters") != NULL;
-    ml_rope_opts full = { .part = type_names[FULL],
+    ml_rope_opts full = { .part = type_names[ML_GEMMA_FULL],
                           .theta = 1e6,
                           .partial = said ? 1 : 0.25,
                           .type = said ? NULL : "proportional" };
-    ml_rope_opts sliding = { .part = type_names[SLIDING], .theta = 1e4, .partial = 1 };
+    ml_rope_opts sliding = { .part = type_names[ML_GEMMA_SLIDING],
+                             .theta = 1e4,
+                             .partial = 1 };
 
-    g->kind[FULL].rope = ml_rope_read(b, g->kind[FULL].d.head_dim, full);
-    g->kind[SLIDING].rope = ml_rope_read(b, g->kind[SLIDING].d.head_dim, sliding);
+    g->kind[ML_GEMMA_FULL].rope = ml_rope_read(b, g->kind[ML_GEMMA_FULL].d.head_dim, full);
+    g->kind[ML_GEMMA_SLIDING].rope =
+        ml_rope_read(b, g->kind[ML_GEMMA_SLIDING].d.head_dim, sliding);
 }
 
 /* Checkpoints may contain projections of layers that do not use them. */
-static void carry_unused(ml_builder *b, const gemma4 *g, int32_t n_layer) {
+static void carry_unused(ml_builder *b, const ml_gemma4 *g, int32_t n_layer) {
     static const char *const parts[] = { "k_proj.", "v_proj.", "k_norm.", "v_norm." };
     enum { N_PART = sizeof parts / sizeof *parts };
     ml_arena *a = &b->spec->arena;
@@ -296,13 +274,12 @@ static void carry_unused(ml_builder *b, const gemma4 *g, int32_t n_layer) {
     b->spec->carried = names;
 }
 
-static void read_shared(ml_builder *b, gemma4 *g, int32_t n_layer) {
+void ml_gemma_read_shared(ml_builder *b, ml_gemma4 *g, int32_t n_layer, int32_t def) {
     ml_hf_config *c = b->config;
-    bool own[N_TYPE] = { false };
+    bool own[ML_GEMMA_TYPES] = { false };
 
     g->first_shared =
-        n_layer - (int32_t)ml_hf_config_int(c, "num_kv_shared_layers", 0, 0, n_layer);
-    g->wide_shared = ml_hf_config_bool(c, "use_double_wide_mlp", false);
+        n_layer - (int32_t)ml_hf_config_int(c, "num_kv_shared_layers", def, 0, n_layer);
     for (int32_t i = 0; i < n_layer; i++) {
         if (i >= g->first_shared && !own[g->type[i]]) {
             ml_hf_config_fail(c, ML_EFORMAT,
@@ -316,7 +293,7 @@ static void read_shared(ml_builder *b, gemma4 *g, int32_t n_layer) {
     carry_unused(b, g, n_layer);
 }
 
-static void read_inputs(ml_builder *b, gemma4 *g) {
+void ml_gemma_read_inputs(ml_builder *b, ml_gemma4 *g) {
     ml_hf_config *c = b->config;
     const ml_json *v = ml_json_get(c->root, "hidden_size_per_layer_input");
     int64_t def = v && v->type == ML_JSON_NULL ? 0 : 256;
@@ -324,15 +301,18 @@ static void read_inputs(ml_builder *b, gemma4 *g) {
     g->n_input = ml_hf_config_int(c, "hidden_size_per_layer_input", def, 0, 1 << 16);
     g->n_input_vocab =
         ml_hf_config_int(c, "vocab_size_per_layer_input", 262144, 1, 1 << 24);
-    if (g->n_input && g->n_input_vocab < b->spec->n_vocab)
-        ml_hf_config_fail(
-            c, ML_EUNSUP,
-            "%s: vocab_size_per_layer_input (%lld) is below vocab_size (%lld); "
-            "every token needs a row",
-            c->path, (long long)g->n_input_vocab, (long long)b->spec->n_vocab);
 }
 
-static void read_experts(ml_builder *b, gemma4 *g, const ml_decoder *d) {
+static void require_rows(ml_builder *b, const ml_gemma4 *g) {
+    if (g->n_input && g->n_input_vocab < b->spec->n_vocab)
+        ml_hf_config_fail(
+            b->config, ML_EUNSUP,
+            "%s: vocab_size_per_layer_input (%lld) is below vocab_size (%lld); "
+            "every token needs a row",
+            b->config->path, (long long)g->n_input_vocab, (long long)b->spec->n_vocab);
+}
+
+static void read_experts(ml_builder *b, ml_gemma4 *g, const ml_decoder *d) {
     ml_hf_config *c = b->config;
     bool on = ml_hf_config_bool(c, "enable_moe_block", false);
     int64_t need = on ? ML_HF_REQUIRED : 1;
@@ -351,7 +331,7 @@ static void read_experts(ml_builder *b, gemma4 *g, const ml_decoder *d) {
                                 .act = d->act };
 }
 
-static void read_gemma4(ml_builder *b, gemma4 *g, ml_decoder *d) {
+static void read_gemma4(ml_builder *b, ml_gemma4 *g, ml_decoder *d) {
     ml_hf_config *c = b->config;
     int32_t window;
 
@@ -371,20 +351,23 @@ static void read_gemma4(ml_builder *b, gemma4 *g, ml_decoder *d) {
                           c->path);
     window = (int32_t)ml_hf_config_int(c, "sliding_window", 512, 1, INT32_MAX);
     g->type = read_types(b, d->n_layer, window);
-    for (int t = 0; t < N_TYPE; t++)
-        g->kind[t] = (kind){ .d = *d, .window = t == SLIDING ? window : 0 };
-    g->kind[FULL].k_is_v = ml_hf_config_bool(c, "attention_k_eq_v", false);
+    for (int t = 0; t < ML_GEMMA_TYPES; t++)
+        g->kind[t] =
+            (ml_gemma_kind){ .d = *d, .window = t == ML_GEMMA_SLIDING ? window : 0 };
+    g->kind[ML_GEMMA_FULL].k_is_v = ml_hf_config_bool(c, "attention_k_eq_v", false);
     read_heads(b, g, d);
     read_rotary(b, g);
-    read_shared(b, g, d->n_layer);
-    read_inputs(b, g);
+    ml_gemma_read_shared(b, g, d->n_layer, 0);
+    g->wide_shared = ml_hf_config_bool(c, "use_double_wide_mlp", false);
+    ml_gemma_read_inputs(b, g);
+    require_rows(b, g);
     read_experts(b, g, d);
 }
 
 static void build_gemma4(ml_builder *b) {
-    kept of_type[N_TYPE];
+    ml_gemma_kept of_type[ML_GEMMA_TYPES];
     int32_t input = ML_NONE;
-    gemma4 g = { .kept = of_type, .input = &input };
+    ml_gemma4 g = { .kept = of_type, .input = &input };
     ml_decoder d;
 
     read_gemma4(b, &g, &d);
@@ -392,7 +375,7 @@ static void build_gemma4(ml_builder *b) {
                      (ml_model_opts){ .embed_scale = (float)sqrt((double)d.n_hidden),
                                       .logit_softcap = (float)ml_hf_config_num(
                                           b->config, "final_logit_softcapping", 0, 0, 1e6),
-                                      .begin = all_inputs });
+                                      .begin = ml_gemma_all_inputs });
 }
 
 static const char *const ignored[] = { "hidden_act", "cache_implementation", NULL };

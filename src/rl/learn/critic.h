@@ -12,7 +12,8 @@
 
 typedef struct ml_critic {
     ml_spec spec;
-    ml_checkpoint *from; /* initial weights; also gives names and dtypes for saving */
+    ml_checkpoint *from;  /* initial weights; also gives names and dtypes for saving */
+    const int32_t *stage; /* the pipeline stage of each node; NULL: one */
     ml_weights weights;
     ml_trainer *trainer; /* NULL: not started */
 } ml_critic;

@@ -128,12 +128,6 @@ void ml_cuda_attn_forward(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(a->in[0].dtype, attn_forward<T>(s, a));
 }
 
-size_t ml_cuda_attn_scratch(const ml_op_args *a, bool backward) {
-    return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
-                          sizeof(float)
-                    : 0;
-}
-
 static void backward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
     ml_attn_plain_back<float>(s, c);
 }

@@ -46,9 +46,6 @@ void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g);
 /* Backward. */
 void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g);
 
-/* Up to this many rows, LINEARs of one input with adjacent weights run as one GEMM. */
-enum { ML_JOINT_ROWS = 512 };
-
 /* Autotunes forward GEMMs with this (n, k) and up to about `rows` rows, and caches the
  * algorithms; `out` as in ml_gemm. */
 ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_dtype in,

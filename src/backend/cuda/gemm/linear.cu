@@ -2,7 +2,7 @@
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
-enum { THREADS = 256, BIAS_ROWS = 64 };
+enum { THREADS = 256, BIAS_ROWS = ML_BIAS_ROWS };
 
 /* y += bias, with a rounding of its own at any number of rows. */
 template <class T>
@@ -31,25 +31,6 @@ static unsigned bias_parts(int64_t rows) {
     return ml_cuda_blocks(rows, BIAS_ROWS);
 }
 
-/* Scratch of the backward GEMMs: a dx that is added to is computed there first. */
-static size_t product_scratch(const ml_op_args *a) {
-    return ml_cuda_align(ml_cuda_linear_f32_out_supports(a)
-                             ? ml_cuda_linear_f32_out_scratch(a)
-                             : ml_tensor_bytes(&a->in[0]));
-}
-
-size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
-    int64_t rows = a->in[0].shape[0];
-
-    if (!backward) /* for three LINEARs of its size as one GEMM */
-        return (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 *
-                        a->w[0].shape[0]) *
-               ml_dtype_bytes(a->out[0].dtype);
-    /* Partial sums of the bias come last. */
-    return product_scratch(a) +
-           (size_t)bias_parts(a->in[0].shape[0]) * (size_t)a->w[0].shape[0] * sizeof(float);
-}
-
 static ml_gemm forward_gemm(const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
     ml_gemm g = ml_gemm_shape(x->shape[0], w->shape[0], w->shape[1], false, false);
@@ -66,7 +47,7 @@ void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
     ml_gemm g = forward_gemm(a);
     int64_t count = g.m * g.n;
 
-    if (ml_cuda_linear_f32_out_supports(a)) {
+    if (ml_cuda_linear_is_f32_out(a)) {
         ml_cuda_linear_f32_out_forward(s, a);
         return;
     }
@@ -119,7 +100,7 @@ static void back_weight(ml_stream *s, const ml_op_args *a) {
 static void back_bias(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *dy = &a->dout[0];
     int64_t rows = dy->shape[0], n = dy->shape[1];
-    float *part = (float *)((char *)a->scratch + product_scratch(a));
+    float *part = (float *)((char *)a->scratch + ml_cuda_linear_product_scratch(a));
     unsigned parts = bias_parts(rows), blocks = ml_cuda_blocks(n, THREADS);
 
     if (rows == 0)
@@ -132,7 +113,7 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
-    if (ml_cuda_linear_f32_out_supports(a)) {
+    if (ml_cuda_linear_is_f32_out(a)) {
         ml_cuda_linear_f32_out_backward(s, a);
     } else {
         if (a->din[0].data)

@@ -4,11 +4,7 @@
  * result. */
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32, PART_ROWS = 64 };
-
-bool ml_cuda_linear_f32_out_supports(const ml_op_args *a) {
-    return a->in[0].dtype == ML_BF16 && a->out[0].dtype == ML_F32;
-}
+enum { THREADS = 128, WARPS = THREADS / 32, PART_ROWS = ML_F32_OUT_ROWS };
 
 /* A warp per output; a lane takes every 32nd input. */
 __global__ static void forward_kernel(float *y, const bf16 *x, const float *w,
@@ -63,11 +59,6 @@ __global__ static void weight_parts(float *part, const float *dy, const bf16 *x,
     for (int64_t t = first; t < end; t++)
         sum = fmaf(dy[t * n + i / k], ml_f32(x[t * k + i % k]), sum);
     part[(int64_t)blockIdx.y * n * k + i] = sum;
-}
-
-size_t ml_cuda_linear_f32_out_scratch(const ml_op_args *a) {
-    return (size_t)ml_cuda_blocks(a->in[0].shape[0], PART_ROWS) *
-           (size_t)(a->w[0].shape[0] * a->w[0].shape[1]) * sizeof(float);
 }
 
 void ml_cuda_linear_f32_out_backward(ml_stream *s, const ml_op_args *a) {

@@ -4,9 +4,7 @@
 
 #include "backend/cuda/common.cuh"
 
-/* By the types of input and output: the weights' type is not known when a plan is made. */
-bool ml_cuda_linear_f32_out_supports(const ml_op_args *a);
-size_t ml_cuda_linear_f32_out_scratch(const ml_op_args *a); /* of backward */
+/* For calls that ml_cuda_linear_is_f32_out finds. */
 void ml_cuda_linear_f32_out_forward(ml_stream *s, const ml_op_args *a);
 /* Gradients of input and weights; linear.cu computes that of the bias. */
 void ml_cuda_linear_f32_out_backward(ml_stream *s, const ml_op_args *a);

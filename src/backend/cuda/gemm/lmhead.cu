@@ -8,7 +8,7 @@
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/lmhead.cuh"
 
-enum { CHUNK = 2048, COPY_THREADS = 128, ROW_THREADS = 512 };
+enum { COPY_THREADS = 128, ROW_THREADS = 512 };
 
 struct lmhead_call {
     const int32_t *row, *id; /* of the chunk's loss rows */
@@ -23,13 +23,8 @@ struct lmhead_call {
 
 /* ---- scratch: gathered rows, logits, their gradients, gradients of the rows ---- */
 
-static int64_t chunk_rows(const ml_op_args *a) {
-    int64_t most = a->loss_rows ? a->loss_rows : CHUNK;
-    return a->rows->n_loss < most ? a->rows->n_loss : most;
-}
-
 static int64_t rows_from(const ml_op_args *a, int64_t first) {
-    int64_t left = a->rows->n_loss - first, most = chunk_rows(a);
+    int64_t left = a->rows->n_loss - first, most = ml_cuda_loss_chunk(a);
     return left < most ? left : most;
 }
 
@@ -37,30 +32,19 @@ typedef struct lmhead_scratch {
     void *x, *dx, *dz;
     float *z;
     ml_row_stat *part;
-    size_t bytes;
 } lmhead_scratch;
 
 static lmhead_scratch scratch_of(const ml_op_args *a, bool backward) {
-    int64_t n = chunk_rows(a), vocab = a->w[0].shape[0], width = a->w[0].shape[1];
-    size_t size = ml_dtype_bytes(a->in[0].dtype);
-    size_t x = ml_cuda_align((size_t)(n * width) * size);
-    size_t dz = backward ? ml_cuda_align((size_t)(n * vocab) * size) : 0;
-    size_t z = ml_cuda_align((size_t)(n * vocab) * sizeof(float));
+    ml_lmhead_scratch size = ml_cuda_lmhead_scratch(a, backward);
     unsigned char *p = (unsigned char *)a->scratch;
     lmhead_scratch r;
 
     r.x = p;
-    r.dx = p + x;
-    r.dz = p + (backward ? 2 : 1) * x;
-    r.z = (float *)((unsigned char *)r.dz + dz);
-    r.part = (ml_row_stat *)((unsigned char *)r.z + z);
-    r.bytes =
-        (backward ? 2 : 1) * x + dz + z + (size_t)(n * ml_splits(vocab)) * sizeof *r.part;
+    r.dx = p + size.x;
+    r.dz = p + (backward ? 2 : 1) * size.x;
+    r.z = (float *)((unsigned char *)r.dz + size.dz);
+    r.part = (ml_row_stat *)((unsigned char *)r.z + size.z);
     return r;
-}
-
-size_t ml_cuda_lmhead_scratch(const ml_op_args *a, bool backward) {
-    return scratch_of(a, backward).bytes;
 }
 
 /* ---- rows ---- */

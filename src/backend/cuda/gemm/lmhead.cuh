@@ -9,20 +9,17 @@
 
 #include "backend/cuda/common.cuh"
 
-enum { ML_SPLIT = 8192, ML_SPLITS = 64, ML_SPLIT_THREADS = 256 };
+enum { ML_SPLITS = 64, ML_SPLIT_THREADS = 256 };
 
 /* Of s = z / t.  m: max; l: sum of exp(s - m); u: sum of exp(s - m) (s - m) (entropy). */
 typedef struct ml_row_stat {
     float m, l, u;
 } ml_row_stat;
+static_assert(sizeof(ml_row_stat) == ML_SPLIT_STAT_BYTES, "cuda_ops.h has its size");
 
 /* z / t; a division is a dozen instructions, and mostly t is 1. */
 __device__ static inline float ml_scaled(float z, float t) {
     return t == 1.0f ? z : z / t;
-}
-
-static inline int ml_splits(int64_t n_vocab) {
-    return (int)((n_vocab + ML_SPLIT - 1) / ML_SPLIT);
 }
 
 /* Of n columns from z on, by a block of ML_SPLIT_THREADS; all threads get the result. */

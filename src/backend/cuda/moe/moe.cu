@@ -230,10 +230,6 @@ __global__ static void slot_kernel(int32_t *start, const int32_t *count,
     }
 }
 
-size_t ml_cuda_moe_route_scratch(const ml_op_args *a, bool backward) {
-    return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
-}
-
 template <class T> static route_call<T> route_open(const ml_op_args *a) {
     route_call<T> c = {};
 

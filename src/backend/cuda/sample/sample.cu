@@ -15,7 +15,12 @@ extern "C" {
 #include "base/philox.h"
 }
 
-enum { BATCH = 4096, TILE = 128, TILES = ML_SPLIT / TILE, WARPS = ML_SPLIT_THREADS / 32 };
+enum {
+    BATCH = ML_DRAW_BATCH,
+    TILE = 128,
+    TILES = ML_SPLIT / TILE,
+    WARPS = ML_SPLIT_THREADS / 32
+};
 
 struct answer {
     int32_t id;
@@ -43,6 +48,7 @@ struct part {
     float z; /* the largest logit, and its token */
     int32_t id;
 };
+static_assert(sizeof(part) == ML_DRAW_SPLIT_BYTES, "cuda_ops.h has its size");
 
 /* ---- kernels ---- */
 
@@ -312,12 +318,6 @@ void ml_cuda_sample_close(ml_cuda_stream *s) {
             cudaEventDestroy(s->sample->done[i]);
     cudaFreeHost(s->sample);
     s->sample = NULL;
-}
-
-/* Split results, and tokens drawn with filters, of one batch of draws. */
-size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
-    (void)s;
-    return BATCH * (sizeof(int32_t) + (size_t)ml_splits(n_vocab) * sizeof(part));
 }
 
 static ml_device_draw device_draw_of(const ml_draw *d, bool here, int64_t n_vocab) {

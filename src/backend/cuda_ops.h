@@ -1,0 +1,130 @@
+/* cuda_ops.h - the ops of the CUDA backend and their scratch bytes.
+ *
+ * Plain C, included by its kernels and by the backend of sizes (sizes.h), so that the
+ * memory of a run on a GPU can be planned where there is none. */
+#ifndef ML_BACKEND_CUDA_OPS_H
+#define ML_BACKEND_CUDA_OPS_H
+
+#include "backend/ops.h"
+
+/* X(id, name): the op functions are ml_cuda_<name>_forward and _backward. */
+#define ML_CUDA_OP_LIST(X)                                                                 \
+    X(EMBED, embed)                                                                        \
+    X(LINEAR, linear)                                                                      \
+    X(RMSNORM, rmsnorm)                                                                    \
+    X(ROPE_TABLE, rope_table)                                                              \
+    X(ROPE, rope)                                                                          \
+    X(ATTN, attn)                                                                          \
+    X(ADD, add)                                                                            \
+    X(GLU, glu)                                                                            \
+    X(MOE_ROUTE, moe_route)                                                                \
+    X(MOE_GATHER, moe_gather)                                                              \
+    X(MOE_LINEAR, moe_linear)                                                              \
+    X(MOE_COMBINE, moe_combine)                                                            \
+    X(LMHEAD, lmhead)
+
+enum {
+    ML_JOINT_ROWS = 512,      /* LINEARs of so many rows and one input run as one GEMM */
+    ML_BIAS_ROWS = 64,        /* rows of a partial sum of a bias's gradient */
+    ML_F32_OUT_ROWS = 64,     /* and of an f32 weight's (linear_f32_out.cu) */
+    ML_LOSS_CHUNK = 2048,     /* rows of logits computed at a time */
+    ML_SPLIT = 8192,          /* columns of a split of logits */
+    ML_SPLIT_STAT_BYTES = 12, /* ml_row_stat */
+    ML_NORM_NARROW = 128,     /* width of a norm up to which a thread has one pack */
+    ML_NORM_CHUNKS = 264,     /* two per SM of an H200 */
+    ML_NORM_CHUNKS_NARROW = 528,
+    ML_DRAW_BATCH = 4096,    /* draws at a time */
+    ML_DRAW_SPLIT_BYTES = 32 /* of a split, for one draw */
+};
+
+static inline size_t ml_cuda_align(size_t bytes) {
+    return (bytes + 255) & ~(size_t)255;
+}
+
+static inline int ml_splits(int64_t n_vocab) {
+    return (int)((n_vocab + ML_SPLIT - 1) / ML_SPLIT);
+}
+
+/* By the types of input and output: the weights' type is not known when a plan is made. */
+static inline bool ml_cuda_linear_is_f32_out(const ml_op_args *a) {
+    return a->in[0].dtype == ML_BF16 && a->out[0].dtype == ML_F32;
+}
+
+/* Of the backward GEMMs of LINEAR: a dx that is added to is computed there first. */
+static inline size_t ml_cuda_linear_product_scratch(const ml_op_args *a) {
+    int64_t parts = (a->in[0].shape[0] + ML_F32_OUT_ROWS - 1) / ML_F32_OUT_ROWS;
+
+    if (!ml_cuda_linear_is_f32_out(a))
+        return ml_cuda_align(ml_tensor_bytes(&a->in[0]));
+    return ml_cuda_align((size_t)(parts * a->w[0].shape[0] * a->w[0].shape[1]) *
+                         sizeof(float));
+}
+
+static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
+    int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0];
+    int64_t parts = (rows + ML_BIAS_ROWS - 1) / ML_BIAS_ROWS;
+
+    if (!backward) /* for three LINEARs of its size as one GEMM */
+        return (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
+               ml_dtype_bytes(a->out[0].dtype);
+    /* Partial sums of the bias come last. */
+    return ml_cuda_linear_product_scratch(a) + (size_t)(parts * n) * sizeof(float);
+}
+
+/* LMHEAD: gathered rows (twice in backward: their gradients), gradients of the logits,
+ * logits, statistics of their splits. */
+typedef struct ml_lmhead_scratch {
+    size_t x, dz, z, stat, total;
+} ml_lmhead_scratch;
+
+static inline int64_t ml_cuda_loss_chunk(const ml_op_args *a) {
+    int64_t most = a->loss_rows ? a->loss_rows : ML_LOSS_CHUNK;
+    return a->rows->n_loss < most ? a->rows->n_loss : most;
+}
+
+static inline ml_lmhead_scratch ml_cuda_lmhead_scratch(const ml_op_args *a, bool backward) {
+    int64_t n = ml_cuda_loss_chunk(a), vocab = a->w[0].shape[0], width = a->w[0].shape[1];
+    size_t size = ml_dtype_bytes(a->in[0].dtype);
+    ml_lmhead_scratch s;
+
+    s.x = ml_cuda_align((size_t)(n * width) * size);
+    s.dz = backward ? ml_cuda_align((size_t)(n * vocab) * size) : 0;
+    s.z = ml_cuda_align((size_t)(n * vocab) * sizeof(float));
+    s.stat = (size_t)(n * ml_splits(vocab)) * ML_SPLIT_STAT_BYTES;
+    s.total = (backward ? 2 : 1) * s.x + s.dz + s.z + s.stat;
+    return s;
+}
+
+static inline int64_t ml_cuda_norm_chunks(int width) {
+    return width <= ML_NORM_NARROW ? ML_NORM_CHUNKS_NARROW : ML_NORM_CHUNKS;
+}
+
+static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
+                                        const ml_op_args *a, bool backward) {
+    int width = a->attr->norm.width;
+
+    (void)s;
+    switch (op) {
+    case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
+    case ML_OP_RMSNORM:
+        return backward ? (size_t)ml_cuda_norm_chunks(width) * (size_t)width * sizeof(float)
+                        : 0;
+    case ML_OP_ATTN:
+        return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
+                              sizeof(float)
+                        : 0;
+    case ML_OP_MOE_ROUTE:
+        return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
+    case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward).total;
+    default: return 0;
+    }
+}
+
+/* Split results, and tokens drawn with filters, of one batch of draws. */
+static inline size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
+    (void)s;
+    return ML_DRAW_BATCH *
+           (sizeof(int32_t) + (size_t)ml_splits(n_vocab) * ML_DRAW_SPLIT_BYTES);
+}
+
+#endif
