@@ -38,7 +38,7 @@ docs-check: $(B)/miles
 
 lint:
 	@tools/check-deps.sh --install lint
-	@shellcheck tools/*.sh bench/*.sh recipes/*.sh tests/e2e/*.sh tests/gpu/*.sh .ci/run
+	@shellcheck tools/*.sh bench/*.sh recipes/*.sh tests/e2e/*.sh tests/gpu/*.sh share/launch/*.sh .ci/run
 	@clang-tidy --quiet --warnings-as-errors='*' $(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)) -- \
 	  $(filter-out -W%,$(ALL_CFLAGS)) 2>/dev/null
 	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \

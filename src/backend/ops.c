@@ -67,4 +67,6 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
     [ML_OP_GATHER_ROWS] = { "gather-rows", .grad_in = IN(0), .comm = true },
     [ML_OP_SWAP_ROWS] = { "swap-rows", .grad_in = IN(0), .comm = true },
     [ML_OP_ORDER_ROWS] = { "order-rows", .grad_in = IN(0) },
+    [ML_OP_SEND_ROWS] = { "send-rows", .grad_in = IN(0), .comm = true },
+    [ML_OP_RETURN_ROWS] = { "return-rows", .grad_in = IN(0), .comm = true },
 };

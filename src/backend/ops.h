@@ -66,9 +66,14 @@
  *  GATHER_ROWS  x [m,C]                -              y [ranks*m,C]  the ranks' x in order
  *  SWAP_ROWS    x [m,C] in blocks      -              y [ranks*m,W]  a block of each; or back
  *  ORDER_ROWS   x [ranks*m,C]          -              y [ranks*m,C]  rows in order; or back
+ *  SEND_ROWS    x [n*k,H] group        -              y [m,H] group back  to their experts
+ *  RETURN_ROWS  y [m,H]                -              x [n*k,H]    and home again
  *
  * group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; the permutation slot ->
  * token*k+rank [n*k]; its inverse token*k+rank -> slot [n*k].
+ *
+ * m: rows of all ranks of an expert group for this rank's experts; their tables `group`
+ * and `back` have one expert per row (model/expert_rounds.h).
  *
  * chosen: key positions, ascending, padded with -1.  The values of ATTN_CHOSEN are the
  * first elements of its keys.
@@ -129,7 +134,9 @@
     X(SPLIT_COLS, "split-cols")                                                            \
     X(GATHER_ROWS, "gather-rows")                                                          \
     X(SWAP_ROWS, "swap-rows")                                                              \
-    X(ORDER_ROWS, "order-rows")
+    X(ORDER_ROWS, "order-rows")                                                            \
+    X(SEND_ROWS, "send-rows")                                                              \
+    X(RETURN_ROWS, "return-rows")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
@@ -152,8 +159,8 @@ typedef enum ml_routing_kind {
 #define ML_VTILE 1024 /* vocabulary columns per LM-head tile, at absolute multiples */
 
 #define ML_SLICE_PARTS 3
-#define ML_CONV_RUNS 3
 #define ML_STREAMS 8 /* residual streams at most */
+#define ML_CONV_RUNS 3
 
 /* relu(x) x, a GLU of x with itself, is the squared ReLU. */
 typedef enum ml_act {

@@ -56,7 +56,7 @@ int32_t ml_build_mix(ml_builder *b, int32_t x, int32_t y, int32_t coef, ml_mix_o
 
     ML_BUG_IF(o.n_in < 1 || o.n_in > ML_STREAMS || o.n_out < 1 || o.n_out > ML_STREAMS);
     ML_BUG_IF(y != ML_NONE && ml_build_width(b, y) != width);
-    ML_BUG_IF((coef != ML_NONE) != (o.streams || o.extra));
+    ML_BUG_IF((coef != ML_NONE) != (o.streams || o.extra) || (o.extra && y == ML_NONE));
     ML_BUG_IF(coef != ML_NONE &&
               ml_build_width(b, coef) !=
                   o.n_out * ((o.streams ? o.n_in : 0) + (o.extra ? 1 : 0)));

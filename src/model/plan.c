@@ -7,7 +7,7 @@
 
 /* --- calls ------------------------------------------------------------------ */
 
-static void *at(const ml_plan *p, int32_t store) {
+void *ml_plan_at(const ml_plan *p, int32_t store) {
     size_t offset = (size_t)p->set * p->act_bytes + p->store[store].offset;
 
     return p->act.ptr ? (unsigned char *)p->act.ptr + offset : NULL;
@@ -16,13 +16,15 @@ static void *at(const ml_plan *p, int32_t store) {
 static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_rows *r,
                        int32_t n_page) {
     ml_tensor t = ml_plan_value(p, value, r, n_page);
-    t.data = store == ML_NONE ? NULL : at(p, store);
+    t.data = store == ML_NONE ? NULL : ml_plan_at(p, store);
     return t;
 }
 
 /* The memory of a value: forward's copy or, for a call after forward, the copy that the
  * node's recompute unit uses. */
 static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forward) {
+    if (p->experts.redo && p->experts.store[value] != ML_NONE)
+        return p->experts.store[value];
     return p->value_store[forward ? ML_FIRST_COPY : ml_plan_copy(p, node, value)][value];
 }
 
@@ -80,8 +82,10 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
                 bound(p, n->out[k], store_of(p, node, n->out[k], forward), r->rows, n_page);
     for (int k = 0; k < ML_OP_W; k++)
         if (n->w[k] != ML_NONE && r->weights &&
-            !ml_plan_params_weight(p, node, k, &a->w[k]))
+            !ml_plan_params_weight(p, node, k, &a->w[k])) {
             a->w[k] = r->weights->t[n->w[k]];
+            ml_plan_experts_view(p, node, &a->w[k]);
+        }
     a->attr = &n->attr;
     a->rows =
         p->spec->value[n->out[0]].axis == ML_PER_CONTEXT ? ml_key_rows(r->rows) : r->rows;
@@ -116,39 +120,51 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
             a->din_add[k] = c->din_add[k];
         }
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE && r->grads && !ml_plan_params_grad(p, node, k, &a->dw[k]))
+        if (n->w[k] != ML_NONE && r->grads && !ml_plan_params_grad(p, node, k, &a->dw[k])) {
             a->dw[k] = *ml_plan_grad(p, node, k, r);
+            ml_plan_experts_view(p, node, &a->dw[k]);
+        }
 }
 
 /* A weight's shape without its data, for sizing. */
-static void shape_weights(const ml_plan *p, const ml_node *n, ml_op_args *a) {
+static void shape_weights(const ml_plan *p, int32_t node, ml_op_args *a) {
+    const ml_node *n = &p->spec->node[node];
+
     for (int k = 0; k < ML_OP_W; k++)
-        if (n->w[k] != ML_NONE)
+        if (n->w[k] != ML_NONE) {
             a->w[k] = ml_weights_tensor(&p->spec->param[n->w[k]], ML_BF16, p->be->linear);
+            ml_plan_experts_view(p, node, &a->w[k]);
+        }
+}
+
+static void need_scratch(ml_plan *p, size_t bytes) {
+    if (bytes > p->scratch_bytes)
+        p->scratch_bytes = bytes;
 }
 
 static ml_status size_scratch(ml_plan *p, ml_err *err) {
     const ml_ops *ops = p->be->ops;
-    ml_rows full = ml_plan_full_rows(p);
-    ml_run run = { .rows = &full };
+    ml_rows full = ml_plan_full_rows(p), sent = full;
     ml_status st = ML_OK;
+
+    sent.n_token = p->experts.room;
 
     for (int32_t i = 0; i < p->spec->n_node; i++)
         for (int back = 0; back <= (int)p->opts.backward; back++) {
             ml_op_args a = { 0 };
             const ml_node *n = &p->spec->node[i];
-            size_t bytes;
+            ml_run run = { .rows = p->call[i].experts == ML_NONE ? &full : &sent };
+            if (n->op == ML_OP_SEND_ROWS || n->op == ML_OP_RETURN_ROWS)
+                need_scratch(p, ml_plan_experts_scratch(p, i));
             if (ml_op_infos[n->op].comm)
                 continue;
             bind_backward(p, i, &run, &a);
-            shape_weights(p, n, &a);
+            shape_weights(p, i, &a);
             if (ops->prepare)
                 st = ops->prepare(p->be->stream, n->op, &a, back != 0, err);
             if (st != ML_OK)
                 return st;
-            bytes = ops->scratch(p->be->stream, n->op, &a, back != 0);
-            if (bytes > p->scratch_bytes)
-                p->scratch_bytes = bytes;
+            need_scratch(p, ops->scratch(p->be->stream, n->op, &a, back != 0));
         }
     return ML_OK;
 }
@@ -179,6 +195,7 @@ static void choose_nodes(ml_plan *p) {
         p->spec = &p->range.spec;
         ML_BUG_IF(p->range.n_in > ML_PORTS || p->range.n_out > ML_PORTS);
     }
+    ml_plan_experts_place(p);
     p->head = o->end && !p->range.last ? ML_NONE : p->spec->n_node - 1;
 }
 
@@ -303,7 +320,14 @@ static void run_op(ml_plan *p, ml_op_id op, const ml_op_args *a) {
 }
 
 static int32_t number_of(const ml_plan *p, int32_t node) {
-    return p->opts.end ? p->range.number[node] : node;
+    int32_t mine = p->experts.n_rank > 1 ? p->experts.number[node] : node;
+
+    return p->opts.end ? p->range.number[mine] : mine;
+}
+
+/* Rows of other ranks are not dumped. */
+static bool dumped(const ml_plan *p, int32_t node) {
+    return p->dump && p->call[node].experts == ML_NONE;
 }
 
 /* A rank without rows of its own takes part in what the others exchange; one that has no
@@ -313,21 +337,25 @@ static bool is_empty(const ml_run *r) {
     return r->rows->n_token == 0 && (!context || context->n_share == 0);
 }
 
+static bool is_left_out(const ml_plan *p, int32_t node, const ml_run *r) {
+    return is_empty(r) && !ml_op_infos[p->spec->node[node].op].comm;
+}
+
 /* Computes a node, for the first time or as recomputation. */
-static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
+void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
     ml_op_args a;
     double start = ml_clock_s();
 
     ml_plan_params_need(p, node, r);
-    if (is_empty(r))
+    if (is_left_out(p, node, r))
         return;
     bind_forward(p, node, forward, r, &a);
     upload_given(p, n, &a);
     run_op(p, n->op, &a);
     if (forward)
         report_chosen(p, n, r, &a);
-    for (int k = 0; p->dump && forward && k < ML_OP_OUT; k++)
+    for (int k = 0; dumped(p, node) && forward && k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE && !ml_axis_is_kept(p->spec->value[n->out[k]].axis))
             ml_plan_dump_value(p->dump, p->whole, number_of(p, node), k, false, &a.out[k]);
     p->stats.forward_s[n->op] += ml_clock_s() - start;
@@ -346,11 +374,12 @@ static int32_t foremost(const ml_op_call *c, int32_t n) {
 }
 
 /* All calls are bound first, so that the backend can fuse them. */
-static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
+static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
+                      bool recorded) {
     const ml_ops *ops = p->be->ops;
-    int32_t n = p->spec->n_node, took, counts_as;
+    int32_t took, counts_as, same;
 
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = first; i < end; i++) {
         const ml_node *node = &p->spec->node[i];
         p->bound[i].op = node->op;
         bind_forward(p, i, true, r, &p->bound[i].args);
@@ -358,11 +387,12 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
             p->bound[i].reader[k] =
                 node->out[k] == ML_NONE ? 0 : p->last_read[node->out[k]] - i;
     }
-    for (int32_t i = 0; i < n; i += took) {
+    for (int32_t i = first; i < end; i += took) {
         const ml_op_call *c = &p->bound[i];
         double start = ml_clock_s();
         upload_given(p, &p->spec->node[i], &p->bound[i].args);
-        took = ops->together(p->be->stream, c, ml_plan_params_need(p, i, r) - i);
+        same = ml_plan_params_need(p, i, r);
+        took = ops->together(p->be->stream, c, (same < end ? same : end) - i);
         if (took == 0) {
             run_op(p, c->op, &c->args);
             took = 1;
@@ -378,16 +408,28 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
     }
 }
 
-static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
+static void run_span(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
+                     bool recorded) {
     if (p->bound && !p->dump && !is_empty(r)) {
-        run_bound(p, r, recorded);
+        run_bound(p, first, end, r, recorded);
         return;
     }
-    for (int32_t i = 0; i < p->spec->n_node; i++) {
-        run_node(p, i, true, r);
+    for (int32_t i = first; i < end; i++) {
+        ml_plan_run_node(p, i, true, r);
         if (!recorded)
             ml_plan_spans_node(p, i, ML_PASS_FORWARD);
     }
+}
+
+static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
+    int32_t first = 0;
+
+    for (int32_t k = 0; k < p->experts.n; k++) {
+        run_span(p, first, p->experts.layer[k].send, r, recorded);
+        ml_plan_experts_forward(p, k, r);
+        first = p->experts.layer[k].back + 1;
+    }
+    run_span(p, first, p->spec->n_node, r, recorded);
 }
 
 /* The second run of a kind is captured, later ones are replayed. */
@@ -442,7 +484,7 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
     end_run(p);
 }
 
-static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) {
+void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) {
     ml_op_id op = p->spec->node[node].op;
     ml_op_args a = { 0 };
     double start = ml_clock_s();
@@ -450,7 +492,7 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
     if (!p->call[node].backward_runs)
         return;
     ml_plan_params_need(p, node, r);
-    if (is_empty(r))
+    if (is_left_out(p, node, r))
         return;
     bind_backward(p, node, r, &a);
     if (node == p->head && !dentropy)
@@ -459,10 +501,29 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
         ml_plan_comm_back(p, op, &a);
     else
         p->be->ops->backward[op](p->be->stream, &a);
-    for (int k = 0; p->dump && k < ML_OP_IN; k++)
+    for (int k = 0; dumped(p, node) && k < ML_OP_IN; k++)
         ml_plan_dump_value(p->dump, p->whole, number_of(p, node), k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
+}
+
+static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool dentropy) {
+    for (int32_t i = u->first; i < u->end; i++)
+        if (p->call[i].rerun && p->call[i].experts != ML_NONE) {
+            ml_plan_experts_again(p, i, r);
+        } else if (p->call[i].rerun) {
+            ml_plan_run_node(p, i, false, r);
+            ml_plan_spans_node(p, i, ML_PASS_AGAIN);
+        }
+    for (int32_t i = u->end - 1; i >= u->first; i--) {
+        int32_t layer = p->call[i].experts;
+        ml_plan_params_back(p, i);
+        if (layer == ML_NONE)
+            ml_plan_back_node(p, i, r, dentropy);
+        else if (i == p->experts.layer[layer].back)
+            ml_plan_experts_backward(p, layer, r);
+        ml_plan_params_backed(p, i, r);
+    }
 }
 
 static void send_derivatives(ml_plan *p, const ml_run *r, const float *dlogprob,
@@ -472,9 +533,10 @@ static void send_derivatives(ml_plan *p, const ml_run *r, const float *dlogprob,
     size_t bytes = ml_tensor_bytes(&out);
     ml_device *dev = p->be->dev;
 
-    dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
+    dev->copy_in(p->be->stream, ml_plan_at(p, p->grad_store[head->out[0]]), dlogprob,
+                 bytes);
     if (dentropy)
-        dev->copy_in(p->be->stream, at(p, p->dentropy_store), dentropy, bytes);
+        dev->copy_in(p->be->stream, ml_plan_at(p, p->dentropy_store), dentropy, bytes);
 }
 
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
@@ -488,18 +550,8 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
     run.rows = &rows;
     if (p->head != ML_NONE)
         send_derivatives(p, r, dlogprob, dentropy);
-    for (int32_t u = p->n_unit - 1; u >= 0; u--) {
-        for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
-            if (p->call[i].rerun) {
-                run_node(p, i, false, &run);
-                ml_plan_spans_node(p, i, ML_PASS_AGAIN);
-            }
-        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--) {
-            ml_plan_params_back(p, i);
-            back_node(p, i, &run, dentropy != NULL);
-            ml_plan_params_backed(p, i, &run);
-        }
-    }
+    for (int32_t u = p->n_unit - 1; u >= 0; u--)
+        back_unit(p, &p->unit[u], &run, dentropy != NULL);
     end_run(p);
 }
 
@@ -538,7 +590,7 @@ static void tell_call(const ml_plan *p, int32_t node, ml_plan_pass pass,
         bind_backward(p, node, &run, &a);
     else
         bind_values(p, node, pass == ML_PASS_FORWARD, &run, &a);
-    shape_weights(p, &p->spec->node[node], &a);
+    shape_weights(p, node, &a);
     fn(ud, &p->spec->node[node], pass, &a);
 }
 
@@ -568,7 +620,7 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
             continue;
         t = ml_plan_value(p, head->out[k], rows, 0);
         p->be->dev->copy_out(p->be->stream, to[k],
-                             at(p, p->value_store[ML_FIRST_COPY][head->out[k]]),
+                             ml_plan_at(p, p->value_store[ML_FIRST_COPY][head->out[k]]),
                              ml_tensor_bytes(&t));
     }
 }
@@ -577,8 +629,8 @@ const float *ml_plan_logits(const ml_plan *p) {
     const ml_node *last = &p->spec->node[p->head];
 
     ML_BUG_IF(!p->opts.logits);
-    return at(p,
-              p->value_store[ML_FIRST_COPY][last->out[last->op == ML_OP_LMHEAD ? 3 : 0]]);
+    return ml_plan_at(
+        p, p->value_store[ML_FIRST_COPY][last->out[last->op == ML_OP_LMHEAD ? 3 : 0]]);
 }
 
 const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {

@@ -56,8 +56,12 @@ typedef struct ml_plan_opts {
     bool given[ML_N_ROUTING]; /* runs may pass recorded selections (routing replay) */
     int32_t record_rows; /* most rows of a captured run; 0: default limit; -1: no capture */
     /* The ranks that ops exchange data with; NULL: none.  TP: of a spec for several ranks,
-     * moves its cut values. */
+     * moves its cut values.  EXPERT: each of its ranks computes some of the experts, for
+     * the rows of all, and all run together. */
     ml_comm *group[ML_MESH_GROUPS];
+    /* EXPERT: rows that this rank's experts compute at a time; more than that take several
+     * rounds.  0: twice as many as caps.n_token tokens have. */
+    int32_t expert_rows;
     int32_t first, end; /* the nodes of a pipeline stage (stage.h); end 0: all */
     int32_t n_set;      /* runs of which the activations are kept at once; 0: 1 */
     /* Weights that ranks divide: runs get this rank's part (map), gather those of a layer
@@ -100,6 +104,7 @@ typedef struct ml_run {
      * given. */
     int32_t *chosen[ML_N_ROUTING];
     const int32_t *given[ML_N_ROUTING]; /* requires opts.given */
+    int32_t expert_rows; /* of a forward: rows of a round, fewer than opts'; 0: opts' */
 } ml_run;
 
 /* The calls of a forward and, if the plan has one, a backward of the largest batch, in

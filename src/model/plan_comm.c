@@ -29,9 +29,17 @@ static void swap_rows(ml_plan *p, const ml_op_attr *attr, const ml_tensor *to,
                  &p->failed);
 }
 
+static bool sends_rows(ml_op_id op) {
+    return op == ML_OP_SEND_ROWS || op == ML_OP_RETURN_ROWS;
+}
+
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a) {
     ml_comm *c = p->opts.group[op == ML_OP_GATHER_COLS ? ML_GROUP_TP : ML_GROUP_CP];
 
+    if (sends_rows(op)) {
+        ml_plan_experts_run(p, op, a);
+        return;
+    }
     ML_BUG_IF(!c);
     if (p->failed.code != ML_OK)
         return;
@@ -45,6 +53,10 @@ void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a) {
     ml_comm *c = p->opts.group[ML_GROUP_CP];
     const ml_reduce tree = { ML_REDUCE_SUM, ML_REDUCE_TREE };
 
+    if (sends_rows(op)) {
+        ml_plan_experts_back(p, op, a);
+        return;
+    }
     ML_BUG_IF(!c || a->din_add[0]);
     if (p->failed.code != ML_OK)
         return;

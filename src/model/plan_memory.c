@@ -12,8 +12,10 @@ ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32
     ml_tensor t = { .dtype = ml_value_dtype(v, p->be->act),
                     .n_dim = 2,
                     .shape = { 0, v->width } };
+    int64_t n_token = v->sent ? p->experts.n_row : r->n_token;
+
     switch (v->axis) {
-    case ML_PER_TOKEN: t.shape[0] = (int64_t)v->mul * r->n_token; break;
+    case ML_PER_TOKEN: t.shape[0] = v->mul * n_token; break;
     case ML_PER_LOSS: t.shape[0] = (int64_t)v->mul * r->n_loss; break;
     case ML_PER_PAGE: t.shape[0] = n_page; break;
     case ML_PER_SLOT: t.shape[0] = r->n_seq; break;
@@ -23,7 +25,7 @@ ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32
         break;
     case ML_GROUP:
         t.n_dim = 1;
-        t.shape[0] = v->width + (int64_t)v->mul * r->n_token;
+        t.shape[0] = v->width + v->mul * n_token;
         break;
     }
     return t;
@@ -72,6 +74,8 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     case ML_OP_MOE_GATHER:
     case ML_OP_MOE_WEIGH:
     case ML_OP_MOE_LINEAR:
+    case ML_OP_SEND_ROWS:
+    case ML_OP_RETURN_ROWS:
     case ML_OP_MOE_COMBINE: return modules & ML_MODULE_MOE;
     default: return false;
     }
@@ -180,6 +184,10 @@ static bool wanted(const ml_plan *p, const ml_node *n, int out) {
     }
 }
 
+static const ml_plan_experts *experts_of(const ml_plan *p, int32_t node) {
+    return &p->experts.layer[p->call[node].experts];
+}
+
 /* The last call that reads (or writes) each copy of each value; ML_NONE: none does. */
 typedef struct reads {
     int32_t *last[ML_COPIES];
@@ -199,6 +207,8 @@ static void reads_of_forward(const ml_plan *p, int32_t node, reads *r) {
     for (int k = 0; k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE) /* ml_plan_read reads the head's outputs */
             read_at(r, ML_FIRST_COPY, n->out[k], node == p->head ? end_of_time(p) : node);
+    if (n->op == ML_OP_SEND_ROWS)
+        read_at(r, ML_FIRST_COPY, n->in[0], experts_of(p, node)->back);
 }
 
 static void reads_of_backward(const ml_plan *p, int32_t node, reads *r) {
@@ -232,6 +242,50 @@ static void reads_of_rerun(ml_plan *p, int32_t node, reads *r) {
     for (int k = 0; k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE) /* KV pages of another layer keep their place */
             read_at(r, ml_plan_copy(p, node, n->out[k]), n->out[k], time);
+    if (n->op == ML_OP_SEND_ROWS)
+        read_at(r, ml_plan_copy(p, node, n->in[0]), n->in[0],
+                again_time(p, experts_of(p, node)->back));
+}
+
+/* What a round that backward computes again leaves out: values that are not needed, and
+ * the rows to send, if they are kept. */
+static bool is_redone(const ml_plan *p, const ml_plan_experts *x, int32_t node,
+                      const reads *r) {
+    const ml_node *n = &p->spec->node[node];
+
+    for (int k = 0; k < ML_OP_OUT; k++) {
+        int32_t v = n->out[k], time = node < x->send ? x->send : x->back;
+        if (v == ML_NONE)
+            continue;
+        if (r->last[ml_plan_copy(p, node, v)][v] >= backward_time(p, time))
+            return node >= x->send;
+        if (p->experts.store[v] != ML_NONE)
+            return true;
+    }
+    return false;
+}
+
+/* Memory for rounds that backward computes again.  Values that are saved for backward have
+ * it; others get it for the time of these rounds, and inputs from outside are kept. */
+static void reads_of_redo(ml_plan *p, const ml_plan_experts *x, reads *r) {
+    int32_t first = backward_time(p, x->back), last = backward_time(p, x->send);
+
+    for (int32_t i = x->back - 1; i >= x->home; i--) {
+        const ml_node *n = &p->spec->node[i];
+        p->call[i].redo = is_redone(p, x, i, r);
+        for (int k = 0; p->call[i].redo && k < ML_OP_IN; k++) {
+            int32_t v = n->in[k], copy, until = i == x->send ? last : first;
+            if (v == ML_NONE)
+                continue;
+            copy = ml_plan_copy(p, i, v);
+            if (p->producer[v] < x->home) {
+                read_at(r, copy, v, first);
+            } else if (r->last[copy][v] < until && p->experts.store[v] == ML_NONE) {
+                p->experts.store[v] = new_store(p, value_bytes(p, v), first);
+                live_until(p, p->experts.store[v], last);
+            }
+        }
+    }
 }
 
 /* What is sent on lives until the backward begins.  Without one, the next run's values may
@@ -256,6 +310,8 @@ static void find_last_reads(ml_plan *p, reads *r) {
         return;
     for (int32_t i = 0; i < s->n_node; i++)
         reads_of_backward(p, i, r);
+    for (int32_t i = 0; i < p->experts.n; i++)
+        reads_of_redo(p, &p->experts.layer[i], r);
     for (int32_t i = s->n_node - 1; i >= 0; i--)
         reads_of_rerun(p, i, r);
 }
@@ -280,6 +336,10 @@ static int32_t reusable_input(const ml_plan *p, int32_t node, int copy, int32_t 
 static void plan_outputs(ml_plan *p, int32_t node, int copy, int32_t time, const reads *r) {
     const ml_node *n = &p->spec->node[node];
     int32_t reused = reusable_input(p, node, copy, time, r), *of = p->value_store[copy];
+
+    if (n->op ==
+        ML_OP_RETURN_ROWS) /* the first round returns rows, the last one sends some */
+        time -= node - experts_of(p, node)->send;
 
     for (int k = 0; k < ML_OP_OUT; k++) {
         int32_t v = n->out[k];
@@ -336,6 +396,10 @@ static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad)
     if (dout == ML_NONE)
         return;
     live_until(p, dout, time);
+    if (n->op == ML_OP_RETURN_ROWS)
+        live_until(p, dout, backward_time(p, experts_of(p, node)->send));
+    if (n->op == ML_OP_SEND_ROWS)
+        time = backward_time(p, experts_of(p, node)->back);
     if (n->op == ML_OP_ADD && add_can_alias(p, node)) {
         p->grad_store[n->in[0]] = p->grad_store[n->in[1]] = dout;
         return;
@@ -349,7 +413,7 @@ static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad)
         c->din_add[k] = p->grad_store[v] != ML_NONE;
         if (!c->din_add[k])
             p->grad_store[v] = new_store(p, value_bytes(p, v), time);
-        live_until(p, p->grad_store[v], time);
+        live_until(p, p->grad_store[v], backward_time(p, node));
     }
 }
 
@@ -473,7 +537,8 @@ void ml_plan_lay_out(ml_plan *p) {
     reads r;
 
     p->call = ML_NEW(&p->arena, ml_plan_call, p->spec->n_node);
-    p->store = ML_NEW(&p->arena, ml_plan_store, 3 * (size_t)p->spec->n_value + 1);
+    p->store = ML_NEW(&p->arena, ml_plan_store, 4 * (size_t)p->spec->n_value + 1);
+    p->experts.store = no_indices(p);
     p->grad_store = no_indices(p);
     p->producer = no_indices(p);
     for (int copy = 0; copy < ML_COPIES; copy++) {
@@ -481,6 +546,7 @@ void ml_plan_lay_out(ml_plan *p) {
         r.last[copy] = no_indices(p);
     }
     p->dentropy_store = ML_NONE;
+    ml_plan_experts_find(p);
     find_producers(p);
     find_units(p);
     find_last_reads(p, &r);

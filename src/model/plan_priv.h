@@ -3,6 +3,7 @@
 #ifndef ML_MODEL_PLAN_PRIV_H
 #define ML_MODEL_PLAN_PRIV_H
 
+#include "model/expert_rounds.h"
 #include "model/plan_dump.h"
 #include "model/stage.h"
 
@@ -21,7 +22,19 @@ typedef struct ml_plan_call {
     bool backward_runs; /* a gradient reaches this node */
     bool din_add[ML_OP_IN];
     bool has_din[ML_OP_IN];
+    int32_t experts; /* the layer of experts it is a part of, or ML_NONE */
+    bool redo;       /* backward computes it again if there are several rounds */
 } ml_plan_call;
+
+/* Experts of a layer on several ranks: the nodes send (SEND_ROWS) to back (RETURN_ROWS),
+ * which run in rounds. */
+typedef struct ml_plan_experts {
+    int32_t home; /* the rows to send are made by nodes home .. send - 1 */
+    int32_t send, back;
+    int32_t group, n_expert; /* of the rows at home */
+    int32_t *row;            /* of ml_expert_rows, for each set: backward needs forward's */
+    int32_t *n_round;        /* [n_set] */
+} ml_plan_experts;
 
 /* The nodes of a recompute unit, and the time at which its first node would be
  * recomputed. */
@@ -63,6 +76,20 @@ struct ml_plan {
     int32_t head;  /* the last node: LMHEAD or, on several ranks, the merge of its logits;
                       ML_NONE: another stage has it */
     ml_err failed; /* of the communicator */
+    struct {
+        int32_t n_rank, rank;  /* of the expert group; one rank: its experts are not sent */
+        const int32_t *number; /* of each node before the spec was rewritten */
+        ml_plan_experts *layer;
+        int32_t n;          /* layers */
+        int32_t room;       /* rows of a round, at most */
+        int32_t now, round; /* what is running */
+        int32_t n_row;      /* rows of the round; while planning: room */
+        bool redo;          /* backward is computing rounds again */
+        int32_t *store;     /* [n_value] of values that only such rounds need, or ML_NONE */
+        int32_t *start;     /* host copy of the start of each expert's rows */
+        int64_t *count;     /* [3][ranks] */
+        int32_t *table;     /* host copy of tables; NULL: the device is the host */
+    } experts;
     ml_context_rows context; /* at capacity, for sizing */
     int64_t *block_size;     /* [2*n_context] of a SWAP_ROWS */
     ml_plan_stats stats;
@@ -88,6 +115,28 @@ struct ml_plan {
  * they do nothing. */
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
 void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
+
+/* plan_experts.c.  Rewrites the spec for the rank's place in its expert group
+ * (spec_experts.h); finds the layers of the result. */
+void ml_plan_experts_place(ml_plan *p);
+void ml_plan_experts_find(ml_plan *p);
+void ml_plan_experts_view(const ml_plan *p, int32_t node, ml_tensor *t);
+size_t ml_plan_experts_scratch(const ml_plan *p, int32_t node);
+/* All nodes of a layer, in rounds. */
+void ml_plan_experts_forward(ml_plan *p, int32_t layer, const ml_run *r);
+void ml_plan_experts_backward(ml_plan *p, int32_t layer, const ml_run *r);
+/* Recomputes a node: of a single round, its values; of several, what leaves the experts. */
+void ml_plan_experts_again(ml_plan *p, int32_t node, const ml_run *r);
+/* SEND_ROWS and RETURN_ROWS in the round that is running. */
+void ml_plan_experts_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
+void ml_plan_experts_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
+
+/* plan.c: computes a node, for the first time or as recomputation; its backward. */
+void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r);
+void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy);
+
+/* The address of a store; NULL before ml_plan_alloc. */
+void *ml_plan_at(const ml_plan *p, int32_t store);
 
 /* Where the gradient of weight k of a node is added. */
 const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r);

@@ -26,8 +26,8 @@ static bool is_recorded(const ml_plan *p, const ml_run *r) {
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->chosen[i] || r->given[i]) /* copied between host and device within the run */
             return false;
-    return p->be->replay && !p->dump && !p->opts.group[ML_GROUP_TP] && r->kv &&
-           r->rows->n_token == r->rows->n_seq && r->rows->n_token <= most_rows(p);
+    return p->be->replay && !p->dump && !p->opts.group[ML_GROUP_TP] && !p->experts.n &&
+           r->kv && r->rows->n_token == r->rows->n_seq && r->rows->n_token <= most_rows(p);
 }
 
 int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {

@@ -88,6 +88,7 @@ typedef struct ml_value {
     int64_t width;
     ml_dtype dtype;
     bool exact; /* f32 on every backend; others have the backend's dtype */
+    bool sent;  /* tokens: rows that the ranks of an expert group sent to this one */
 } ml_value;
 
 /* The dtype of a value, where activations have dtype `act`. */

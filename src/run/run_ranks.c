@@ -146,11 +146,19 @@ void ml_run_ranks_place(ml_run_opts *o) {
     o->place.plans = o->dry_run;
 }
 
+/* The fewest ranks that have these sizes. */
+static int64_t fewest(const ml_place_opts *p) {
+    int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1), n = model;
+
+    while (p->ep && n % p->ep)
+        n += model;
+    return n * (p->pp ? p->pp : 1);
+}
+
 /* A process of its own: it is the only rank, or plans one of those that the flags name. */
 static ml_status plan_mesh(ml_run_ranks *r, const ml_place_opts *p, ml_err *err) {
     int64_t nodes = p->nodes ? p->nodes : 1;
-    int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1) * (p->pp ? p->pp : 1);
-    int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : model;
+    int64_t n = p->gpus_per_node ? nodes * p->gpus_per_node : fewest(p);
     ml_status st =
         ml_mesh_size(&r->sizes, p->plans ? (int32_t)n : 1, ml_run_ranks_sizes(p), err);
 
@@ -273,19 +281,6 @@ static bool dumps_tensors(const ml_run_opts *o) {
     return o->dump.enable || o->dump.inference.n || o->dump.score.n || o->dump.train.n;
 }
 
-/* Directions of a mesh that training does not divide yet. */
-#define NOT_YET                                                                            \
-    " larger than 1 is not supported yet: ranks divide the samples and the optimizer "     \
-    "state; remove the flag"
-
-static bool divides_experts(const ml_run_opts *o) {
-    return o->place.ep > 1;
-}
-
-static const rank_rule size_rules[] = {
-    { divides_experts, "--expert-model-parallel-size" NOT_YET },
-};
-
 static const rank_rule rules[] = {
     { checks_coverage,
       "--enable-witness needs one rank: a rank sees its own samples only" },
@@ -373,8 +368,6 @@ ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err
         st = check_engines(r, o, err);
     if (st == ML_OK)
         st = check_hosts(r, o, err);
-    if (st == ML_OK)
-        st = check_rules(size_rules, sizeof size_rules / sizeof *size_rules, o, err);
     if (st == ML_OK && ml_run_ranks_size(r) > 1)
         st = check_rules(rules, sizeof rules / sizeof *rules, o, err);
     return st;

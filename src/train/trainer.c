@@ -73,11 +73,6 @@ const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_m
     return ml_shard_residents(&map, a, mesh->rank);
 }
 
-/* Whether this rank embeds tokens. */
-static bool has_embedding(const ml_trainer *t) {
-    return !ml_trainer_is_pipeline(t) || t->train.first == 0;
-}
-
 static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
     int32_t n = t->spec->n_param;
     int64_t *at = ML_NEW(&t->arena, int64_t, n);
@@ -95,6 +90,11 @@ static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
             t->again_grads[i].data = (char *)t->again_buf.ptr + at[i];
         }
     return ML_OK;
+}
+
+/* Whether this rank embeds tokens. */
+static bool has_embedding(const ml_trainer *t) {
+    return !ml_trainer_is_pipeline(t) || t->train.first == 0;
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
@@ -224,6 +224,7 @@ static void close_runner(ml_runner *r) {
     ml_plan_free(r->plan);
     ml_micro_release(&r->micro);
     r->plan = NULL;
+    r->expert_room = 0;
 }
 
 static void close_runners(ml_runner *r) {
@@ -340,9 +341,10 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
                           .n_set = r->n_set };
     ml_status st;
 
-    if (r->plan && covers(r->micro.caps, need))
+    if (r->plan && covers(r->micro.caps, need) && r->expert_room >= r->expert_rows)
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
+    opts.expert_rows = r->expert_rows > r->expert_room ? r->expert_rows : r->expert_room;
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
     if (t->opts.mesh) {
         memcpy(opts.group, t->opts.mesh->group, sizeof opts.group);
@@ -352,6 +354,7 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
         opts.stored = t->stored;
     }
     close_runner(r);
+    r->expert_room = opts.expert_rows;
     st = ml_plan_new(&r->plan, t->run_spec, t->be, opts, err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
@@ -368,29 +371,46 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
-bool ml_trainer_is_joint(const ml_trainer *t) {
-    return t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+static bool sends_rows(const ml_trainer *t) {
+    return t->opts.mesh && t->opts.mesh->sizes.ep > 1;
 }
 
-ml_status ml_trainer_rounds(ml_trainer *t, int32_t n, int32_t *out, ml_err *err) {
+bool ml_trainer_is_joint(const ml_trainer *t) {
+    return sends_rows(t) || (t->opts.mesh && t->opts.mesh->sizes.gather > 1);
+}
+
+/* Twice what a rank's experts get of even routing, from ranks with so many tokens. */
+static int32_t rows_of_experts(const ml_trainer *t, int64_t n_token) {
+    int64_t n = 2 * n_token * t->spec->route[ML_ROUTING_EXPERTS].top_k;
+
+    return !sends_rows(t) ? 0 : (int32_t)(n < INT32_MAX / 4 ? n : INT32_MAX / 4);
+}
+
+ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_caps need,
+                            int32_t *out, ml_err *err) {
     ml_ranks *ranks = ml_trainer_ranks(t);
+    int32_t own[2] = { n, need.n_token }, *all;
     ml_status st = ML_OK;
-    int32_t *all;
     ml_arena a;
 
     *out = n;
     if (!ml_trainer_is_joint(t))
         return ML_OK;
     ml_arena_init(&a, "numbers of micro-batches");
-    all = ML_NEW(&a, int32_t, ranks->comm->size);
-    st = ml_ranks_collect(ranks, all, &n, sizeof n, err);
-    for (int32_t k = 0; k < ranks->comm->size && st == ML_OK; k++)
-        *out = all[k] > *out ? all[k] : *out;
+    all = ML_NEW(&a, int32_t, 2 * ranks->comm->size);
+    st = ml_ranks_collect(ranks, all, own, sizeof own, err);
+    for (int32_t k = 0; k < ranks->comm->size && st == ML_OK; k++) {
+        *out = all[2 * k] > *out ? all[2 * k] : *out;
+        own[1] = all[2 * k + 1] > own[1] ? all[2 * k + 1] : own[1];
+    }
+    for (; r; r = r->next)
+        r->expert_rows = rows_of_experts(t, own[1]);
     ml_arena_release(&a);
     return st;
 }
 
-void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward) {
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, int32_t set,
+                     bool backward) {
     static const float none[1];
     ml_context_rows nothing = { .n_rank = t->context.n_rank };
     ml_rows rows = { .temperature = 1, .context = t->context.n_rank ? &nothing : NULL };
@@ -398,7 +418,9 @@ void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool back
                    .grads = &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
                    .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
-                   .rows = &rows };
+                   .rows = &rows,
+                   .set = set,
+                   .expert_rows = r->expert_rows };
 
     if (backward)
         ml_plan_backward(r->plan, &run, none, NULL);
@@ -417,7 +439,7 @@ ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
 ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
                        const ml_train_sample *s, const ml_bin *bin, bool everywhere) {
     ml_micro *m = &r->micro;
-    ml_run run = { .weights = w, .rows = &m->batch.rows };
+    ml_run run = { .weights = w, .rows = &m->batch.rows, .expert_rows = r->expert_rows };
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
     if (w == t->weights)
@@ -579,11 +601,12 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
     }
     x->out->n_token += m->samples->n_token;
     x->out->n_loss += m->samples->n_loss;
-    /* Derivatives that are all 0 would add 0 to every gradient. */
+    /* Derivatives that are all 0 would add 0 to every gradient.  Experts on other ranks wait
+     * for those of all rows that they got. */
     *live = ml_micro_collect(m);
     if (!*live)
         x->out->n_idle += m->n_sample;
-    *live = *live && !x->out->bad[0];
+    *live = (*live && !x->out->bad[0]) || sends_rows(x->t);
     return ML_OK;
 }
 
@@ -609,7 +632,7 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
         ml_plan_backward(t->train.plan, &run, m->own_dlogprob,
                          x->step->entropy && !m->critic ? m->own_dentropy : NULL);
     else if (ml_trainer_is_joint(t))
-        ml_trainer_join(t, &t->train, t->weights, true);
+        ml_trainer_join(t, &t->train, t->weights, 0, true);
     return t->be->dev->sync(t->be->stream, err);
 }
 
@@ -633,8 +656,8 @@ static ml_status run_micros(step_run *x, int32_t n_round, ml_err *err) {
             st = run_micro(x, &micro->bin[k], err);
             ml_work_count_add(t->work_count);
         } else {
-            ml_trainer_join(t, &t->train, t->weights, false);
-            ml_trainer_join(t, &t->train, t->weights, true);
+            ml_trainer_join(t, &t->train, t->weights, 0, false);
+            ml_trainer_join(t, &t->train, t->weights, 0, true);
         }
     }
     return st;
@@ -696,8 +719,9 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
 
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_status st = ML_OK;
+    ml_batch_caps need = ml_trainer_need(t, step->sample, step->micro);
     int32_t n_round = 0;
+    ml_status st = ml_trainer_rounds(t, &t->train, step->micro->n, need, &n_round, err);
     ml_arena a;
     loss_terms terms;
 
@@ -706,11 +730,8 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
-    if (!ml_trainer_is_pipeline(t))
-        st = ml_trainer_grow(t, &t->train, true,
-                             ml_trainer_need(t, step->sample, step->micro), err);
-    if (st == ML_OK)
-        st = ml_trainer_rounds(t, step->micro->n, &n_round, err);
+    if (st == ML_OK && !ml_trainer_is_pipeline(t))
+        st = ml_trainer_grow(t, &t->train, true, need, err);
     if (st == ML_OK) {
         zero_grads(t);
         st = run_micros(&(step_run){ t, step, &terms, out }, n_round, err);

@@ -158,7 +158,7 @@ static ml_status run_forward(pipe_run *x, const ml_pass *p, ml_err *err) {
     ml_status st;
 
     if (is_empty(x, p->micro)) {
-        ml_trainer_join(t, r, w->weights, false);
+        ml_trainer_join(t, r, w->weights, set_of(x, p), false);
         return ML_OK;
     }
     run = ml_trainer_load(t, r, w->weights, w->sample, bin, !w->step);
@@ -189,7 +189,7 @@ static ml_status run_backward(pipe_run *x, const ml_pass *p, ml_err *err) {
 
     if (!x->live[p->micro]) {
         if (ml_trainer_is_joint(t))
-            ml_trainer_join(t, r, t->weights, true);
+            ml_trainer_join(t, r, t->weights, set_of(x, p), true);
         return ML_OK;
     }
     ML_BUG_IF(head && x->loaded != p->micro);

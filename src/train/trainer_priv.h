@@ -9,8 +9,9 @@
 typedef struct ml_runner {
     ml_plan *plan;
     ml_micro micro;
-    int32_t first, end;     /* nodes of a pipeline stage; end 0: all */
-    int32_t n_set;          /* micro-batches whose activations the plan keeps */
+    int32_t expert_rows, expert_room; /* of a round (see ml_run): now, of the plan */
+    int32_t first, end;               /* nodes of a pipeline stage; end 0: all */
+    int32_t n_set;                    /* micro-batches whose activations the plan keeps */
     struct ml_runner *next; /* this rank's next stage, of an interleaved pipeline */
 } ml_runner;
 
@@ -43,11 +44,14 @@ struct ml_trainer {
 };
 
 /* Whether ranks run together, micro-batch by micro-batch; and how many micro-batches they
- * all run, if this one has n: those after its own have no samples.  Collective. */
+ * all run, if this one has n that need so much: those after its own have no samples.
+ * Collective. */
 bool ml_trainer_is_joint(const ml_trainer *t);
-ml_status ml_trainer_rounds(ml_trainer *t, int32_t n, int32_t *out, ml_err *err);
+ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_caps need,
+                            int32_t *out, ml_err *err);
 /* A micro-batch without samples; backward: its second half. */
-void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, bool backward);
+void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, int32_t set,
+                     bool backward);
 /* Builds a larger plan if the batches need one. */
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err);

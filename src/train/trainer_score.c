@@ -125,7 +125,9 @@ static ml_status score_in_stages(ml_trainer *t, const ml_weights *w,
 
 /* Ranks gather each other's weights, as the plan has their dtypes. */
 static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err *err) {
-    for (int32_t i = 0; i < w->n && ml_trainer_is_joint(t); i++)
+    bool gathers = t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+
+    for (int32_t i = 0; i < w->n && gathers; i++)
         if (w->t[i].dtype != t->stored[i])
             return ml_fail(
                 err, ML_EUNSUP,
@@ -139,18 +141,19 @@ static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err 
 static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bins,
                           const ml_train_sample *s, float *const *logprob,
                           float *const *entropy, ml_err *err) {
+    ml_batch_caps need = ml_trainer_need(t, s, bins);
     int32_t n_round = 0;
     ml_status st = check_weights(t, w, err);
 
     if (st == ML_OK)
-        st = ml_trainer_rounds(t, bins->n, &n_round, err);
+        st = ml_trainer_rounds(t, &t->score, bins->n, need, &n_round, err);
     if (st == ML_OK && ml_trainer_is_pipeline(t))
         return score_in_stages(t, w, s, bins, &(scoring){ logprob, entropy }, n_round, err);
     if (st == ML_OK && n_round)
-        st = ml_trainer_grow(t, &t->score, false, ml_trainer_need(t, s, bins), err);
+        st = ml_trainer_grow(t, &t->score, false, need, err);
     for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
         if (k >= bins->n) {
-            ml_trainer_join(t, &t->score, w, false);
+            ml_trainer_join(t, &t->score, w, 0, false);
             continue;
         }
         st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);

@@ -17,7 +17,7 @@ miles() { # miles N COMMAND RUN FLAGS...: a run over N ranks, its output in $wor
     local n=$1 command=$2 run=$3
     shift 3
     timeout --kill-after=5 150 mpirun --oversubscribe --allow-run-as-root -n "$n" ${on_host:+"$on_host"} \
-        "$build/miles" "$command" --hf-checkpoint "$work/model" --save "$work/$run" --input-key messages \
+        "$build/miles" "$command" --hf-checkpoint "${model:-$work/model}" --save "$work/$run" --input-key messages \
         --rollout-seed 1 --lr 5e-4 --lr-decay-style constant --use-dynamic-batch-size --max-tokens-per-gpu 256 \
         --threads 2 "$@" >"$work/$run.log" 2>&1
     status=$?
@@ -152,6 +152,20 @@ else
     skipped=1
     echo "skipped: two hosts: unshare -u is not allowed here, or the host has no name"
 fi
+
+# --- ranks divide the experts ---
+
+"$build/tools/quickstart_make" "$work/moe" 1 qwen3_moe >/dev/null
+for n in 1 2; do
+    log=$work/experts$n.log
+    model=$work/moe/model train $n experts$n --num-rollout 3 --expert-model-parallel-size $n
+    check "experts on $n ranks: the run ends" ended
+    samples experts$n
+    head -n 1 "$work/experts$n/metrics.jsonl" >"$work/experts$n.first"
+    check "experts on $n ranks: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/experts$n/metrics.jsonl")" = 3 ]
+done
+check "experts on two ranks: the samples of one" same experts1.samples experts2.samples
+check "experts on two ranks: the rollout metrics of one" same experts1.first experts2.first
 
 # --- a pipeline: the bytes of one rank ---
 

@@ -451,24 +451,11 @@ static const char *const models[] = { "llama_tied",   "qwen3_moe",  "deepseek_v3
                                       "qwen3_next",   "gpt_oss",    "gemma2",
                                       "deepseek_v32", "nemotron_h", "llama4_text" };
 static const char *const families[] = {
-    "gemma3_text",
-    "gemma4_text",
-    "gemma4_text_moe",
-    "glm4",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "llama_yarn",
-    "minimax_m2",
-    "mistral",
-    "nemotron_h_latent",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_5_text",
-    "smollm3",
-    "mixtral",
+    "gemma3_text",  "gemma3n_text", "gemma4_text",   "gemma4_text_moe",
+    "glm4",         "glm4_moe",     "glm4_moe_lite", "glm_moe_dsa",
+    "llama_yarn",   "minimax_m2",   "mistral",       "nemotron_h_latent",
+    "olmo2",        "phi3",         "qwen2",         "qwen3",
+    "qwen3_5_text", "smollm3",      "mixtral",
 };
 /* Sanitizers look at what ranks exchange, which is the same for all models. */
 static const int n_model = ML_TEST_SANITIZED ? 4 : COUNT(models);

@@ -123,6 +123,38 @@ static void refuses_moe_and_window_configs(void) {
     }
 }
 
+static void refuses_gemma3n_configs(void) {
+    static const struct {
+        const char *more, *words;
+    } bad[] = {
+        { "\"altup_active_idx\": 2",
+          "altup_active_idx (2) must be below altup_num_inputs (2)" },
+        { "\"altup_num_inputs\": 9", "\"altup_num_inputs\"" },
+        { "\"intermediate_size\": [16]",
+          "\"intermediate_size\" has 1 numbers; expected 2" },
+        { "\"intermediate_size\": [16, \"x\"]", "\"intermediate_size\" must have numbers" },
+        { "\"activation_sparsity_pattern\": [0.5, 1]",
+          "\"activation_sparsity_pattern\" must have numbers from 0 to" },
+        { "\"hidden_size_per_layer_input\": 0",
+          "without per-layer inputs is not supported" },
+        { "\"num_kv_shared_layers\": 2", "num_kv_shared_layers is too large" },
+    };
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ml_spec spec;
+        ml_err err = { 0 };
+        char text[768];
+        snprintf(
+            text, sizeof text,
+            "{\"model_type\": \"gemma3n_text\", \"vocab_size\": 32, \"hidden_size\": 16, "
+            "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"head_dim\": 8, "
+            "\"altup_num_inputs\": 2, \"num_kv_shared_layers\": 0, %s}",
+            bad[i].more);
+        CHECK(ml_spec_parse(&spec, ml_str_of(text), "config.json", &err) != ML_OK);
+        CHECK_HAS(err.msg, bad[i].words);
+    }
+}
+
 /* What transformers itself writes into a config.json, and exporters beside it. */
 static const char transformers_keys[] =
     ", \"_name_or_path\": \"a/b\", \"_commit_hash\": \"0\", \"return_dict\": true, "
@@ -474,6 +506,7 @@ static void ops_tell_when_they_ran(void) {
 static const ml_test tests[] = {
     { "a bad config.json is refused with the key", refuses_bad_configs },
     { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
+    { "bad Gemma 3n configs are refused", refuses_gemma3n_configs },
     { "unknown keys of config.json are warned of", warns_of_unknown_keys },
     { "configs of releases have no unknown keys", takes_released_configs },
     { "weights of a wrong shape, type or name are refused", refuses_bad_weights },

@@ -117,7 +117,8 @@ const ml_flag ml_flags_parallel[] = {
         "times --max-tokens-per-gpu."),
     ML_SIZE(
         "expert-model-parallel-size", ep,
-        "Ranks that divide the experts of a layer.  Sizes above 1 are not supported yet."),
+        "Consecutive ranks that divide the experts of each layer: the rows of tokens are "
+        "sent to the ranks of their experts, and their results back."),
     ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
     { .name = "dp-replicate-size",
       .type = ML_FLAG_I64,

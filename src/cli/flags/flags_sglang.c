@@ -9,6 +9,10 @@ static const char *const automatic[] = { "auto", NULL };
 #define GENERATES (ML_CMD_TRAIN | ML_CMD_EVAL)
 #define NOTHING "supervised fine-tuning does not generate"
 #define ONE_RANK "The engine has one rank."
+#define EXPERTS "ranks of an engine divide experts like its other matrices"
+#define ATTENTION                                                                          \
+    "ranks of an engine divide attention by heads, and all have every request; with the "  \
+    "same tokens and log-probs"
 
 #define SIZE(word, target) ML_SAME(word, TEXT, "N", SGLANG, TRAIN, "compatibility", target)
 
@@ -19,9 +23,9 @@ const ml_flag ml_flags_sglang[] = {
             "rollout-num-gpus-per-engine"),
     ML_NOOP("sglang-tp-size", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
     ML_NOOP("sglang-tensor-parallel-size", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
-    SIZE("sglang-expert-parallel-size", "sglang-ep-size"),
-    SIZE("sglang-ep", "sglang-ep-size"),
-    SIZE("sglang-data-parallel-size", "sglang-dp-size"),
+    ML_NOOP("sglang-expert-parallel-size", TEXT, SGLANG, TRAIN, EXPERTS),
+    ML_NOOP("sglang-ep", TEXT, SGLANG, TRAIN, EXPERTS),
+    ML_NOOP("sglang-data-parallel-size", TEXT, SGLANG, TRAIN, ATTENTION),
     SIZE("sglang-pipeline-parallel-size", "sglang-pp-size"),
     ML_SAME("sglang-context-length", I64, "N", SGLANG, GENERATES, "engine",
             "rollout-max-context-len"),
@@ -43,16 +47,14 @@ const ml_flag ml_flags_sglang[] = {
               "fits." },
     ML_NOOP("sglang-context-length", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
     ML_NOOP("sglang-max-total-tokens", TEXT, SGLANG, ML_CMD_SFT, NOTHING),
-    ML_FIXED("sglang-ep-size", SGLANG, TRAIN, only_one, ONE_RANK),
-    ML_FIXED("sglang-dp-size", SGLANG, TRAIN, only_one, ONE_RANK),
+    ML_NOOP("sglang-ep-size", TEXT, SGLANG, TRAIN, EXPERTS),
+    ML_NOOP("sglang-dp-size", TEXT, SGLANG, TRAIN, ATTENTION),
     ML_FIXED("sglang-pp-size", SGLANG, TRAIN, only_one, ONE_RANK),
-    ML_FIXED("sglang-moe-dense-tp-size", SGLANG, TRAIN, only_one, ONE_RANK),
+    ML_NOOP("sglang-moe-dense-tp-size", TEXT, SGLANG, TRAIN, EXPERTS),
     ML_FIXED("sglang-kv-cache-dtype", SGLANG, TRAIN, automatic,
              "The KV cache has the dtype of the weights."),
-    ML_REFUSED("sglang-enable-dp-attention", BOOL, SGLANG, TRAIN,
-               "the engine has one rank; remove the flag"),
-    ML_REFUSED("sglang-enable-dp-lm-head", BOOL, SGLANG, TRAIN,
-               "the engine has one rank; remove the flag"),
+    ML_NOOP("sglang-enable-dp-attention", BOOL, SGLANG, TRAIN, ATTENTION),
+    ML_NOOP("sglang-enable-dp-lm-head", BOOL, SGLANG, TRAIN, ATTENTION),
     ML_REFUSED("sglang-config", TEXT, SGLANG, TRAIN,
                "only one group of engines is supported; remove the flag"),
     ML_REFUSED("sglang-router-ip", TEXT, SGLANG, TRAIN,
