@@ -81,7 +81,7 @@ define CI_TIER
 $(gate_lines)
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
-$(call tests,300,$(PARITY) $(RANKS))
+$(call tests,600,$(PARITY) $(RANKS))
 $(call tests,400,$(CHECKOP))
 60 checkop/coverage $(CHECKOP) --coverage
 $(call load,$(CONFIG),15)
@@ -133,6 +133,7 @@ $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
+1200 ranks tests/e2e/ranks.sh $(B) long
 2400 mutants tools/mutants.sh
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
 3600 arm $(MAKE) --no-print-directory arm

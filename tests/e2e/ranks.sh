@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ranks.sh BUILD - mpirun -n N miles train: one run over N ranks.
+# ranks.sh BUILD [long] - mpirun -n N miles train: one run over N ranks; long: more layouts.
 set -u
-build=$1
+build=$1 long=${2:-}
 if ! command -v mpirun >/dev/null || [ ! -e "$build/libmiles_mpi.so" ]; then
     echo "skipped: mpirun or $build/libmiles_mpi.so is missing (tools/check-deps.sh --install ranks, then make)"
     exit 0
@@ -108,13 +108,15 @@ check "it is named" grep -q 'process rank 2 .*signal 9' "$log"
 # --- weights divided over ranks: tensor parallel, FSDP ---
 
 divided tp2dp2 4 --tensor-model-parallel-size 2
-divided fsdp3 3 --train-backend fsdp
-divided tp2-engine-of-2 2 --tensor-model-parallel-size 2 --rollout-num-gpus-per-engine 2
-cp -r "$work/tp2dp2" "$work/tp-again"
-log=$work/tp-again.log
-train 3 tp-again --load "$work/tp-again" --num-rollout 4 --tensor-model-parallel-size 3
-check "three ranks resume what two times two saved" ended
-check "they go on without a mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/tp-again/metrics.jsonl")" = 4 ]
+if [ "$long" ]; then
+    divided fsdp3 3 --train-backend fsdp
+    divided tp2-engine-of-2 2 --tensor-model-parallel-size 2 --rollout-num-gpus-per-engine 2
+    cp -r "$work/tp2dp2" "$work/tp-again"
+    log=$work/tp-again.log
+    train 3 tp-again --load "$work/tp-again" --num-rollout 4 --tensor-model-parallel-size 3
+    check "three ranks resume what two times two saved" ended
+    check "they go on without a mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/tp-again/metrics.jsonl")" = 4 ]
+fi
 log=$work/tp-size.log
 train 3 tp-size --num-rollout 1 --tensor-model-parallel-size 2
 check "a size that does not divide the ranks is refused" says_once '^miles train: --tensor-model-parallel-size 2 does not fit 3 ranks'
@@ -129,13 +131,15 @@ check "a divided critic has the values and the loss of one rank" same ppo1.first
 # --- context parallel: ranks have pieces of the same samples ---
 
 divided cp2 2 --context-parallel-size 2
-divided cp2pp2 4 --context-parallel-size 2 --pipeline-model-parallel-size 2
-divided cp2dp2 4 --context-parallel-size 2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
-cp -r "$work/cp2dp2" "$work/cp2again"
-log=$work/cp2again.log
-train 2 cp2again --load "$work/cp2again" --num-rollout 4 --context-parallel-size 2
-check "two ranks resume what four saved" ended
-check "they go on" [ -e "$work/cp2again/iter_0000003/state.json" ]
+if [ "$long" ]; then
+    divided cp2pp2 4 --context-parallel-size 2 --pipeline-model-parallel-size 2
+    divided cp2dp2 4 --context-parallel-size 2 --allgather-cp --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+    cp -r "$work/cp2dp2" "$work/cp2again"
+    log=$work/cp2again.log
+    train 2 cp2again --load "$work/cp2again" --num-rollout 4 --context-parallel-size 2
+    check "two ranks resume what four saved" ended
+    check "they go on" [ -e "$work/cp2again/iter_0000003/state.json" ]
+fi
 
 # --- ranks on two hosts: here two names of one ---
 
@@ -177,19 +181,21 @@ train 2 pp2 --num-rollout 3 --pipeline-model-parallel-size 2
 check "a pipeline of two stages trains" ended
 check "a pipeline has the metrics of one rank" same n1/metrics.jsonl pp2/metrics.jsonl
 check "a pipeline saves the bytes of one rank" same_snapshot n1 pp2 0000002
-cp -r "$work/n1" "$work/resumed"
-log=$work/resumed.log
-train 2 resumed --load "$work/resumed" --num-rollout 4 --pipeline-model-parallel-size 2
-check "one rank saves, a pipeline resumes" ended
-log=$work/one.log
-cp -r "$work/pp2" "$work/one"
-train 1 one --load "$work/one" --num-rollout 4
-check "a pipeline saves, one rank resumes" ended
-check "both go on alike" same_snapshot resumed one 0000003
-log=$work/pp2dp2.log
-train 4 pp2dp2 --num-rollout 3 --pipeline-model-parallel-size 2
-check "two pipelines train" ended
-check "two pipelines have the bytes of two ranks" same_snapshot n2 pp2dp2 0000002
+if [ "$long" ]; then
+    cp -r "$work/n1" "$work/resumed"
+    log=$work/resumed.log
+    train 2 resumed --load "$work/resumed" --num-rollout 4 --pipeline-model-parallel-size 2
+    check "one rank saves, a pipeline resumes" ended
+    log=$work/one.log
+    cp -r "$work/pp2" "$work/one"
+    train 1 one --load "$work/one" --num-rollout 4
+    check "a pipeline saves, one rank resumes" ended
+    check "both go on alike" same_snapshot resumed one 0000003
+    log=$work/pp2dp2.log
+    train 4 pp2dp2 --num-rollout 3 --pipeline-model-parallel-size 2
+    check "two pipelines train" ended
+    check "two pipelines have the bytes of two ranks" same_snapshot n2 pp2dp2 0000002
+fi
 log=$work/stages.log
 train 2 stages --num-rollout 1 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
 check "more stages than layers are refused" says_once '^miles train: the 2 layers of this model do not fill 2 pipeline stages'

@@ -4,11 +4,15 @@
 enum { THREADS = 128 };
 
 /* Tokens past the end of the table have its first row. */
+__device__ static int32_t row_of(int32_t id, int64_t n_row) {
+    return id < n_row ? id : 0;
+}
+
 template <class T>
 __global__ void embed_kernel(T *x, const T *table, int64_t n_row, const int32_t *id,
                              const int32_t *drawn, int64_t width, float scale) {
     int32_t own = id[blockIdx.x] >= 0 ? id[blockIdx.x] : drawn[-1 - id[blockIdx.x]];
-    const T *from = table + (own < n_row ? own : 0) * width;
+    const T *from = table + row_of(own, n_row) * width;
     T *to = x + (int64_t)blockIdx.x * width;
 
     for (int64_t i = threadIdx.x; i < width; i += THREADS)
@@ -28,32 +32,33 @@ void ml_cuda_embed_forward(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(a->out[0].dtype, embed<T>(s, a));
 }
 
-/* Is `wanted` among the first n ids?  All threads of the block call it. */
-__device__ static bool seen_before(const int32_t *id, int32_t wanted, int n) {
+/* Is `wanted` among the rows of the first n ids?  All threads of the block call it. */
+__device__ static bool seen_before(const int32_t *id, int64_t n_row, int32_t wanted,
+                                   int n) {
     bool found = false;
     for (int base = 0; base < n && !found; base += THREADS) {
         int t = base + (int)threadIdx.x;
-        found = __syncthreads_or(t < n && id[t] == wanted);
+        found = __syncthreads_or(t < n && row_of(id[t], n_row) == wanted);
     }
     return found;
 }
 
-/* A block per row of the batch; the block of the first row with an id adds up all rows
- * with it, in order, so that each row of the table has one writer and one order of
+/* A block per row of the batch; the block of the first one of a table's row adds up all
+ * that have it, in order, so that each row of the table has one writer and one order of
  * sums. */
 template <class T>
-__global__ void embed_back_kernel(float *dw, const T *dx, const int32_t *id, int n,
-                                  int64_t width, float scale) {
+__global__ void embed_back_kernel(float *dw, int64_t n_row, const T *dx, const int32_t *id,
+                                  int n, int64_t width, float scale) {
     __shared__ int match[THREADS];
     int row = (int)blockIdx.x;
-    int32_t wanted = id[row];
+    int32_t wanted = row_of(id[row], n_row);
     float *to = dw + (int64_t)wanted * width;
 
-    if (seen_before(id, wanted, row))
+    if (seen_before(id, n_row, wanted, row))
         return;
     for (int base = row; base < n; base += THREADS) {
         int t = base + (int)threadIdx.x;
-        match[threadIdx.x] = t < n && id[t] == wanted;
+        match[threadIdx.x] = t < n && row_of(id[t], n_row) == wanted;
         if (!__syncthreads_or(match[threadIdx.x]))
             continue;
         for (int k = 0; k < THREADS; k++) {
@@ -72,8 +77,8 @@ template <class T> static void embed_back(ml_stream *s, const ml_op_args *a) {
     if (a->rows->n_token == 0)
         return;
     embed_back_kernel<T><<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
-        (float *)a->dw[0].data, (const T *)a->dout[0].data, a->rows->id, a->rows->n_token,
-        a->dout[0].shape[1], a->attr->embed_scale);
+        (float *)a->dw[0].data, a->dw[0].shape[0], (const T *)a->dout[0].data, a->rows->id,
+        a->rows->n_token, a->dout[0].shape[1], a->attr->embed_scale);
     ml_cuda_launched(ml_cuda(s), "embed backward");
 }
 
