@@ -300,6 +300,14 @@ static const struct {
                                  "--group-rm --custom-rm-path ./r.py" },
     { "train-over-sampling", "--hf-checkpoint m --prompt-data d --num-rollout 1 "
                              "--rollout-batch-size 2 --over-sampling-batch-size 1" },
+    { "interleaved-stages", TRAIN "--num-rollout 1 "
+                                  "--num-virtual-stages-per-pipeline-rank 2" },
+    { "interleaved-twice", TRAIN "--num-rollout 1 --pipeline-model-parallel-size 2 "
+                                 "--num-layers-per-virtual-pipeline-stage 1 "
+                                 "--num-virtual-stages-per-pipeline-rank 2" },
+    { "interleaved-ends", TRAIN "--num-rollout 1 --pipeline-model-parallel-size 2 "
+                                "--num-virtual-stages-per-pipeline-rank 2 "
+                                "--decoder-first-pipeline-num-layers 1" },
     { "train-two-halves", TRAIN "--num-rollout 1 --load-debug-rollout-data d "
                                 "--debug-rollout-only" },
 };
