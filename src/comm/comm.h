@@ -94,7 +94,8 @@ struct ml_comm {
                            const int64_t *n_out, const ml_tensor *in, const int64_t *n_in,
                            ml_err *err); /* n_out, n_in: [size] */
     /* Both return when the buffer may be reused; sends and receives between two ranks match
-     * in order and have the same size.  A send may wait for its receive. */
+     * in order and have the same size, but may have memory of different kinds.  A send may
+     * wait for its receive. */
     ml_status (*send)(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t to,
                       ml_err *err);
     ml_status (*recv)(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t from,

@@ -225,6 +225,24 @@ static void exchange_one(const rig *g, int64_t unit, int64_t width) {
     CHECK(are_same(&in));
 }
 
+/* Rank 0 receives to host memory what the others have on the device. */
+static void collect_one(const rig *g, int64_t n) {
+    ml_comm *c = g->peer;
+    both x = on_both(g, numbers(ML_F32, c->rank, n), (size_t)n * 4);
+    ml_tensor host = tensor(x.p, ML_F32, n, 1), device = there(&x, host);
+
+    for (int32_t r = 1; r < c->size && c->rank == 0; r++) {
+        float *want = numbers(ML_F32, r, n);
+        CHECK(c->recv(c, NULL, &host, r, NULL) == ML_OK);
+        CHECK(memcmp(x.p, want, (size_t)n * 4) == 0);
+        free(want);
+    }
+    if (c->rank)
+        CHECK(c->send(c, g->s, &device, 0, NULL) == ML_OK);
+    g->s->dev->free(&x.buf);
+    free(x.p);
+}
+
 /* Around a ring, two ranks at a time. */
 static void pass_one(const rig *g, int64_t n) {
     ml_comm *c = g->peer;
@@ -239,6 +257,7 @@ static void pass_one(const rig *g, int64_t n) {
     if (c->rank + 1 < c->size)
         CHECK(c->send(c, g->s, &t, c->rank + 1, NULL) == ML_OK);
     CHECK(are_same(&x));
+    collect_one(g, n);
 }
 
 /* Each rank sends two tensors to the next and one to the one before. */

@@ -108,22 +108,19 @@ static ml_status device_alltoallv(ml_comm *c, ml_stream *s, const ml_tensor *out
                      : h->alltoallv(h, s, out, n_out, in, n_in, err));
 }
 
+/* Through the host: the two sides may have different kinds of memory. */
 static ml_status device_send(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t to,
                              ml_err *err) {
-    const ml_device_way *w = way_of(c, s, ml_tensor_bytes(t));
     ml_comm *h = host_of(c);
 
-    return told(c,
-                w ? w->pass(team_of(c), s, t, to, true, err) : h->send(h, s, t, to, err));
+    return told(c, h->send(h, s, t, to, err));
 }
 
 static ml_status device_recv(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t from,
                              ml_err *err) {
-    const ml_device_way *w = way_of(c, s, ml_tensor_bytes(t));
     ml_comm *h = host_of(c);
 
-    return told(c, w ? w->pass(team_of(c), s, t, from, false, err)
-                     : h->recv(h, s, t, from, err));
+    return told(c, h->recv(h, s, t, from, err));
 }
 
 /* Messages have different sizes: all go the same way. */

@@ -20,8 +20,6 @@ typedef struct ml_device_way {
     ml_status (*alltoallv)(ml_device_team *t, ml_stream *s, const ml_tensor *out,
                            const int64_t *n_out, const ml_tensor *in, const int64_t *n_in,
                            ml_err *err);
-    ml_status (*pass)(ml_device_team *t, ml_stream *s, const ml_tensor *x, int32_t peer,
-                      bool send, ml_err *err);
     ml_status (*exchange)(ml_device_team *t, ml_stream *s, const ml_message *m, int32_t n,
                           ml_err *err);
     void (*close)(ml_device_team *t);

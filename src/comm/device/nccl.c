@@ -196,18 +196,6 @@ static ml_status alltoallv(ml_device_team *t, ml_stream *s, const ml_tensor *out
     return exchange_legs(t, s, l, err);
 }
 
-/* The buffer may be reused when the stream has passed the message. */
-static ml_status pass(ml_device_team *t, ml_stream *s, const ml_tensor *x, int32_t peer,
-                      bool send, ml_err *err) {
-    void *stream = s->dev->native(s);
-    size_t n = ml_tensor_bytes(x);
-
-    return check(t,
-                 send ? nccl.send(x->data, n, BYTES, peer, t->state, stream)
-                      : nccl.recv(x->data, n, BYTES, peer, t->state, stream),
-                 send ? "a send" : "a receive", err);
-}
-
 static ml_status exchange(ml_device_team *t, ml_stream *s, const ml_message *m, int32_t n,
                           ml_err *err) {
     void *stream = s->dev->native(s);
@@ -232,8 +220,8 @@ static void nccl_close(ml_device_team *t) {
         (void)(t->host->failed ? nccl.abort(t->state) : nccl.destroy(t->state));
 }
 
-static const ml_device_way way = { "nccl",    bcast, allgather, reduce_scatter, allreduce,
-                                   alltoallv, pass,  exchange,  nccl_close };
+static const ml_device_way way = { "nccl",    bcast,     allgather, reduce_scatter,
+                                   allreduce, alltoallv, exchange,  nccl_close };
 
 typedef struct offer { /* by each rank to all */
     unsigned char uuid[16];

@@ -227,33 +227,6 @@ static ml_status alltoallv(ml_device_team *t, ml_stream *s, const ml_tensor *out
 
 /* --- messages -------------------------------------------------------------------- */
 
-/* The sender fills its stage and says so; the receiver has read it and says so. */
-static ml_status pass(ml_device_team *t, ml_stream *s, const ml_tensor *x, int32_t peer,
-                      bool send, ml_err *err) {
-    peers *p = peers_of(t);
-    ml_comm *h = t->host;
-    size_t bytes = ml_tensor_bytes(x);
-    ml_tensor word = ml_comm_bytes("", 0);
-    ml_status st = ML_OK;
-
-    for (size_t at = 0; at < bytes && st == ML_OK; at += PART_BYTES) {
-        char *data = (char *)x->data + at;
-        size_t n = least(bytes - at, PART_BYTES);
-
-        if (send)
-            ml_device_copy(s, part_of(p, t->c.rank, TURNS), data, n);
-        else if ((st = h->recv(h, NULL, &word, peer, err)) == ML_OK)
-            ml_device_copy(s, data, part_of(p, peer, TURNS), n);
-        if (st == ML_OK && (st = s->dev->sync(s, err)) != ML_OK)
-            return h->agree(h, st, err);
-        if (st == ML_OK)
-            st = h->send(h, NULL, &word, peer, err);
-        if (st == ML_OK && send)
-            st = h->recv(h, NULL, &word, peer, err);
-    }
-    return st;
-}
-
 /* Where a piece of a message lies in the stage for messages. */
 typedef struct piece {
     size_t at, bytes;
@@ -356,8 +329,8 @@ static void peer_close(ml_device_team *t) {
     free(p);
 }
 
-static const ml_device_way way = { "peer",    bcast, allgather, reduce_scatter, allreduce,
-                                   alltoallv, pass,  exchange,  peer_close };
+static const ml_device_way way = { "peer",    bcast,     allgather, reduce_scatter,
+                                   allreduce, alltoallv, exchange,  peer_close };
 
 typedef struct offer { /* by each rank to all */
     char host[64];
