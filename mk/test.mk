@@ -38,13 +38,16 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_su
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_rollout \
   unit/test_record unit/test_run_dir golden/test_golden golden/test_training)
 
+# Ranks that train together, as far as the short tier runs them under sanitizers.
+FEW_RANKS := $(filter %/test_ranks %/test_pp %/test_moves,$(RANKS))
+
 # What the short tier runs under the address sanitizer.
-CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(RANKS))
+CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
   test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
-  test_mesh test_run_ranks test_shared_rollout test_local_ranks) $(RANKS) $(LOAD)
+  test_mesh test_run_ranks test_shared_rollout test_local_ranks) $(FEW_RANKS) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
