@@ -526,7 +526,7 @@ static int fewer(int n_mix, int few) {
 
 #define MORE_TESTS(name)                                                                   \
     static void f32_##name(void) {                                                         \
-        check_model(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 4), 1);                        \
+        check_model(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 2), 1);                        \
     }                                                                                      \
     static void bf16_##name(void) {                                                        \
         check_model(DATA #name, ML_WEIGHT_BF16, fewer(N_MIX_BF16, 1), 1);                  \
