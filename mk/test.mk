@@ -36,7 +36,7 @@ quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) 
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_rollout \
-  unit/test_record unit/test_run_dir golden/test_golden golden/test_training)
+  unit/test_record unit/test_run_dir unit/test_comm_device golden/test_golden golden/test_training)
 
 # Ranks that train together, as far as the short tier runs them under sanitizers.
 FEW_RANKS := $(filter %/test_ranks %/test_pp %/test_moves,$(RANKS))

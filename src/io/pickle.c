@@ -139,7 +139,7 @@ static bool take_mark(parser *p, ml_pickle ***items, int32_t *n) {
     if (!p->n_mark)
         return false;
     from = p->mark[--p->n_mark];
-    *items = p->stack.at + from;
+    *items = from ? p->stack.at + from : p->stack.at; /* NULL: nothing was pushed */
     *n = p->stack.n - from;
     p->stack.n = from;
     return *n < INT32_MAX / 2;
