@@ -74,7 +74,7 @@ static ml_status run(ml_comm *world, ml_backend *be, ml_err *err) {
         st = world->split(world, &below, 0, world->rank, err);
     if (st == ML_OK) {
         g.c = peer = ml_comm_device(below);
-        st = ml_comm_device_attach(peer, be->stream, false, err);
+        st = ml_comm_device_attach(peer, be->stream, err);
     }
     if (st == ML_OK)
         st = measure(&g, "allgather", gather, err);

@@ -210,14 +210,14 @@ void ml_mesh_close(ml_mesh *m) {
     *m = (ml_mesh){ 0 };
 }
 
-ml_status ml_mesh_attach(const ml_mesh *m, ml_stream *s, bool nccl, ml_err *err) {
+ml_status ml_mesh_attach(const ml_mesh *m, ml_stream *s, ml_err *err) {
     ml_status st = ML_OK;
 
     if (m->world)
-        st = ml_comm_device_attach(m->world, s, nccl, err);
+        st = ml_comm_device_attach(m->world, s, err);
     for (int g = 0; g < ML_MESH_GROUPS && st == ML_OK; g++)
         if (m->group[g])
-            st = ml_comm_device_attach(m->group[g], s, nccl, err);
+            st = ml_comm_device_attach(m->group[g], s, err);
     return st;
 }
 

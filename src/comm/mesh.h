@@ -84,7 +84,7 @@ void ml_mesh_close(ml_mesh *m); /* a zeroed mesh is allowed */
 
 /* Tensors of the stream's device travel between GPUs directly where they can
  * (device/device_comm.h).  world must be a communicator of that kind.  Collective. */
-ml_status ml_mesh_attach(const ml_mesh *m, ml_stream *s, bool nccl, ml_err *err);
+ml_status ml_mesh_attach(const ml_mesh *m, ml_stream *s, ml_err *err);
 void ml_mesh_detach(const ml_mesh *m);
 
 #endif

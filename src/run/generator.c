@@ -213,7 +213,7 @@ static ml_status open_engine(ml_generator *g, const ml_demand *demand, const ml_
     opts.n_thread = ml_generator_threads(c, true);
     st = ml_backend_open(&g->be, &opts, err);
     if (st == ML_OK && g->group)
-        st = ml_comm_device_attach(g->group, g->be.stream, c->place.nccl, err);
+        st = ml_comm_device_attach(g->group, g->be.stream, err);
     return st == ML_OK ? size_engine(g, demand, c, err) : st;
 }
 

@@ -159,7 +159,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
     if (st == ML_OK && opts->trainer.mesh)
-        st = ml_mesh_attach(opts->trainer.mesh, r->be.stream, opts->place.nccl, err);
+        st = ml_mesh_attach(opts->trainer.mesh, r->be.stream, err);
     return st;
 }
 

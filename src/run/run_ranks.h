@@ -48,7 +48,6 @@ typedef struct ml_place_opts {
     int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
     int64_t replicas;       /* sets of weights with FSDP */
     int backend;            /* ml_train_backend */
-    bool nccl;              /* GPUs of one host use NCCL, too */
     int64_t rollout;        /* ranks of all engines, if they are apart */
     int64_t engine_size;    /* ranks of an engine */
     bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */

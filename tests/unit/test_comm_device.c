@@ -324,7 +324,7 @@ static void check_split(const rig *g) {
     CHECK((part == NULL) == (c->rank % 2));
     if (!part)
         return;
-    CHECK(ml_comm_device_attach(part, g->s, false, NULL) == ML_OK);
+    CHECK(ml_comm_device_attach(part, g->s, NULL) == ML_OK);
     CHECK(part->size == (c->size + 1) / 2 && part->rank == host->rank);
     gather_one(&(rig){ host, part, g->s }, 1001);
     reduce_one(&(rig){ host, part, g->s }, ML_F32, ML_REDUCE_SUM, 1001);
@@ -344,7 +344,7 @@ static void run_rig(ml_comm *world, ml_stream *s, rig_fn *fn) {
     CHECK(world->split(world, &g.host, 0, world->rank, NULL) == ML_OK);
     CHECK(world->split(world, &below, 0, world->rank, NULL) == ML_OK);
     g.peer = ml_comm_device(below);
-    CHECK(ml_comm_device_attach(g.peer, s, false, &err) == ML_OK);
+    CHECK(ml_comm_device_attach(g.peer, s, &err) == ML_OK);
     CHECK(err.msg[0] == 0 &&
           strcmp(g.peer->name, world->size > 1 ? "peer" : world->name) == 0);
     fn(&g);

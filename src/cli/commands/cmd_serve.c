@@ -75,9 +75,8 @@ static ml_status open_backend(serve_job *j, ml_err *err) {
     st = ml_backend_open(&j->be, &o, err);
     if (j->world->size > 1)
         st = j->world->agree(j->world, st, err);
-    return st || j->world->size == 1
-               ? st
-               : ml_comm_device_attach(j->world, j->be.stream, false, err);
+    return st || j->world->size == 1 ? st
+                                     : ml_comm_device_attach(j->world, j->be.stream, err);
 }
 
 static ml_status check_weights(serve_job *j, ml_err *err) {

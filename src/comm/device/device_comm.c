@@ -207,19 +207,16 @@ ml_comm *ml_comm_device(ml_comm *host) {
     return &t->c;
 }
 
-ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, bool nccl, ml_err *err) {
+ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, ml_err *err) {
     ml_device_team *t = team_of(c);
-    ml_status st = ML_OK;
+    ml_status st;
 
     if (c->size == 1 || s->dev->host)
         return ML_OK;
     (void)host_of(c);
     t->dev = s->dev;
-    if (nccl)
-        st = ml_device_nccl_open(t, err);
+    st = ml_device_peer_open(t, err);
     if (st == ML_OK && !t->way)
-        st = ml_device_peer_open(t, err);
-    if (st == ML_OK && !t->way && !nccl)
         st = ml_device_nccl_open(t, err);
     if (t->way)
         t->c.name = t->way->name;

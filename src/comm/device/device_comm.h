@@ -22,9 +22,9 @@
  * with it.  Until a stream is attached, everything goes through `host`. */
 ml_comm *ml_comm_device(ml_comm *host);
 
-/* Tensors of this stream's device go by a way of their own from now on.  nccl: prefer NCCL
- * to the peers' memory.  Before the device is closed, the communicator is.  Collective. */
-ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, bool nccl, ml_err *err);
+/* Tensors of this stream's device go by a way of their own from now on.  Detach before the
+ * device is closed.  Collective. */
+ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, ml_err *err);
 /* Goes through the host again; nothing of the device is in use afterwards.  Collective. */
 void ml_comm_device_detach(ml_comm *c);
 
