@@ -5,7 +5,7 @@
 #include "base/oom.h"
 #include "comm/device/device_priv.h"
 
-/* Bytes of one rank up to which the way through the host is not slower.  Measured with 2
+/* Bytes of one rank up to which the transport through the host is not slower.  Measured with 2
  * ranks on one H200, which it schedules in turns: 300 us for any shorter call. */
 enum { SMALL = 256 << 10 };
 
@@ -48,9 +48,10 @@ static ml_status told(ml_comm *c, ml_status st) {
     return st;
 }
 
-/* The way of a tensor of which every rank has this many bytes; NULL: through the host. */
-static const ml_device_way *way_of(ml_comm *c, const ml_stream *s, size_t bytes) {
-    return s && !s->dev->host && bytes > SMALL && !c->failed ? team_of(c)->way : NULL;
+/* The transport of a tensor of which every rank has this many bytes; NULL: through the host. */
+static const ml_device_transport *transport_of(ml_comm *c, const ml_stream *s,
+                                               size_t bytes) {
+    return s && !s->dev->host && bytes > SMALL && !c->failed ? team_of(c)->transport : NULL;
 }
 
 /* --- calls ----------------------------------------------------------------------- */
@@ -63,7 +64,7 @@ static ml_status device_barrier(ml_comm *c, ml_stream *s, ml_err *err) {
 
 static ml_status device_bcast(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t root,
                               ml_err *err) {
-    const ml_device_way *w = way_of(c, s, ml_tensor_bytes(t));
+    const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(t));
     ml_comm *h = host_of(c);
 
     return told(c,
@@ -72,7 +73,7 @@ static ml_status device_bcast(ml_comm *c, ml_stream *s, const ml_tensor *t, int3
 
 static ml_status device_allgather(ml_comm *c, ml_stream *s, const ml_tensor *out,
                                   const ml_tensor *in, ml_err *err) {
-    const ml_device_way *w = way_of(c, s, ml_tensor_bytes(in));
+    const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(in));
     ml_comm *h = host_of(c);
 
     return told(c, w ? w->allgather(team_of(c), s, out, in, err)
@@ -81,7 +82,7 @@ static ml_status device_allgather(ml_comm *c, ml_stream *s, const ml_tensor *out
 
 static ml_status device_reduce_scatter(ml_comm *c, ml_stream *s, const ml_tensor *out,
                                        const ml_tensor *in, ml_reduce how, ml_err *err) {
-    const ml_device_way *w = way_of(c, s, ml_tensor_bytes(out));
+    const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(out));
     ml_comm *h = host_of(c);
 
     return told(c, w ? w->reduce_scatter(team_of(c), s, out, in, how, err)
@@ -90,18 +91,18 @@ static ml_status device_reduce_scatter(ml_comm *c, ml_stream *s, const ml_tensor
 
 static ml_status device_allreduce(ml_comm *c, ml_stream *s, const ml_tensor *t,
                                   ml_reduce how, ml_err *err) {
-    const ml_device_way *w = way_of(c, s, ml_tensor_bytes(t));
+    const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(t));
     ml_comm *h = host_of(c);
 
     return told(c, w ? w->allreduce(team_of(c), s, t, how, err)
                      : h->allreduce(h, s, t, how, err));
 }
 
-/* Ranks have different numbers of rows: all go the same way. */
+/* Ranks have different numbers of rows: all use the same transport. */
 static ml_status device_alltoallv(ml_comm *c, ml_stream *s, const ml_tensor *out,
                                   const int64_t *n_out, const ml_tensor *in,
                                   const int64_t *n_in, ml_err *err) {
-    const ml_device_way *w = way_of(c, s, SIZE_MAX);
+    const ml_device_transport *w = transport_of(c, s, SIZE_MAX);
     ml_comm *h = host_of(c);
 
     return told(c, w ? w->alltoallv(team_of(c), s, out, n_out, in, n_in, err)
@@ -123,10 +124,10 @@ static ml_status device_recv(ml_comm *c, ml_stream *s, const ml_tensor *t, int32
     return told(c, h->recv(h, s, t, from, err));
 }
 
-/* Messages have different sizes: all go the same way. */
+/* Messages have different sizes: all use the same transport. */
 static ml_status device_exchange(ml_comm *c, ml_stream *s, const ml_message *m, int32_t n,
                                  ml_err *err) {
-    const ml_device_way *w = way_of(c, s, SIZE_MAX);
+    const ml_device_transport *w = transport_of(c, s, SIZE_MAX);
     ml_comm *h = host_of(c);
 
     return told(c,
@@ -151,11 +152,11 @@ static void device_abort(ml_comm *c) {
 void ml_comm_device_detach(ml_comm *c) {
     ml_device_team *t = team_of(c);
 
-    if (t->way)
-        t->way->close(t);
+    if (t->transport)
+        t->transport->close(t);
     if (t->stage.dev)
         t->dev->free(&t->stage);
-    t->way = NULL;
+    t->transport = NULL;
     t->c.name = t->host->name;
 }
 
@@ -216,9 +217,9 @@ ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, ml_err *err) {
     (void)host_of(c);
     t->dev = s->dev;
     st = ml_device_peer_open(t, err);
-    if (st == ML_OK && !t->way)
+    if (st == ML_OK && !t->transport)
         st = ml_device_nccl_open(t, err);
-    if (t->way)
-        t->c.name = t->way->name;
+    if (t->transport)
+        t->c.name = t->transport->name;
     return told(c, st);
 }

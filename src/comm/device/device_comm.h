@@ -1,7 +1,7 @@
 /* device_comm.h - the communicator for tensors of GPUs.
  *
  * It stands before a communicator for host memory with the same ranks.  GPU tensors travel
- * by one of two ways, chosen for each communicator when the device is attached:
+ * by one of two transports, chosen for each communicator when the device is attached:
  *
  *     peer   all ranks are on one host: each rank has a stage in its GPU's memory, which the
  *            others map (CUDA IPC) and read directly, over NVLink or within one GPU
@@ -9,7 +9,7 @@
  *
  * Where neither is possible, and for small tensors, they are staged through host memory.
  * NCCL moves bytes only; sums are the tree of comm.h, computed by our own kernel, so that
- * results have the same bits whichever way is taken.  Calls for host memory, waits, errors
+ * results have the same bits whichever transport is taken.  Calls for host memory, waits, errors
  * and failures are the host communicator's.
  *
  * thread: as in comm.h. */
@@ -22,7 +22,7 @@
  * with it.  Until a stream is attached, everything goes through `host`. */
 ml_comm *ml_comm_device(ml_comm *host);
 
-/* Tensors of this stream's device go by a way of their own from now on.  Detach before the
+/* Tensors of this stream's device use a transport of their own from now on.  Detach before the
  * device is closed.  Collective. */
 ml_status ml_comm_device_attach(ml_comm *c, ml_stream *s, ml_err *err);
 /* Goes through the host again; nothing of the device is in use afterwards.  Collective. */

@@ -1,4 +1,4 @@
-/* device_priv.h - the two ways in which a device communicator moves tensors. */
+/* device_priv.h - the two transports of a device communicator. */
 #ifndef ML_COMM_DEVICE_DEVICE_PRIV_H
 #define ML_COMM_DEVICE_DEVICE_PRIV_H
 
@@ -7,7 +7,7 @@
 typedef struct ml_device_team ml_device_team;
 
 /* Functions as in comm.h, for tensors of the device. */
-typedef struct ml_device_way {
+typedef struct ml_device_transport {
     const char *name;
     ml_status (*bcast)(ml_device_team *t, ml_stream *s, const ml_tensor *x, int32_t root,
                        ml_err *err);
@@ -23,18 +23,18 @@ typedef struct ml_device_way {
     ml_status (*exchange)(ml_device_team *t, ml_stream *s, const ml_message *m, int32_t n,
                           ml_err *err);
     void (*close)(ml_device_team *t);
-} ml_device_way;
+} ml_device_transport;
 
 struct ml_device_team {
     ml_comm c;
     ml_comm *host; /* the same ranks */
     ml_device *dev;
-    const ml_device_way *way; /* NULL: everything is staged through the host */
+    const ml_device_transport *transport; /* NULL: everything is staged through the host */
     ml_buf stage;
-    void *state; /* the way's */
+    void *state; /* the transport's */
 };
 
-/* Each sets `way` if all ranks can use it; ML_OK with none set: they cannot.  Collective. */
+/* Each sets `transport` if all ranks can use it; ML_OK with none set: they cannot.  Collective. */
 ml_status ml_device_peer_open(ml_device_team *t, ml_err *err);
 ml_status ml_device_nccl_open(ml_device_team *t, ml_err *err);
 

@@ -220,8 +220,9 @@ static void nccl_close(ml_device_team *t) {
         (void)(t->host->failed ? nccl.abort(t->state) : nccl.destroy(t->state));
 }
 
-static const ml_device_way way = { "nccl",    bcast,     allgather, reduce_scatter,
-                                   allreduce, alltoallv, exchange,  nccl_close };
+static const ml_device_transport transport = { "nccl",         bcast,     allgather,
+                                               reduce_scatter, allreduce, alltoallv,
+                                               exchange,       nccl_close };
 
 typedef struct offer { /* by each rank to all */
     unsigned char uuid[16];
@@ -250,7 +251,7 @@ static ml_status join(ml_device_team *t, unique_id id, ml_err *err) {
         st = check(t, nccl.init(&c, t->c.size, id, t->c.rank), "opening a communicator",
                    err);
     t->state = c;
-    t->way = &way;
+    t->transport = &transport;
     return st == ML_OK ? t->host->agree(t->host, ML_OK, err) : st;
 }
 

@@ -329,8 +329,9 @@ static void peer_close(ml_device_team *t) {
     free(p);
 }
 
-static const ml_device_way way = { "peer",    bcast,     allgather, reduce_scatter,
-                                   allreduce, alltoallv, exchange,  peer_close };
+static const ml_device_transport transport = { "peer",         bcast,     allgather,
+                                               reduce_scatter, allreduce, alltoallv,
+                                               exchange,       peer_close };
 
 typedef struct offer { /* by each rank to all */
     char host[64];
@@ -355,7 +356,7 @@ static ml_status map_all(ml_device_team *t, const offer *all, ml_err *err) {
     p->at = ml_memory_grow(NULL, n * sizeof *p->at, "a communicator");
     memset(p->at, 0, n * sizeof *p->at);
     t->state = p;
-    t->way = &way;
+    t->transport = &transport;
     for (int32_t r = 0; r < t->c.size && st == ML_OK; r++) {
         void *at = t->stage.ptr;
         if (r != t->c.rank)
