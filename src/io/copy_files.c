@@ -18,26 +18,40 @@ static const char *in_dir(ml_arena *a, const char *dir, const char *name) {
 
 /* --- the directory ------------------------------------------------------------------- */
 
+static bool has_manifest(const char *dir, ml_arena *a) {
+    struct stat sb;
+    return lstat(in_dir(a, dir, MANIFEST), &sb) == 0 && S_ISREG(sb.st_mode);
+}
+
+/* The first name that is not ours, or NULL. */
+static const char *other_name(const ml_names *names) {
+    for (int32_t i = 0; i < names->n; i++)
+        if (strcmp(names->name[i], ML_COPY_SYNC) != 0)
+            return names->name[i];
+    return NULL;
+}
+
+/* Another server may pull into the directory at the same time.  It writes the manifest
+ * before any file, so the manifest is looked for after the files are listed. */
 ml_status ml_copy_dir_check(const char *dir, ml_arena *a, ml_err *err) {
     struct stat sb;
     ml_names names;
+    const char *other;
     ml_status st;
 
     if (lstat(in_dir(a, dir, ML_COPY_SYNC), &sb) == 0 && !S_ISDIR(sb.st_mode))
         return ml_fail(err, ML_EUSAGE, "%s/" ML_COPY_SYNC ": expected a directory", dir);
-    if (lstat(in_dir(a, dir, MANIFEST), &sb) == 0 && S_ISREG(sb.st_mode))
-        return ML_OK;
     if (stat(dir, &sb) != 0 && errno == ENOENT)
         return ML_OK;
     st = ml_dir_list(&names, dir, a, err);
-    for (int32_t i = 0; st == ML_OK && i < names.n; i++)
-        if (strcmp(names.name[i], ML_COPY_SYNC) != 0)
-            st = ml_fail(
-                err, ML_EUSAGE,
-                "%s contains %s, which miles did not write: a copy of the weights needs an "
-                "empty directory, or one from an earlier pull (with " MANIFEST
-                "); choose another directory",
-                dir, names.name[i]);
+    other = st == ML_OK ? other_name(&names) : NULL;
+    if (other && !has_manifest(dir, a))
+        return ml_fail(
+            err, ML_EUSAGE,
+            "%s contains %s, which miles did not write: a copy of the weights needs an "
+            "empty directory, or one from an earlier pull (with " MANIFEST
+            "); choose another directory",
+            dir, other);
     return st;
 }
 

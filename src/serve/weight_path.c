@@ -31,7 +31,8 @@ static const char *real_path(ml_arena *a, const char *path) {
     return own;
 }
 
-/* Resolves links and ".." as far as the path exists; NULL, with errno, on failure. */
+/* Resolves links and ".." as far as the path exists; NULL, with errno, on failure.  Servers
+ * that are sent the same path at the same time create it while others resolve it. */
 static const char *resolve(ml_arena *a, const char *path) {
     const char *real = real_path(a, path), *rest;
     char *head = ml_arena_str(a, path, strlen(path)), *slash;
@@ -40,7 +41,7 @@ static const char *resolve(ml_arena *a, const char *path) {
     if (real || errno != ENOENT)
         return real;
     while (!real && errno == ENOENT) {
-        if (lstat(head, &sb) == 0)
+        if (lstat(head, &sb) == 0 && S_ISLNK(sb.st_mode))
             return NULL; /* a dangling link */
         slash = strrchr(head, '/');
         if (slash)

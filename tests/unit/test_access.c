@@ -1,6 +1,8 @@
 /* Who may use a server: names, pages of browsers, keys, directories. */
 #include "serve/access.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -488,6 +490,43 @@ static void requests_name_directories(void) {
     ml_serve_fixture_stop(&f);
 }
 
+/* Makes and removes a directory until told to stop. */
+typedef struct maker {
+    char path[600];
+    atomic_bool stop;
+} maker;
+
+static void *make_and_remove(void *ud) {
+    maker *m = ud;
+
+    while (!atomic_load(&m->stop)) {
+        mkdir(m->path, 0777);
+        rmdir(m->path);
+    }
+    return NULL;
+}
+
+static void directories_that_appear(void) {
+    const char *root = ml_test_path(".");
+    ml_weight_roots r = { &root, 1, NULL };
+    maker m = { 0 };
+    pthread_t other;
+    int failed = 0;
+
+    snprintf(m.path, sizeof m.path, "%s", ml_test_path("shared"));
+    CHECK(pthread_create(&other, NULL, make_and_remove, &m) == 0);
+    for (int i = 0; i < 5000; i++) {
+        const char *out;
+        ml_arena a;
+        ml_arena_init(&a, "path");
+        failed += ml_weight_path_check(&out, &a, &r, m.path, "x", NULL) != ML_OK;
+        ml_arena_release(&a);
+    }
+    atomic_store(&m.stop, true);
+    pthread_join(other, NULL);
+    CHECK(failed == 0);
+}
+
 static const ml_test tests[] = {
     { "only known names in Host are served", names_in_host },
     { "pages of other origins are refused", pages_of_browsers },
@@ -503,6 +542,8 @@ static const ml_test tests[] = {
       keys_stay_with_their_workers },
     { "clients' keys reach workers of the command line alone", keys_pass_to_named_workers },
     { "paths outside --weight-path-prefix are refused", directories_of_requests },
+    { "a weight path is accepted while another server creates it",
+      directories_that_appear },
     { "requests read and write nothing outside --weight-path-prefix",
       requests_name_directories },
     { 0 },

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/checksum.h"
@@ -312,6 +313,38 @@ static void files_of_others_are_left_alone(void) {
 }
 
 /* Links in the copy or in the source lead nowhere. */
+/* Exit status 0: the pull succeeded.  A process of its own, as each server is: the lock
+ * excludes processes. */
+static pid_t pull_in_child(const char *copy, int v) {
+    pid_t pid = fork();
+    ml_err err = { 0 };
+
+    if (pid != 0)
+        return pid;
+    if (pull(copy, v, &err) == ML_OK)
+        _exit(0);
+    fprintf(stderr, "%s\n", err.msg);
+    _exit(1);
+}
+
+static void servers_share_a_copy(void) {
+    enum { TRIALS = 50, SERVERS = 4 };
+
+    publish_all();
+    for (int i = 0; i < TRIALS; i++) {
+        pid_t pid[SERVERS];
+        char copy[20];
+        int status;
+
+        snprintf(copy, sizeof copy, "shared_%d", i);
+        for (int k = 0; k < SERVERS; k++)
+            pid[k] = pull_in_child(copy, 1);
+        for (int k = 0; k < SERVERS; k++)
+            CHECK(waitpid(pid[k], &status, 0) == pid[k] && status == 0);
+        is_version(copy, 1);
+    }
+}
+
 static void links_are_not_followed(void) {
     ml_err err = { 0 };
     uint8_t before[N];
@@ -454,6 +487,7 @@ static const ml_test tests[] = {
     { "a copy starts at the last whole version", a_whole_one_is_a_beginning },
     { "a copy into a directory with other files is refused",
       files_of_others_are_left_alone },
+    { "servers that pull at the same time share a copy", servers_share_a_copy },
     { "a copy follows no links", links_are_not_followed },
     { "only version directories with our seal are removed", only_our_versions_are_tidied },
     { "a damaged version is refused", what_is_damaged_is_refused },
