@@ -22,7 +22,8 @@ static ml_status open_cuda(ml_backend *out, const ml_backend_opts *o, ml_err *er
                        dlerror());
     *(void **)&open = dlsym(so, ML_CUDA_DOOR);
     if (!open)
-        return ml_fail(err, ML_EUNSUP, ML_CUDA_LIBRARY " has no " ML_CUDA_DOOR ": rebuild it");
+        return ml_fail(err, ML_EUNSUP,
+                       ML_CUDA_LIBRARY " has no " ML_CUDA_DOOR ": rebuild it");
     st = ml_backend_cpu_open(&host.cpu, o->n_thread, o->cpu_level, err);
     if (st == ML_OK) {
         st = open(out, &host, o->f32, err);
