@@ -4,6 +4,7 @@
 #include <brotli/decode.h>
 #include <event2/event.h>
 #include <lz4.h>
+#include <openssl/crypto.h>
 #include <pcre2.h>
 #include <sqlite3.h>
 #include <utf8proc.h>
@@ -47,8 +48,8 @@ static void libraries(ml_text *out) {
     ml_text_printf(out, ", xxhash %u.%u.%u, zlib %s, lz4 %s, snappy", xxh / 10000,
                    xxh / 100 % 100, xxh % 100, zlibVersion(), LZ4_versionString());
     brotli_version(out);
-    ml_text_printf(out, ", sqlite %s, yaml %s\n", sqlite3_libversion(),
-                   yaml_get_version_string());
+    ml_text_printf(out, ", sqlite %s, yaml %s, %s\n", sqlite3_libversion(),
+                   yaml_get_version_string(), OpenSSL_version(OPENSSL_VERSION));
 }
 
 void ml_version_text(ml_text *out) {

@@ -239,6 +239,7 @@ static const struct {
     { "batch-steps", ROUND "--global-batch-size 3 --num-steps-per-rollout 2" },
     { "batch-samples", ROUND "--global-batch-size 1000000" },
     { "batch-samples", ROUND "--num-steps-per-rollout 1000000" },
+    { "serve-tls", "--model-path a --ssl-keyfile k" },
     { "eval-pairs", ROUND "--eval-prompt-data a b c" },
     { "stop-token-ids", ROUND "--rollout-stop-token-ids 7 x" },
     { "train-teacher-names", ROUND "--opd-teacher-urls a=http://h:1 b=" },

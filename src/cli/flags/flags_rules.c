@@ -316,6 +316,11 @@ static bool interleaves_uneven_ends(const ml_config *c) {
 #define SETS_TWICE "--eval-config and --eval-prompt-data exclude each other: remove one"
 #define INTERVAL "--save-interval needs --save, the directory for snapshots"
 
+static bool no_certificate(const ml_config *c) {
+    return !c->access.tls_cert &&
+           (c->access.tls_key || c->access.tls_password || c->access.tls_client_ca);
+}
+
 const ml_rule ml_rules[] = {
     { "convert-output", ML_CMD_CONVERT, one_output,
       "one of --save-hf and --save-gguf is required" },
@@ -432,6 +437,8 @@ const ml_rule ml_rules[] = {
       "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
       "times --n-samples-per-prompt): lower --global-batch-size or "
       "--num-steps-per-rollout, or raise --rollout-batch-size" },
+    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER, no_certificate,
+      "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs need --ssl-certfile" },
     { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
       "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },
     { "stop-token-ids", ML_CMD_TRAIN | ML_CMD_EVAL, no_token_id,
