@@ -15,53 +15,6 @@ static float temperature_of(const ml_trainer *t) {
 
 /* --- gradients -------------------------------------------------------------- */
 
-int32_t ml_trainer_tied_table(const ml_spec *s) {
-    for (int32_t i = 0; i < s->n_node; i++)
-        if (s->node[i].op == ML_OP_EMBED && s->node[i].w[0] == s->node[s->n_node - 1].w[0])
-            return s->node[i].w[0];
-    return ML_NONE;
-}
-
-static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
-    int32_t table = ml_trainer_tied_table(s);
-    ml_tensor t;
-
-    if (table == ML_NONE)
-        return 0;
-    t = ml_weights_tensor(&s->param[table], ML_F32, ML_PANELS);
-    return range ? (size_t)range[table].n * sizeof(float) : ml_tensor_bytes(&t);
-}
-
-/* Elements of a gradient here. */
-static int64_t grad_count(const ml_spec *s, int32_t param, const ml_shard_range *range) {
-    ml_tensor t = ml_weights_tensor(&s->param[param], ML_F32, ML_PANELS);
-    return range ? range[param].n : (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
-}
-
-/* Gradients of the nodes that use the parameters of earlier ones; `at` receives their
- * offsets, -1: none, unless it is NULL. */
-static size_t again_bytes(const ml_spec *s, const ml_shard_range *range, int64_t *at) {
-    size_t bytes = 0;
-
-    for (int32_t i = 0; at && i < s->n_param; i++)
-        at[i] = -1;
-    for (int32_t i = 0; i < s->n_node; i++)
-        for (int k = 0; s->node[i].again && k < ML_OP_W; k++) {
-            int32_t w = s->node[i].w[k];
-            if (w == ML_NONE || s->param[w].frozen || !grad_count(s, w, range))
-                continue;
-            if (at)
-                at[w] = (int64_t)bytes;
-            bytes += ((size_t)grad_count(s, w, range) * sizeof(float) + 63) & ~(size_t)63;
-        }
-    return bytes;
-}
-
-size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range) {
-    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range) +
-           again_bytes(s, range, NULL);
-}
-
 const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
                                        const int32_t *stage, ml_layout linear) {
     const ml_mesh_sizes *x = mesh ? &mesh->sizes : NULL;
@@ -73,64 +26,16 @@ const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_m
     return ml_shard_residents(&map, a, mesh->rank);
 }
 
-static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
-    int32_t n = t->spec->n_param;
-    int64_t *at = ML_NEW(&t->arena, int64_t, n);
-    size_t bytes = again_bytes(t->spec, t->weights->range, at);
-    ml_status st = ML_OK;
-
-    if (bytes)
-        st = t->be->dev->alloc(t->be->dev, &t->again_buf, bytes, ML_MEM_GRAD, err);
-    if (!bytes || st != ML_OK)
-        return st;
-    t->again_grads = ML_NEW(&t->arena, ml_tensor, n);
-    for (int32_t i = 0; i < n; i++)
-        if (at[i] >= 0) {
-            t->again_grads[i] = t->grads.t[i];
-            t->again_grads[i].data = (char *)t->again_buf.ptr + at[i];
-        }
-    return ML_OK;
-}
-
 /* Whether this rank embeds tokens. */
 static bool has_embedding(const ml_trainer *t) {
     return !ml_trainer_is_pipeline(t) || t->train.first == 0;
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
-    const ml_shard_range *range = t->weights->range;
-    size_t bytes = has_embedding(t) ? embed_bytes(t->spec, range) : 0;
-    ml_status st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
-
-    if (st == ML_OK && bytes) {
-        st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
-        t->embed_grad = t->grads.t[ml_trainer_tied_table(t->spec)];
-        t->embed_grad.data = t->embed_buf.ptr;
-    }
-    return st == ML_OK ? take_again_grads(t, err) : st;
-}
-
-static void zero_grads(ml_trainer *t) {
-    t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
-    if (t->embed_buf.ptr)
-        t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
-    if (t->again_buf.ptr)
-        t->be->optim->zero(t->be->stream, t->again_buf.ptr, t->again_buf.bytes);
-}
-
-/* Adds the two gradients of a tied table, and of other parameters that are used twice. */
-static void join_grads(ml_trainer *t) {
-    const ml_shard_range *range = t->weights->range;
-
-    for (int32_t i = 0; t->again_buf.ptr && i < t->spec->n_param; i++)
-        if (t->again_grads[i].data)
-            t->be->optim->add(
-                t->be->stream, t->grads.t[i].data, t->again_grads[i].data,
-                range ? range[i].n
-                      : (int64_t)(ml_tensor_bytes(&t->again_grads[i]) / sizeof(float)));
-    if (t->embed_buf.ptr)
-        t->be->optim->add(t->be->stream, t->grads.t[ml_trainer_tied_table(t->spec)].data,
-                          t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
+    if (t->opts.use == ML_TRAINER_SCORES)
+        return ML_OK;
+    return ml_grads_open(&t->grads, t->spec, t->weights->range, has_embedding(t), t->be,
+                         &t->arena, err);
 }
 
 /* --- open and close --------------------------------------------------------- */
@@ -201,6 +106,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
     t->opts.optimizer.mesh = opts->mesh;
     t->opts.optimizer.stage = opts->stage;
+    t->opts.optimizer.no_state = opts->use != ML_TRAINER_STEPS;
     t->opts.batch.n_rank = ml_trainer_data_size(t);
     ml_arena_init(&t->arena, "trainer");
     open_map(t);
@@ -233,11 +139,7 @@ static void close_runners(ml_runner *r) {
 }
 
 static void free_grads(ml_trainer *t) {
-    ml_weights_close(&t->grads);
-    if (t->embed_buf.dev)
-        t->embed_buf.dev->free(&t->embed_buf);
-    if (t->again_buf.dev)
-        t->again_buf.dev->free(&t->again_buf);
+    ml_grads_close(&t->grads);
     ml_arena_release(&t->arena);
 }
 
@@ -276,7 +178,7 @@ ml_status ml_trainer_take(ml_trainer *t, ml_err *err) {
 }
 
 const ml_weights *ml_trainer_grads(const ml_trainer *t) {
-    return &t->grads;
+    return &t->grads.sum;
 }
 
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
@@ -332,9 +234,10 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
  * it. */
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err) {
+    bool logits = backward ? t->opts.keep_logits : t->opts.score_logits;
     ml_plan_opts opts = { .backward = backward,
                           .recompute = t->opts.recompute,
-                          .logits = backward && t->opts.keep_logits && !t->spec->critic,
+                          .logits = logits && !t->spec->critic,
                           .loss_rows = t->opts.loss_rows,
                           .first = r->first,
                           .end = r->end,
@@ -414,14 +317,9 @@ void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, int32_t s
     static const float none[1];
     ml_context_rows nothing = { .n_rank = t->context.n_rank };
     ml_rows rows = { .temperature = 1, .context = t->context.n_rank ? &nothing : NULL };
-    ml_run run = { .weights = w,
-                   .grads = &t->grads,
-                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
-                   .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
-                   .rows = &rows,
-                   .set = set,
-                   .expert_rows = r->expert_rows };
+    ml_run run = { .weights = w, .rows = &rows, .set = set, .expert_rows = r->expert_rows };
 
+    ml_grads_bind(&t->grads, &run);
     if (backward)
         ml_plan_backward(r->plan, &run, none, NULL);
     else
@@ -613,11 +511,7 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
 static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     ml_trainer *t = x->t;
     ml_micro *m = &t->train.micro;
-    ml_run run = { .weights = t->weights,
-                   .grads = &t->grads,
-                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
-                   .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
-                   .rows = &m->batch.rows };
+    ml_run run = { .weights = t->weights, .rows = &m->batch.rows };
     bool live = false;
     ml_status st =
         ml_trainer_forward(t, &t->train, t->weights, x->step->sample, bin, false, err);
@@ -626,6 +520,7 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
         st = take_loss(x, m, &live, err);
     if (st != ML_OK)
         return st;
+    ml_grads_bind(&t->grads, &run);
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     if (live)
@@ -713,7 +608,7 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
         return st;
     st = share_result(t, a, terms, out, err);
     if (st == ML_OK && !out->bad[0])
-        st = ml_optimizer_reduce(&t->optimizer, &t->grads, t->opts.whole_grads, err);
+        st = ml_optimizer_reduce(&t->optimizer, &t->grads.sum, t->opts.whole_grads, err);
     return st;
 }
 
@@ -733,12 +628,12 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     if (st == ML_OK && !ml_trainer_is_pipeline(t))
         st = ml_trainer_grow(t, &t->train, true, need, err);
     if (st == ML_OK) {
-        zero_grads(t);
+        ml_grads_zero(&t->grads);
         st = run_micros(&(step_run){ t, step, &terms, out }, n_round, err);
     }
     if (st == ML_OK)
-        st = ml_trainer_send_tied(t, &t->grads, false, err);
-    join_grads(t);
+        st = ml_trainer_send_tied(t, &t->grads.sum, false, err);
+    ml_grads_join(&t->grads);
     st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];
@@ -784,7 +679,7 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (st != ML_OK)
         return st;
     if (!out->bad[0]) {
-        st = ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
+        st = ml_optimizer_step(&t->optimizer, &t->grads.sum, out->lr, out->weight_decay,
                                1.0 / step->denominator, &u, err);
         if (st == ML_OK && u.applied)
             st = ml_trainer_send_tied(t, t->weights, true, err);
