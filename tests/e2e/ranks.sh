@@ -311,6 +311,38 @@ timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$bui
     --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
     --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --rollout-num-gpus-per-engine 2 >"$log" 2>&1
 check "evaluation: an engine of two ranks" same eval1 eval-engine
+log=$work/eval-sizes
+timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$build/miles" eval \
+    --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
+    --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --tensor-model-parallel-size 2 \
+    --rollout-num-gpus-per-engine 2 2>/dev/null >"$log"
+check "evaluation: with the sizes of training" same eval1 eval-sizes
+score() { # score OUT MODEL N FLAGS...: miles score on N ranks
+    local out=$1 model=tests/golden/data/$2 n=$3
+    shift 3
+    log=$work/$out.log
+    timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n "$n" "$build/miles" score \
+        --hf-checkpoint "$model" --input "$model/golden.safetensors" --output "$work/$out" --threads 2 \
+        --logits --entropy "$@" >"$log" 2>&1
+    status=$?
+}
+close() { tests/e2e/compare_scores.py "$work/$1" "$work/$2" >>"$log"; }
+score score1 qwen3_moe 1 --grads
+check "one rank scores" ended
+score score-tp2pp2 qwen3_moe 4 --grads --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
+check "score: weights and layers over four ranks" close score1 score-tp2pp2
+score score-pp2 qwen3_moe 2 --grads --pipeline-model-parallel-size 2
+check "score: a pipeline writes the bytes of one rank" same score1 score-pp2
+score score-ep2 qwen3_moe 2 --grads --expert-model-parallel-size 2
+check "score: experts over two ranks" close score1 score-ep2
+score score-one qwen3_next 1
+score score-cp2 qwen3_next 4 --context-parallel-size 2
+check "score: pieces of sequences on two times two ranks" same score-one score-cp2
+score score-size qwen3_moe 3 --tensor-model-parallel-size 2
+check "score: a size that does not divide the ranks is refused" says_once '^miles score: --tensor-model-parallel-size 2 does not fit 3 ranks'
+check "score: it writes nothing" [ ! -e "$work/score-size" ]
+score score-rule qwen3_moe 2 --batching tokenwise
+check "score: what needs one rank is refused" says_once '^miles score: --batching tokenwise needs one rank'
 log=$work/fully.log
 miles 2 train-async fully --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
     --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 32 \
