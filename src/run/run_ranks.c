@@ -93,6 +93,7 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
                            .cp = (int32_t)p->cp,
                            .pp = (int32_t)p->pp,
                            .ep = (int32_t)p->ep,
+                           .etp = (int32_t)p->etp,
                            .fsdp = p->backend == ML_TRAIN_FSDP,
                            .replicate = (int32_t)p->replicas };
 }
@@ -150,7 +151,7 @@ void ml_run_ranks_place(ml_run_opts *o) {
 static int64_t fewest(const ml_place_opts *p) {
     int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1), n = model;
 
-    while (p->ep && n % p->ep)
+    while (n % ((p->ep ? p->ep : 1) * (p->etp ? p->etp : 1)))
         n += model;
     return n * (p->pp ? p->pp : 1);
 }

@@ -110,7 +110,7 @@ size_t ml_optimizer_exchange_bytes(const ml_optimizer_opts *o) {
     if (!m)
         return 0;
     return ml_ranks_stage_bytes(stage / m->gather) +
-           (m->ep > 1 ? ml_ranks_stage_bytes(stage / m->ep) : 0);
+           (m->ep * m->etp > 1 ? ml_ranks_stage_bytes(stage / (m->ep * m->etp)) : 0);
 }
 
 static float *stage_at(const ml_optimizer *o, int kind) {
@@ -373,7 +373,7 @@ static ml_status exchange(ml_optimizer *o, exchange_fn *fn, const ml_weights *w,
         s = spans_of(o, &a, &o->same, ML_GROUP_REPLICA, w);
         st = fn(&o->same, &s, err);
     }
-    if (st == ML_OK && o->map.mesh.ep > 1) {
+    if (st == ML_OK && o->map.mesh.ep * o->map.mesh.etp > 1) {
         s = spans_of(o, &a, &o->experts, ML_GROUP_EXPERT_DATA, w);
         st = fn(&o->experts, &s, err);
     }

@@ -20,7 +20,7 @@ const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_m
     const ml_mesh_sizes *x = mesh ? &mesh->sizes : NULL;
     ml_shard_map map;
 
-    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep == 1))
+    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep * x->etp == 1))
         return NULL;
     ml_shard_map_init(&map, a, s, linear, x, stage);
     return ml_shard_residents(&map, a, mesh->rank);
@@ -279,7 +279,8 @@ static bool sends_rows(const ml_trainer *t) {
 }
 
 bool ml_trainer_is_joint(const ml_trainer *t) {
-    return sends_rows(t) || (t->opts.mesh && t->opts.mesh->sizes.gather > 1);
+    const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
+    return sends_rows(t) || (m && (m->gather > 1 || m->etp > 1));
 }
 
 /* Twice what a rank's experts get of even routing, from ranks with so many tokens. */

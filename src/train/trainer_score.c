@@ -187,16 +187,17 @@ static ml_status score_in_stages(ml_trainer *t, const ml_weights *w,
 
 /* Ranks gather each other's weights, as the plan has their dtypes. */
 static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err *err) {
-    bool gathers = t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+    const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
+    bool gathers = m && (m->gather > 1 || m->etp > 1);
 
     for (int32_t i = 0; i < w->n && gathers; i++)
         if (w->t[i].dtype != t->stored[i])
-            return ml_fail(
-                err, ML_EUNSUP,
-                "parameter %s has another dtype than in the trained model: with "
-                "--tensor-model-parallel-size or --train-backend fsdp all models "
-                "of a run have the same; give --dtype",
-                t->spec->param[i].name);
+            return ml_fail(err, ML_EUNSUP,
+                           "parameter %s has another dtype than in the trained model: with "
+                           "--tensor-model-parallel-size, --expert-tensor-parallel-size or "
+                           "--train-backend fsdp all models "
+                           "of a run have the same; give --dtype",
+                           t->spec->param[i].name);
     return ML_OK;
 }
 

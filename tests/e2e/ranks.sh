@@ -172,6 +172,12 @@ for n in 1 2; do
     check "experts on $n ranks: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/experts$n/metrics.jsonl")" = 3 ]
 done
 check "experts on two ranks: the samples of one" same experts1.samples experts2.samples
+log=$work/etp2.log
+model=$work/moe/model train 2 etp2 --num-rollout 3 --expert-tensor-parallel-size 2
+check "weights of experts over two ranks: the run ends" ended
+samples etp2
+check "weights of experts over two ranks: the samples of one" same experts1.samples etp2.samples
+check "weights of experts over two ranks: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/etp2/metrics.jsonl")" = 3 ]
 check "experts on two ranks: the rollout metrics of one" same experts1.first experts2.first
 
 # --- a pipeline: the bytes of one rank ---

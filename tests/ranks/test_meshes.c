@@ -35,9 +35,9 @@ static void differs(const rank *p, const char *what) {
     const ml_mesh_opts *m = &p->j->sizes;
 
     ml_test_fail(__FILE__, __LINE__,
-                 "%s, %s: rank %d of %d (tp %d, cp %d, pp %d, ep %d) has other %s",
+                 "%s, %s: rank %d of %d (tp %d, cp %d, pp %d, ep %d, etp %d) has other %s",
                  p->j->model, p->j->dtype == ML_WEIGHT_F32 ? "f32" : "bf16", p->c->rank,
-                 p->c->size, m->tp, m->cp, m->pp, m->ep, what);
+                 p->c->size, m->tp, m->cp, m->pp, m->ep, m->etp, what);
 }
 
 static void open_rank(rank *p, job *j, ml_comm *c) {
@@ -196,7 +196,7 @@ static void compare(const char *model, const char *dir, ml_weight_dtype dtype,
     one = (job){ .model = model, .dir = dir, .dtype = dtype };
     ml_ranks_run(1, run, &one);
     for (int i = 0; i < n; i++) {
-        if (mesh[i].sizes.ep > 1 && !experts)
+        if ((mesh[i].sizes.ep > 1 || mesh[i].sizes.etp > 1) && !experts)
             continue;
         many = (job){
             .model = model, .dir = dir, .dtype = dtype, .sizes = mesh[i].sizes, .one = &one
@@ -218,6 +218,9 @@ static void compare_model(const char *model) {
         compare(model, dir, bf16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32,
                 (few ? ml_mesh_few : all) + (ML_TEST_SANITIZED ? n - 3 : 0),
                 ML_TEST_SANITIZED ? 3 : n);
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        compare(model, dir, bf16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32, ml_mesh_etp,
+                ML_TEST_SANITIZED ? 0 : ML_MESH_ETP);
 }
 
 #define MODEL(name)                                                                        \

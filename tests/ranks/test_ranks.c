@@ -44,6 +44,7 @@ static const layout layouts[] = {
     { 4, { .fsdp = true, .replicate = 2 } },
     { 4, { .ep = 2 } },
     { 4, { .tp = 2, .ep = 4 } },
+    { 4, { .tp = 2, .ep = 2, .etp = 2 } },
     { 4, { .tp = 2, .cp = 2 } },
     { 4, { .tp = 2, .pp = 2 } },
     { 8, { .tp = 2, .cp = 2, .pp = 2 } },
@@ -180,7 +181,7 @@ static void keep_bytes(job *j, const ml_weights *w) {
 
 static bool divides_weights(const layout *l) {
     return l->mesh.tp > 1 || l->mesh.fsdp || l->mesh.cp > 1 || l->mesh.pp > 1 ||
-           l->mesh.ep > 1;
+           l->mesh.ep > 1 || l->mesh.etp > 1;
 }
 
 /* Runs a job with one rank, then with several, which compare themselves with it; one rank
@@ -498,7 +499,8 @@ static void check_share(const ml_optimizer *o, const ml_comm *c) {
  * begin elsewhere (shard_map.h). */
 static bool is_norm(const job *j, double norm) {
     double one = j->one->grad_norm;
-    return j->mesh.ep > 1 ? fabs(norm - one) <= 1e-14 * one : norm == one;
+    return j->mesh.ep > 1 || j->mesh.etp > 1 ? fabs(norm - one) <= 1e-14 * one
+                                             : norm == one;
 }
 
 static void train(ml_comm *c, void *ud) {
@@ -766,7 +768,9 @@ static void snapshots_do_not_know_the_ranks(void) {
                 same_snapshot(&one, &other);
                 for (int32_t n = 1; n <= 3; n++)
                     ml_ranks_run(n, resume, &other);
-                other.j.mesh = (ml_mesh_opts){ .tp = async ? 3 : 2, .ep = async ? 3 : 2 };
+                other.j.mesh = (ml_mesh_opts){ .tp = async ? 3 : 2,
+                                               .ep = async ? 3 : 2,
+                                               .etp = async ? 2 : 3 };
                 ml_ranks_run(6, resume, &other);
                 free(other.j.bytes);
                 other.j.bytes = NULL;

@@ -30,6 +30,15 @@ const ml_mesh_case ml_mesh_few[ML_MESH_FEW] = {
     { 8, { .tp = 2, .cp = 2, .pp = 2, .ep = 2 } },
 };
 
+const ml_mesh_case ml_mesh_etp[ML_MESH_ETP] = {
+    { 2, { .etp = 2 } },
+    { 3, { .etp = 3 } },
+    { 4, { .ep = 2, .etp = 2 } },
+    { 8, { .ep = 2, .etp = 2 } },
+    { 8, { .tp = 2, .cp = 2, .ep = 2, .etp = 4 } },
+    { 8, { .tp = 2, .pp = 2, .etp = 2 } },
+};
+
 void ml_mesh_cases(ml_mesh_case out[ML_MESH_CASES]) {
     int32_t n = 0;
 

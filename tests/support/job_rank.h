@@ -22,6 +22,9 @@ void ml_mesh_cases(ml_mesh_case out[ML_MESH_CASES]);
 /* Those of them that the short tier runs; they have every direction, alone and with
  * others. */
 extern const ml_mesh_case ml_mesh_few[ML_MESH_FEW];
+/* Meshes whose ranks divide the weights of experts. */
+enum { ML_MESH_ETP = 6 };
+extern const ml_mesh_case ml_mesh_etp[ML_MESH_ETP];
 
 /* --- a rank ------------------------------------------------------------------- */
 

@@ -4,11 +4,9 @@
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 #define RANKED (TRAIN | ML_CMD_SCORE) /* ranks divide the model */
 
-static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
 static const char *const f32[] = { "fp32", "float32", NULL };
 
-#define ONE_RANK "An expert is on one rank: see --expert-model-parallel-size."
 #define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
 #define ALWAYS "this is always so"
 #define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"
@@ -122,7 +120,10 @@ const ml_flag ml_flags_parallel[] = {
         "expert-model-parallel-size", ep,
         "Consecutive ranks that divide the experts of each layer: the rows of tokens are "
         "sent to the ranks of their experts, and their results back."),
-    ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_SIZE(
+        "expert-tensor-parallel-size", etp,
+        "Consecutive ranks that divide the weights of the same experts, and gather those "
+        "of a layer when they need them."),
     { .name = "dp-replicate-size",
       .type = ML_FLAG_I64,
       ML_AT(run.place.replicas),
