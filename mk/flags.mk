@@ -39,6 +39,12 @@ LIBEVENT := $(if $(filter-out $(shell uname -m),$(ARCH)),-l:libevent_extra-2.1.s
   -l:libevent_core-2.1.so.7,-levent_extra -levent_core)
 LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lzstd -lxxhash -lz -lsnappy -llz4 -lbrotlidec -lsqlite3 -lyaml -lm
 
+# STATIC=1: everything but the C library is part of the program (mk/install.mk).
+ifeq ($(STATIC),1)
+LIBS := -Wl,-Bstatic $(filter-out -lm,$(LIBS)) -lbrotlicommon -lstdc++ -Wl,-Bdynamic -lm
+ALL_LDFLAGS += -static-libgcc
+endif
+
 # FILE_CFLAGS: what one file needs beyond the rest.
 AVX2 := -mavx2 -mfma
 AVX512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
