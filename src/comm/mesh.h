@@ -6,7 +6,7 @@
  *     rank = tp + T (cp + C (dp + D pp))
  *
  * where D follows: the ranks that T C P leaves.  A stage is the T C D ranks with one pp.  The
- * ranks of a stage are numbered anew for the experts of its layers,
+ * ranks of a stage have other numbers for the experts of its layers,
  *
  *     rank of the stage = etp + E (ep + N edp)
  *
