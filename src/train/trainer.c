@@ -32,10 +32,18 @@ static bool has_embedding(const ml_trainer *t) {
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
+    int32_t n = ml_trainer_waiting_sets(t->opts.grad_shards, t->opts.mesh);
+    ml_status st;
+
     if (t->opts.use == ML_TRAINER_SCORES)
         return ML_OK;
-    return ml_grads_open(&t->grads, t->spec, t->weights->range, has_embedding(t), t->be,
-                         &t->arena, err);
+    st = ml_grads_open(&t->grads, t->spec, t->weights->range, has_embedding(t), t->be,
+                       &t->arena, err);
+    t->waiting = ML_NEW(&t->arena, ml_weights, n + 1);
+    for (; t->n_waiting < n && st == ML_OK; t->n_waiting++)
+        st = ml_weights_zeros_part(&t->waiting[t->n_waiting], t->spec, t->weights->range,
+                                   t->be, &t->arena, err);
+    return st;
 }
 
 /* --- open and close --------------------------------------------------------- */
@@ -107,7 +115,8 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     t->opts.optimizer.mesh = opts->mesh;
     t->opts.optimizer.stage = opts->stage;
     t->opts.optimizer.no_state = opts->use != ML_TRAINER_STEPS;
-    t->opts.batch.n_rank = ml_trainer_data_size(t);
+    t->opts.batch.n_rank = ml_trainer_shards(t);
+    ML_BUG_IF(ml_trainer_shards(t) % ml_trainer_data_size(t));
     ml_arena_init(&t->arena, "trainer");
     open_map(t);
     st = open_context(t, err);
@@ -140,6 +149,8 @@ static void close_runners(ml_runner *r) {
 
 static void free_grads(ml_trainer *t) {
     ml_grads_close(&t->grads);
+    while (t->n_waiting > 0)
+        ml_weights_close(&t->waiting[--t->n_waiting]);
     ml_arena_release(&t->arena);
 }
 
@@ -208,6 +219,26 @@ int32_t ml_trainer_data_size(const ml_trainer *t) {
 int32_t ml_trainer_data_place(const ml_trainer *t) {
     const ml_mesh *m = t->opts.mesh;
     return m ? ml_mesh_at_data(&m->sizes, m->rank) : 0;
+}
+
+int32_t ml_trainer_shards(const ml_trainer *t) {
+    return t->opts.grad_shards ? t->opts.grad_shards : ml_trainer_data_size(t);
+}
+
+int32_t ml_trainer_own_shards(const ml_trainer *t) {
+    return ml_trainer_shards(t) / ml_trainer_data_size(t);
+}
+
+int32_t ml_trainer_first_shard(const ml_trainer *t) {
+    return ml_trainer_data_place(t) * ml_trainer_own_shards(t);
+}
+
+int32_t ml_trainer_waiting_sets(int32_t grad_shards, const ml_mesh *mesh) {
+    int32_t own = grad_shards / (mesh ? ml_mesh_data_size(&mesh->sizes) : 1), n = 0;
+
+    while (own >> (n + 1))
+        n++;
+    return n;
 }
 
 bool ml_trainer_reports(const ml_trainer *t, int32_t rank) {
@@ -437,12 +468,13 @@ typedef struct loss_terms {
     int32_t n;
 } loss_terms;
 
-static loss_terms no_terms(ml_arena *a, const ml_bins *micro) {
+static loss_terms no_terms(ml_arena *a, const ml_bins *micro, int32_t n_shard) {
     loss_terms x = { 0 };
-    for (int32_t k = 0; k < micro->n; k++)
-        for (int32_t i = 0; i < micro->bin[k].n; i++)
-            if (micro->bin[k].item[i] >= x.n)
-                x.n = micro->bin[k].item[i] + 1;
+    for (; n_shard > 0; n_shard--, micro++)
+        for (int32_t k = 0; k < micro->n; k++)
+            for (int32_t i = 0; i < micro->bin[k].n; i++)
+                if (micro->bin[k].item[i] >= x.n)
+                    x.n = micro->bin[k].item[i] + 1;
     x.term = ML_NEW(a, double, x.n);
     return x;
 }
@@ -532,9 +564,9 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     return t->be->dev->sync(t->be->stream, err);
 }
 
-static ml_status run_micros(step_run *x, int32_t n_round, ml_err *err) {
+static ml_status run_micros(step_run *x, const ml_bins *micro, int32_t n_round,
+                            ml_err *err) {
     ml_trainer *t = x->t;
-    const ml_bins *micro = x->step->micro;
     ml_status st = ML_OK;
 
     if (ml_trainer_is_pipeline(t))
@@ -613,11 +645,45 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
     return st;
 }
 
+/* The gradients of one list of micro-batches. */
+static ml_status run_shard(step_run *x, const ml_bins *micro, ml_err *err) {
+    ml_trainer *t = x->t;
+    ml_batch_caps need = ml_trainer_need(t, x->step->sample, micro);
+    int32_t n_round = 0;
+    ml_status st = ml_trainer_rounds(t, &t->train, micro->n, need, &n_round, err);
+
+    if (st == ML_OK && !ml_trainer_is_pipeline(t))
+        st = ml_trainer_grow(t, &t->train, true, need, err);
+    if (st == ML_OK) {
+        ml_grads_zero(&t->grads);
+        st = run_micros(x, micro, n_round, err);
+    }
+    if (st == ML_OK)
+        st = ml_trainer_send_tied(t, &t->grads.sum, false, err);
+    ml_grads_join(&t->grads);
+    return st;
+}
+
+/* A binary counter of sums: shard k joins the sums of 1, 2, 4, ... shards before it whose
+ * other half it completes, and waits for its own other half, unless it is the last. */
+static void add_shard(ml_trainer *t, int32_t k, bool last) {
+    int32_t level = 0;
+    ml_weights mine;
+
+    for (; k >> level & 1; level++)
+        t->be->optim->add(t->be->stream, t->grads.sum.buf.ptr, t->waiting[level].buf.ptr,
+                          (int64_t)(t->grads.sum.buf.bytes / sizeof(float)));
+    if (last)
+        return;
+    mine = t->grads.sum;
+    t->grads.sum = t->waiting[level];
+    t->waiting[level] = mine;
+}
+
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_batch_caps need = ml_trainer_need(t, step->sample, step->micro);
-    int32_t n_round = 0;
-    ml_status st = ml_trainer_rounds(t, &t->train, step->micro->n, need, &n_round, err);
+    int32_t n_shard = step->n_shard ? step->n_shard : 1;
+    ml_status st = ML_OK;
     ml_arena a;
     loss_terms terms;
 
@@ -625,16 +691,11 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
                              .weight_decay = ml_lr_weight_decay_at(&t->lr, t->n_sample) };
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
-    terms = no_terms(&a, step->micro);
-    if (st == ML_OK && !ml_trainer_is_pipeline(t))
-        st = ml_trainer_grow(t, &t->train, true, need, err);
-    if (st == ML_OK) {
-        ml_grads_zero(&t->grads);
-        st = run_micros(&(step_run){ t, step, &terms, out }, n_round, err);
+    terms = no_terms(&a, step->micro, n_shard);
+    for (int32_t k = 0; k < n_shard && st == ML_OK; k++) {
+        st = run_shard(&(step_run){ t, step, &terms, out }, &step->micro[k], err);
+        add_shard(t, k, k + 1 == n_shard);
     }
-    if (st == ML_OK)
-        st = ml_trainer_send_tied(t, &t->grads.sum, false, err);
-    ml_grads_join(&t->grads);
     st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];

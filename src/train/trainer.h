@@ -65,6 +65,11 @@ typedef struct ml_trainer_opts {
      * trainer. */
     const ml_mesh *mesh;
     const int32_t *stage;
+    /* Gradients are sums of as many parts of a step, a power of two, in a binary tree: each
+     * data place has as many of them, so that the sum does not depend on the number of
+     * ranks, which divides it.  Not with other directions than data and pipeline parallel.
+     * 0: a part for each data place. */
+    int32_t grad_shards;
     bool contiguous;  /* context parallel: one piece of a micro-batch instead of zigzag */
     bool whole_grads; /* ranks get all gradients of their part, for inspection; false: each
                          has the sums of its own ranges only */
@@ -107,6 +112,8 @@ typedef ml_status ml_loss_fn(void *ud, ml_loss_io *io, int32_t n_sample, ml_err 
 typedef struct ml_step {
     const ml_train_sample *sample; /* the array that bins index */
     const ml_bins *micro;          /* this rank's: those of its data place */
+    int32_t n_shard;               /* lists of micro; 0: 1.  With grad_shards:
+                                      ml_trainer_own_shards */
     int64_t n_rollout;             /* the schedule advances by this many */
     double denominator;            /* divides the sum of the samples' terms */
     ml_loss_fn *loss;
@@ -147,6 +154,14 @@ ml_ranks *ml_trainer_ranks(ml_trainer *t);
 /* Data places, over which samples are dealt out, and this rank's. */
 int32_t ml_trainer_data_size(const ml_trainer *t);
 int32_t ml_trainer_data_place(const ml_trainer *t);
+/* The lists of micro-batches of a scheduled step; the first of those of this rank, and their
+ * number.  Without grad_shards each data place has one. */
+int32_t ml_trainer_shards(const ml_trainer *t);
+int32_t ml_trainer_first_shard(const ml_trainer *t);
+int32_t ml_trainer_own_shards(const ml_trainer *t);
+/* Sets of gradients beside the one that passes add to: sums that wait for their neighbours
+ * in the tree. */
+int32_t ml_trainer_waiting_sets(int32_t grad_shards, const ml_mesh *mesh);
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);

@@ -31,6 +31,8 @@ struct ml_trainer {
     ml_shard_map map; /* of several ranks */
     ml_dtype *stored; /* [n_param] dtypes of the weights */
     ml_grads grads;
+    ml_weights *waiting; /* [n_waiting] sums of 1, 2, 4 shards: see grad_shards */
+    int32_t n_waiting;
     ml_runner train, score;
     ml_ranks pipe; /* the ranks of this one's pipeline; one if there is none */
     int64_t n_sample;

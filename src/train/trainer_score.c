@@ -13,8 +13,8 @@ static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_trai
     int64_t *len = ml_trainer_lengths(a, s, n);
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
-    ml_pack_expand(&bins, a, len, b->n_rank);
-    return ml_pack_deal(a, &bins, len, b->n_rank);
+    ml_pack_expand(&bins, a, len, ml_trainer_data_size(t));
+    return ml_pack_deal(a, &bins, len, ml_trainer_data_size(t));
 }
 
 /* Where the scores of samples go. */

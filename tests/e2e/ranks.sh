@@ -206,6 +206,19 @@ log=$work/stages.log
 train 2 stages --num-rollout 1 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
 check "more stages than layers are refused" says_once '^miles train: the 2 layers of this model do not fill 2 pipeline stages'
 
+# --- gradients in shards: the bytes of a run do not depend on the number of ranks ---
+
+for n in 1 2 4; do
+    log=$work/shards$n.log
+    train $n shards$n --num-rollout 3 --gradient-shards 4
+    check "gradients in four shards: $n ranks train" ended
+    check "gradients in four shards: $n ranks have the metrics of one" same shards1/metrics.jsonl shards$n/metrics.jsonl
+    check "gradients in four shards: $n ranks have the snapshot of one" same_snapshot shards1 shards$n 0000002
+done
+log=$work/shards3.log
+train 3 shards3 --num-rollout 1 --gradient-shards 4
+check "shards that ranks do not divide are refused" says_once '^miles train: --gradient-shards 4 is not a multiple of the 3 data parallel ranks'
+
 # --- snapshots ---
 
 for n in 1 2; do

@@ -60,6 +60,7 @@ typedef struct job {
     ml_optimizer_kind optimizer;
     ml_mesh_opts mesh;
     bool critic;
+    int32_t shards; /* of gradients; 0: one for each data place */
     float logprob[SAMPLES][MAX_RESPONSE], entropy[SAMPLES][MAX_RESPONSE];
     double loss, grad_norm;
     int64_t n_token, n_loss;
@@ -139,6 +140,7 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     o.trainer.mesh = c ? &p->mesh : NULL;
     o.trainer.stage = p->stage = j->mesh.pp > 1 ? stages_of(p, j) : NULL;
     o.trainer.whole_grads = true;
+    o.trainer.grad_shards = j->shards;
     o.trainer.replay[ML_ROUTING_EXPERTS] = strcmp(j->model, "qwen3_moe") == 0;
     o.trainer.optimizer.kind = j->optimizer;
     o.trainer.optimizer.momentum = 0.9;
@@ -422,6 +424,61 @@ static void sum_as_defined(ml_comm *c, void *ud) {
 
 static void gradients_are_the_tree_of_the_ranks(void) {
     compare_models(find_gradients, sum_as_defined, false);
+}
+
+/* --- gradients in shards ---------------------------------------------------------- */
+
+static void sum_shards(ml_comm *c, void *ud) {
+    job *j = ud;
+    const ml_weights *g;
+    ml_step_result out;
+    ml_schedule plan;
+    ml_err err = { 0 };
+    trainee p;
+
+    open_trainee(&p, j, c);
+    must(ml_trainer_release(p.t.trainer, &err), &err); /* all sets come back */
+    must(ml_trainer_take(p.t.trainer, &err), &err);
+    must(ml_trainer_schedule(&plan, p.t.trainer, &p.t.arena, p.sample, SAMPLES, &err),
+         &err);
+    CHECK(plan.n_rank == j->shards);
+    for (int k = 0; k < 2; k++)
+        must(ml_trainer_accumulate(
+                 p.t.trainer,
+                 &(ml_step){ .sample = p.sample,
+                             .micro =
+                                 &plan.step[0].rank[ml_trainer_first_shard(p.t.trainer)],
+                             .n_shard = ml_trainer_own_shards(p.t.trainer),
+                             .n_rollout = SAMPLES,
+                             .denominator = SAMPLES,
+                             .loss = ml_train_fixture_nll },
+                 &out, &err),
+             &err);
+    g = whole_of(&p, j, ml_trainer_grads(p.t.trainer));
+    if (!j->one)
+        keep_bytes(j, g);
+    else if (memcmp(g->buf.ptr, j->one->bytes, j->one->n_byte))
+        differs(j, c, "gradients of shards");
+    close_trainee(&p);
+}
+
+static void shards_do_not_know_the_ranks(void) {
+    static const layout of[] = {
+        { 2 }, { 4 }, { 8 }, { 2, { .pp = 2 } }, { 8, { .pp = 2 } }
+    };
+    static job one, j;
+
+    for (int m = 0; models[m]; m++) {
+        one = (job){ .model = models[m], .dtype = ML_WEIGHT_BF16, .shards = 8 };
+        ml_ranks_run(1, sum_shards, &one);
+        for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
+            j = one;
+            j.mesh = of[k].mesh;
+            j.one = &one;
+            ml_ranks_run(of[k].n_rank, sum_shards, &j);
+        }
+        free(one.bytes);
+    }
 }
 
 /* --- steps with the same gradients ---------------------------------------------- */
@@ -921,6 +978,8 @@ static const ml_test tests[] = {
     { "log-probs and entropies are those of one rank", scores_are_those_of_one_rank, 300 },
     { "gradients of ranks repeat, and are the tree of what each computes",
       gradients_are_the_tree_of_the_ranks, 300 },
+    { "gradients in shards do not depend on the number of ranks",
+      shards_do_not_know_the_ranks },
     { "steps with the same gradients are those of one rank", steps_are_those_of_one_rank,
       300 },
     { "a gradient that is not finite is skipped by all ranks",

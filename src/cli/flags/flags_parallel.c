@@ -124,6 +124,17 @@ const ml_flag ml_flags_parallel[] = {
         "expert-tensor-parallel-size", etp,
         "Consecutive ranks that divide the weights of the same experts, and gather those "
         "of a layer when they need them."),
+    { .name = "gradient-shards",
+      .type = ML_FLAG_I64,
+      ML_AT(run.trainer.grad_shards),
+      .def_note = "as many as data parallel ranks",
+      .min = 1,
+      .max = 4096,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .help = "Gradients are summed over so many parts of a step, a power of two, in a "
+              "fixed tree: runs on 1, 2, 4, ... data parallel ranks are then the same "
+              "bytes.  Needs memory for more sets of gradients." },
     { .name = "dp-replicate-size",
       .type = ML_FLAG_I64,
       ML_AT(run.place.replicas),
