@@ -180,6 +180,7 @@ $(call long_kills,snapshot,test_train_snapshot,killed)
 1800 mixes env MILES_LONG=1 $(B)/tests/parity/test_engine_parity
 1800 moves env MILES_LONG=1 $(B)/tests/ranks/test_moves
 1800 pipelines env MILES_LONG=1 $(B)/tests/ranks/test_pp
+3600 meshes env MILES_LONG=1 $(B)/tests/ranks/test_meshes
 $(foreach n,2 3 4 5,900 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
 endef
 

@@ -63,7 +63,7 @@ typedef struct ml_config {
         int64_t n_prompt, input_len, output_len, n_warmup, seed;
         double range_ratio;
         /* engine */
-        int64_t max_running, chunk;
+        int64_t max_running, chunk, tp;
         double mem_fraction; /* 0: as much as the running requests could use */
         bool no_prefix_cache;
         ml_step_flags steps;

@@ -102,7 +102,8 @@ static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *wor
 }
 
 /* Commands that several ranks run together. */
-#define RANKED (ML_CMD_TRAIN | ML_CMD_SFT | ML_CMD_EVAL)
+#define RANKED                                                                             \
+    (ML_CMD_TRAIN | ML_CMD_SFT | ML_CMD_EVAL | ML_CMD_SCORE | ML_CMD_BENCH_ENGINE)
 
 static int run_command(const ml_command *cmd, int argc, char **argv) {
     static sink log = { ML_LOG_WARN, true };

@@ -309,6 +309,17 @@ static bool interleaves_uneven_ends(const ml_config *c) {
     return interleaves(c) && (c->run.place.first_layers || c->run.place.last_layers);
 }
 
+static bool shards_unevenly(const ml_config *c) {
+    int32_t n = c->run.trainer.grad_shards;
+    return n & (n - 1);
+}
+
+static bool shards_what_is_divided(const ml_config *c) {
+    const ml_place_opts *p = &c->run.place;
+    return c->run.trainer.grad_shards && (p->tp > 1 || p->cp > 1 || p->ep > 1 ||
+                                          p->etp > 1 || p->backend == ML_TRAIN_FSDP);
+}
+
 #define ALGO (ML_CMD_TRAIN | ML_CMD_LOSS)
 #define NO_END "--num-rollout or --num-epoch is required"
 #define PROFILE "--profile needs --save, the directory for the trace"
@@ -338,6 +349,11 @@ const ml_rule ml_rules[] = {
     { "metric", ML_CMD_SFT | ML_CMD_TRAIN, half_a_metric,
       "--ci-metric-checker-key and --ci-metric-checker-threshold need each other: give "
       "both" },
+    { "gradient-shards", ML_CMD_SFT | ML_CMD_TRAIN, shards_unevenly,
+      "--gradient-shards must be a power of two" },
+    { "gradient-shards-sizes", ML_CMD_SFT | ML_CMD_TRAIN, shards_what_is_divided,
+      "--gradient-shards goes with data and pipeline parallelism alone: remove it, or the "
+      "tensor, context and expert parallel sizes and --train-backend fsdp" },
     { "interleaved-stages", ML_CMD_SFT | ML_CMD_TRAIN, interleaves_one_stage,
       "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
       "need --pipeline-model-parallel-size of at least 2" },
