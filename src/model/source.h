@@ -25,6 +25,12 @@ bool ml_param_in_part(const ml_param *p, const ml_checkpoint *c);
 /* Whether it is a critic's head, which is not in the checkpoint the critic starts from. */
 bool ml_param_is_value_head(const ml_param *p);
 
+/* Whether a tensor of this name is an LM head. */
+bool ml_is_lm_head(ml_str name);
+
+/* Element `at` of a tensor of integers. */
+int64_t ml_source_integer(const ml_st_tensor *t, int64_t at);
+
 /* Checks every tensor of the checkpoint against the spec (missing, extra, shape, dtype). */
 ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err);
 
