@@ -197,6 +197,10 @@ static const struct {
     { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
     { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
     { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
+    { "train-weights-no-files",
+      ROUND "--rollout-external --rollout-external-engine-addrs h:1 "
+            "--update-weight-disk-dir d" },
+    { "train-weights-address", ROUND "--update-weight-address h" },
     { "train-weights-p2p", ROUND "--save s --rollout-num-engines 1 "
                                  "--update-weight-transfer-mode p2p" },
     { "train-delta-engines", ROUND "--update-weight-transfer-mode disk-delta" },

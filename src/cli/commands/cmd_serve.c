@@ -331,6 +331,7 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.gen = j->gen;
     o.memory.release = ml_local_release;
     o.memory.take = ml_local_take;
+    o.group = ml_local_group_do;
     o.tokenizer = j->tokenizer;
     o.chat = j->chat;
     o.tools = tool_format(c);

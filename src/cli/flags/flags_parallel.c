@@ -13,7 +13,7 @@ static const char *const f32[] = { "fp32", "float32", NULL };
 #define NO_TRAINER                                                                         \
     "evaluation does not train; --rollout-num-gpus-per-engine divides the model"
 #define NO_ENGINES "supervised fine-tuning does not generate"
-#define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
+#define TRANSFER "weights travel over TCP or as files; see --update-weight-transfer-mode"
 #define FAULTS "a rank that fails ends the job; resume it with --load"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
 
