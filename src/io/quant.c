@@ -380,7 +380,9 @@ static ml_status resolve_fp8(resolver *r, ml_st_tensor *t, ml_str base, const ch
     if (!q->scale)
         q->scale = take(r, base, ".weight_scale");
     if (!q->scale)
-        return fail_missing(r, base, ".weight_scale_inv (or .weight_scale)");
+        q->scale = take(r, base, ".scale");
+    if (!q->scale)
+        return fail_missing(r, base, ".weight_scale_inv (or .weight_scale, .scale)");
     if (t->n_dim != 2 || !t->shape[0] || !t->shape[1])
         return fail_shape(r, t, "a matrix");
     if (!is_scale_dtype(q->scale->dtype))
@@ -494,6 +496,26 @@ static ml_status resolve_packed(resolver *r, ml_st_tensor *t, ml_str base,
     return ML_OK;
 }
 
+/* DeepSeek-V4: codes [rows, cols / 2], an exponent for 32 elements of a row. */
+static ml_status resolve_fp4(resolver *r, ml_st_tensor *t, ml_str base, const char *name) {
+    codes *q = new_quant(r, NIBBLES, t);
+
+    q->value = r->e2m1;
+    q->scale = take(r, base, ".scale");
+    if (!q->scale)
+        return fail_missing(r, base, ".scale");
+    if (t->n_dim != 2 || !t->shape[0] || !t->shape[1] || t->shape[1] % 16)
+        return fail_shape(r, t, "a matrix of two codes in a byte, in groups of 32");
+    q->rows = t->shape[0];
+    q->cols = t->shape[1] * 2;
+    set_blocks(q, 1, 32);
+    if ((q->scale->dtype != ML_ST_U8 && q->scale->dtype != ML_ST_F8_E8M0) ||
+        !has_shape(q->scale, q->rows, q->cols / 32))
+        return fail_shape(r, q->scale, "an exponent for each 32 elements of a row");
+    put_weight(t, q, name);
+    return ML_OK;
+}
+
 /* gpt-oss: blocks [experts, rows, cols / 32, 16]; the weight is [experts, cols, rows]. */
 static ml_status resolve_mxfp4(resolver *r, ml_st_tensor *t, ml_str base,
                                const char *name) {
@@ -587,6 +609,8 @@ static ml_status resolve(resolver *r, ml_st_tensor *t) {
 
     if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_F8_E4M3)
         return resolve_fp8(r, t, base, t->name.ptr);
+    if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_I8)
+        return resolve_fp4(r, t, base, t->name.ptr);
     if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_U8)
         return resolve_nvfp4(r, t, base, t->name.ptr, ".weight_scale_2", false);
     if (cut_suffix(t->name, ".weight_packed", &base) && t->dtype == ML_ST_U8)
@@ -609,6 +633,7 @@ static bool has_codes(const ml_checkpoint *c) {
         const ml_st_tensor *t = &c->tensor[i].t;
         if (t->dtype == ML_ST_F8_E4M3 || cut_suffix(t->name, ".qweight", &base) ||
             cut_suffix(t->name, ".weight_packed", &base) ||
+            (t->dtype == ML_ST_I8 && cut_suffix(t->name, ".weight", &base)) ||
             (t->dtype == ML_ST_U8 && (cut_suffix(t->name, "_blocks", &base) ||
                                       cut_suffix(t->name, ".weight", &base))))
             return true;

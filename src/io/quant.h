@@ -5,8 +5,9 @@
  * name, shape and dtype that the weight has in the unquantized release:
  *
  *     codes                        scales                            format
- *     x.weight F8_E4M3             x.weight_scale_inv, _scale        FP8: blocks of 128x128,
- *                                                                    rows, or one scale; MXFP8
+ *     x.weight F8_E4M3             x.weight_scale_inv, _scale,       FP8: blocks of 128x128,
+ *                                  x.scale                           rows, or one scale; MXFP8
+ *     x.weight I8                  x.scale                           MXFP4 (DeepSeek-V4)
  *     x.weight U8                  x.weight_scale, _scale_2          NVFP4 (modelopt)
  *     x.weight_packed U8           x.weight_scale, _global_scale     NVFP4 (compressed-tensors)
  *     x.weight_packed I32          x.weight_scale, _shape            INT4, INT8 (compressed-tensors)
