@@ -195,6 +195,8 @@ static const struct {
     { "train-external-alone", ROUND "--rollout-external-engine-addrs h:1" },
     { "train-weights-dir", ROUND "--update-weight-disk-dir d" },
     { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
+    { "train-router-port", ROUND "--sglang-router-ip h" },
+    { "train-router-engines", ROUND "--save s --sglang-router-port 1" },
     { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
     { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
     { "train-weights-no-files",
