@@ -286,15 +286,17 @@ static ml_status open_index(ml_checkpoint *c, const char *name, ml_err *err) {
     return st;
 }
 
-/* --- multimodal checkpoints ------------------------------------------------------- */
+/* --- other names ------------------------------------------------------------------- */
 
-/* Where multimodal models have their text model, in transformers before and since 4.52. */
+/* Where multimodal models have their text model, in transformers before and since 4.52;
+ * released checkpoints of DeepSeek-V4, whose names transformers changes. */
 static const struct {
     const char *stored, *name;
 } text_prefixes[] = {
-    { "language_model.model.", "model." },
-    { "language_model.lm_head.", "lm_head." },
-    { "model.language_model.", "model." },
+    { "language_model.model.", "model." }, { "language_model.lm_head.", "lm_head." },
+    { "model.language_model.", "model." }, { "layers.", "model.layers." },
+    { "embed.", "model.embed_tokens." },   { "norm.", "model.norm." },
+    { "hc_head_", "model.hc_head.hc_" },
 };
 
 const char *ml_checkpoint_text_name(ml_arena *a, ml_str stored) {

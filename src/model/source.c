@@ -36,6 +36,10 @@ bool ml_param_in_part(const ml_param *p, const ml_checkpoint *c) {
            !ml_checkpoint_find(c, ml_str_of(ml_param_name(p, 0, buf, sizeof buf)), NULL);
 }
 
+bool ml_is_lm_head(ml_str name) {
+    return ml_str_is(name, "lm_head.weight") || ml_str_is(name, "head.weight");
+}
+
 /* A critic's head is not in the checkpoint it starts from. */
 bool ml_param_is_value_head(const ml_param *p) {
     return strncmp(p->name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) == 0;
@@ -113,7 +117,7 @@ bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
         return true;
     if (is_nextn(s, name) || is_carried(s, name))
         return true;
-    return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
+    return (s->tied || s->critic) && ml_is_lm_head(name);
 }
 
 /* `padded`: rows of a vocabulary may follow those of the model. */
@@ -125,6 +129,37 @@ static bool has_shape(const ml_st_tensor *t, const int64_t *shape, int32_t n_dim
         if (t->shape[i] != shape[i] && !(i == 0 && padded && t->shape[0] > shape[0]))
             return false;
     return true;
+}
+
+int64_t ml_source_integer(const ml_st_tensor *t, int64_t at) {
+    int64_t wide;
+    int32_t narrow;
+
+    if (t->dtype == ML_ST_I64) {
+        memcpy(&wide, (const unsigned char *)t->data + at * 8, sizeof wide);
+        return wide;
+    }
+    memcpy(&narrow, (const unsigned char *)t->data + at * 4, sizeof narrow);
+    return narrow;
+}
+
+/* A table of whole numbers. */
+static ml_status check_numbers(const ml_param *p, const ml_st_tensor *t, const char *where,
+                               ml_err *err) {
+    if (t->dtype != ML_ST_I64 && t->dtype != ML_ST_I32)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: tensor %s has dtype %s; supported are I64 and I32", where,
+                       t->name.ptr, ml_st_dtype_name(t->dtype));
+    for (int64_t i = 0; t->data && i < p->shape[0] * p->shape[1]; i++) {
+        int64_t v = ml_source_integer(t, i);
+        if (v < 0 || v >= p->below)
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: tensor %s has the number %lld in row %lld; expected are "
+                           "0 to %lld",
+                           where, t->name.ptr, (long long)v, (long long)(i / p->shape[1]),
+                           (long long)p->below - 1);
+    }
+    return ML_OK;
 }
 
 ml_status ml_source_check(const ml_param *p, bool part, const ml_st_tensor *t, bool padded,
@@ -139,6 +174,8 @@ ml_status ml_source_check(const ml_param *p, bool part, const ml_st_tensor *t, b
                        "%s: tensor %s has shape %s; config.json requires %s", where,
                        t->name.ptr, shape_text(t->shape, t->n_dim, found, sizeof found),
                        shape_text(shape, n_dim, want, sizeof want));
+    if (p->below)
+        return check_numbers(p, t, where, err);
     if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)
         return ml_fail(err, ML_EUNSUP,
                        "%s: tensor %s has dtype %s; supported are F32, BF16, F16", where,

@@ -117,6 +117,9 @@ static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step
 
     if (t->quant) {
         ml_quant_read(t->quant, at, step, n, out);
+    } else if (t->dtype == ML_ST_I64 || t->dtype == ML_ST_I32) {
+        for (int64_t i = 0; i < n; i++)
+            out[i] = (float)ml_source_integer(t, at + i * step);
     } else if (t->dtype == ML_ST_F32) {
         for (int64_t i = 0; i < n; i++)
             memcpy(&out[i], p + (at + i * step) * 4, sizeof *out);
@@ -277,7 +280,7 @@ static void pack_strip(const packer *k, const ml_tensor *t, unsigned char *out,
     int64_t first = column ? 0 : strip->row, end = column ? 1 : strip->row + strip->n;
     size_t size = ml_dtype_bytes(t->dtype);
     int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
-    size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2;
+    size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2; /* of integers: never `own` */
     bool own = p->n_dim == 2 && !p->cut && !src->t->quant &&
                src->t->bytes == (size_t)(rows * cols) * disk;
     pack_job j = { .k = k,
@@ -523,6 +526,8 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
             make_up(f32, part, scale, &seed);
             for (int64_t k = 0; t->n_dim == 1 && k < part; k++)
                 f32[k] = 1.0f;
+            for (int64_t k = 0; s->param[i].below && k < part; k++)
+                f32[k] = (float)((at + k) % s->param[i].below);
             store_f32(bf16, ML_BF16, in_order, 0, f32, part);
             be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)at * size,
                              t->dtype == ML_F32 ? (void *)f32 : (void *)bf16,

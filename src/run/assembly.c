@@ -7,6 +7,7 @@
 
 #include "base/dir.h"
 #include "net/tcp.h"
+#include "plugin/python_host.h"
 
 /* --- what will be requested ------------------------------------------------- */
 
@@ -186,6 +187,9 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
                         .extensions = e,
                         .publishes = e && !c->rollout.load_debug };
     ml_arena_init(&m->arena, "assembly");
+    ml_python_host_set(&(ml_python_parts){ .tokenizer = run->tokenizer,
+                                           .chat_template = run->chat_template,
+                                           .model = c->hf_checkpoint });
     m->generates = m->publishes && (ml_run_ranks_first(&c->ranks) || !ml_run_elsewhere(c));
     if (!m->generates)
         return ML_OK;
@@ -208,6 +212,7 @@ void ml_assembly_close(ml_assembly *m) {
     ml_publisher_close(m->publisher);
     ml_generator_close(&m->generator);
     ml_rollouts_close(&m->rollouts);
+    ml_python_host_set(&(ml_python_parts){ 0 });
     ml_arena_release(&m->arena);
 }
 

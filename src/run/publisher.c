@@ -261,13 +261,16 @@ static ml_status fill_source(tcp *p, const ml_weights *w, bool *f32, ml_err *err
     return st;
 }
 
-/* As PyTorch names it; others are never parameters, and engines do not ask for them. */
+/* As PyTorch names it; NULL: no parameter has it, and engines do not ask for it. */
 static const char *dtype_name(ml_st_dtype t) {
-    return t == ML_ST_F32 ? "float32" : t == ML_ST_BF16 ? "bfloat16" : "float16";
-}
-
-static bool is_sent(const ml_st_tensor *t) {
-    return t->dtype == ML_ST_F32 || t->dtype == ML_ST_BF16 || t->dtype == ML_ST_F16;
+    switch (t) {
+    case ML_ST_F32: return "float32";
+    case ML_ST_BF16: return "bfloat16";
+    case ML_ST_F16: return "float16";
+    case ML_ST_I64: return "int64";
+    case ML_ST_I32: return "int32";
+    default: return NULL;
+    }
 }
 
 /* Tensors [first, end) as the body of a request. */
@@ -277,7 +280,7 @@ static const char *write_bucket(tcp *p, int32_t first, int32_t end) {
 
     for (int32_t i = first; i < end; i++) {
         const ml_st_tensor *t = ml_weight_source_tensor(p->source, i);
-        if (!is_sent(t))
+        if (!dtype_name(t->dtype))
             continue;
         ml_text_printf(&names, "%s", comma);
         ml_json_quote(&names, t->name);

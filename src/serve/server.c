@@ -206,8 +206,10 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
     if (!st)
         st = ml_http_server_open(&s->http, s->loop, s->opts.host, s->opts.port, limits,
                                  on_call, s, err);
-    if (!st)
+    if (!st) {
         ml_http_server_set_gate(s->http, ml_access_gate, &s->access);
+        ml_http_server_set_tls(s->http, s->opts.access.tls);
+    }
     return st;
 }
 

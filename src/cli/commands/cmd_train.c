@@ -132,6 +132,7 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     ml_assembly_close(&j.parts);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
+    ml_loop_extensions_close();
     ml_heartbeat_close(j.heartbeat);
     ml_run_ranks_close(&j.opts.ranks);
     ml_arena_release(&j.arena);

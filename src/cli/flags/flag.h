@@ -164,6 +164,10 @@ void ml_config_release(ml_config *c);
 /* Appends {"name": value, ...}: every live flag of the command with its current value. */
 void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c);
 
+/* Appends {"name": value, ...}: every flag of the command, those without effect, too, as
+ * Python functions see them; keys are left out. */
+void ml_flags_args(ml_text *out, ml_cmd cmd, const ml_config *c);
+
 /* Writes the dump to flags.json in the directory `save`; warns of flags that differ from
  * those in the directory `load` that the run continues from.  NULL: neither. */
 ml_status ml_flags_save(ml_cmd cmd, const ml_config *c, const char *save, const char *load,
