@@ -232,6 +232,7 @@ ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_r
 /* --- tcp -------------------------------------------------------------------------- */
 
 #define GROUP "miles"
+#define NO_LIMIT_S 1e8 /* years */
 
 typedef struct tcp {
     ml_publisher of; /* first */
@@ -396,9 +397,9 @@ ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t buck
     p->run = run;
     p->address = ml_arena_printf(&p->arena, "%s", address);
     p->bucket_bytes = bucket_bytes;
-    p->timeout_s = timeout_s;
+    p->timeout_s = timeout_s >= 1 ? timeout_s : timeout_s > 0 ? 1 : NO_LIMIT_S;
     p->of.bytes = ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
-    st = ml_weight_source_open(&p->source, listens_at(address), timeout_s, err);
+    st = ml_weight_source_open(&p->source, listens_at(address), p->timeout_s, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--update-weight-transfer-mode broadcast");
     return st;

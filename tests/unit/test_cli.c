@@ -218,6 +218,7 @@ static const struct {
     { "train-weights-hook", ROUND "--custom-update-weight-post-write-path ./my.so:h" },
     { "train-events", ROUND "--enable-event-analyzer" },
     { "train-faults", ROUND "--ci-ft-test-actions []" },
+    { "train-ft-components", ROUND "--ft-components rollout train" },
     { "train-offload", ROUND "--offload", true },
     { "train-ci-sync", ROUND "--ci-test --debug-skip-weight-update" },
     { "train-critic", ROUND "--critic-load c" },

@@ -140,6 +140,13 @@ static bool faults_without_engines(const ml_config *c) {
     return c->run.debug.faults && !c->run.mode.n_engine;
 }
 
+static bool restarts_ranks(const ml_config *c) {
+    for (int i = 0; i < c->ft_components.n; i++)
+        if (strcmp(c->ft_components.word[i], "rollout") != 0)
+            return true;
+    return false;
+}
+
 static bool takes_turns_with_itself(const ml_config *c) {
     return (c->run.mode.offload || c->run.mode.offload_train ||
             c->run.mode.offload_rollout) &&
@@ -292,6 +299,12 @@ const ml_rule ml_rules_train[] = {
     { "train-faults", ML_CMD_TRAIN, faults_without_engines,
       "--ci-ft-test-actions kills engines of the run: add --rollout-num-engines and "
       "--use-fault-tolerance" },
+    { "train-ft-components", ML_CMD_SFT | ML_CMD_TRAIN, restarts_ranks,
+      "--ft-components: only rollout is supported, the engines of --use-fault-tolerance.  "
+      "A "
+      "training rank that fails ends the job with exit code 3: let a launcher start it "
+      "again, "
+      "with --load" },
     { "train-offload", ML_CMD_TRAIN, takes_turns_with_itself,
       "--offload, --offload-train and --offload-rollout need miles train with the engine "
       "in the same process" },
