@@ -116,14 +116,16 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
 
 /* The address of this machine under which the first engine on another one reaches it. */
 static ml_status find_address(char out[64], const ml_run_opts *c, ml_err *err) {
+    int n = c->mode.router_ip ? 1 : c->mode.external ? c->mode.addrs.n : 0;
     ml_status st = ML_OK;
 
     snprintf(out, 64, "127.0.0.1");
-    for (int i = 0; i < c->mode.addrs.n && c->mode.external && st == ML_OK; i++) {
-        const char *word = c->mode.addrs.word[i], *at = strstr(word, "://");
-        size_t n = strcspn(at ? at + 3 : word, ":/");
+    for (int i = 0; i < n && st == ML_OK; i++) {
+        const char *word = c->mode.router_ip ? c->mode.router_ip : c->mode.addrs.word[i];
+        const char *at = strstr(word, "://");
+        size_t len = strcspn(at ? at + 3 : word, ":/");
         ml_text host = { 0 };
-        ml_text_add(&host, at ? at + 3 : word, n);
+        ml_text_add(&host, at ? at + 3 : word, len);
         st = ml_tcp_address_towards(out, host.ptr, err);
         ml_text_release(&host);
         if (strncmp(out, "127.", 4) != 0)
