@@ -298,7 +298,7 @@ ml_status ml_python_extensions_open(const ml_python_function *fn, int n, ml_str 
 
     ml_python_extensions_close();
     ml_arena_init(&arena, "Python functions");
-    st = ml_python_workers(&opts, &arena, fn, n, args, false, err);
+    st = ml_python_workers(&opts, &arena, fn, n, args, err);
     if (st == ML_OK)
         st = ml_worker_pool_open(&pool, &opts, err);
     if (st != ML_OK)

@@ -21,14 +21,22 @@ MODULE(miles_rollout_filter_hub_base_types, "miles/rollout/filter_hub/base_types
 MODULE(miles_rollout_filter_hub_dynamic_sampling_filters,
        "miles/rollout/filter_hub/dynamic_sampling_filters.py");
 MODULE(miles_rollout_generate_hub, "miles/rollout/generate_hub/__init__.py");
+MODULE(miles_rollout_generate_hub_single_turn, "miles/rollout/generate_hub/single_turn.py");
 MODULE(miles_rollout_generate_utils, "miles/rollout/generate_utils/__init__.py");
+MODULE(miles_rollout_generate_utils_generate_endpoint_utils,
+       "miles/rollout/generate_utils/generate_endpoint_utils.py");
 MODULE(miles_rollout_inference_rollout, "miles/rollout/inference_rollout/__init__.py");
+MODULE(miles_rollout_inference_rollout_compatibility,
+       "miles/rollout/inference_rollout/compatibility.py");
+MODULE(miles_rollout_inference_rollout_inference_rollout_common,
+       "miles/rollout/inference_rollout/inference_rollout_common.py");
 MODULE(miles_rollout_rm_hub, "miles/rollout/rm_hub/__init__.py");
 MODULE(miles_rollout_rm_hub_deepscaler, "miles/rollout/rm_hub/deepscaler.py");
 MODULE(miles_rollout_rm_hub_f1, "miles/rollout/rm_hub/f1.py");
 MODULE(miles_rollout_rm_hub_gpqa, "miles/rollout/rm_hub/gpqa.py");
 MODULE(miles_rollout_rm_hub_math_dapo_utils, "miles/rollout/rm_hub/math_dapo_utils.py");
 MODULE(miles_rollout_rm_hub_math_utils, "miles/rollout/rm_hub/math_utils.py");
+MODULE(miles_rollout_sglang_rollout, "miles/rollout/sglang_rollout.py");
 MODULE(miles_utils, "miles/utils/__init__.py");
 MODULE(miles_utils_async_utils, "miles/utils/async_utils.py");
 MODULE(miles_utils_http_utils, "miles/utils/http_utils.py");
@@ -51,8 +59,16 @@ const ml_python_module ml_python_modules[] = {
     { "miles.rollout.filter_hub.dynamic_sampling_filters",
       ml_python_miles_rollout_filter_hub_dynamic_sampling_filters },
     { "miles.rollout.generate_hub", ml_python_miles_rollout_generate_hub },
+    { "miles.rollout.generate_hub.single_turn",
+      ml_python_miles_rollout_generate_hub_single_turn },
     { "miles.rollout.generate_utils", ml_python_miles_rollout_generate_utils },
+    { "miles.rollout.generate_utils.generate_endpoint_utils",
+      ml_python_miles_rollout_generate_utils_generate_endpoint_utils },
     { "miles.rollout.inference_rollout", ml_python_miles_rollout_inference_rollout },
+    { "miles.rollout.inference_rollout.compatibility",
+      ml_python_miles_rollout_inference_rollout_compatibility },
+    { "miles.rollout.inference_rollout.inference_rollout_common",
+      ml_python_miles_rollout_inference_rollout_inference_rollout_common },
     { "miles.rollout.rm_hub", ml_python_miles_rollout_rm_hub },
     { "miles.rollout.rm_hub.deepscaler", ml_python_miles_rollout_rm_hub_deepscaler },
     { "miles.rollout.rm_hub.f1", ml_python_miles_rollout_rm_hub_f1 },
@@ -60,6 +76,7 @@ const ml_python_module ml_python_modules[] = {
     { "miles.rollout.rm_hub.math_dapo_utils",
       ml_python_miles_rollout_rm_hub_math_dapo_utils },
     { "miles.rollout.rm_hub.math_utils", ml_python_miles_rollout_rm_hub_math_utils },
+    { "miles.rollout.sglang_rollout", ml_python_miles_rollout_sglang_rollout },
     { "miles.utils", ml_python_miles_utils },
     { "miles.utils.async_utils", ml_python_miles_utils_async_utils },
     { "miles.utils.http_utils", ml_python_miles_utils_http_utils },

@@ -107,8 +107,28 @@ ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *
 
 /* --- the environment -------------------------------------------------------- */
 
-ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
-                            const ml_run_opts *c, ml_err *err) {
+static ml_status open_generate(ml_worker_pool **out, const ml_environment_opts *e,
+                               const ml_run_opts *c, ml_err *err) {
+    ml_worker_pool_opts o = e->python;
+
+    if (ml_run_ranks_size(&c->ranks) > 1 || ml_run_elsewhere(c))
+        return ml_fail(err, ML_EUNSUP,
+                       "--custom-generate-function-path: a Python function needs the "
+                       "engine of this process; use one rank, without "
+                       "--rollout-num-engines and external engines");
+    if (c->mode.fully || c->rollout.partial)
+        return ml_fail(err, ML_EUNSUP,
+                       "--custom-generate-function-path: a Python function that generates "
+                       "excludes %s",
+                       c->mode.fully ? "--fully-async" : "--partial-rollout");
+    o.n = c->reward.n_thread;
+    o.memory_bytes = c->reward.memory_bytes;
+    return ml_worker_pool_open(out, &o, err);
+}
+
+ml_status ml_turns_open_for(ml_turns **out, ml_worker_pool **generate,
+                            const ml_train_run *run, ml_arena *a, const ml_run_opts *c,
+                            ml_err *err) {
     ml_turns_opts o = c->turns;
     ml_status st;
 
@@ -126,6 +146,8 @@ ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a
     if (st != ML_OK ||
         (!o.environment.ext && !o.environment.command.line && !o.environment.python.line))
         return st;
+    if (o.environment.generates)
+        return open_generate(generate, &o.environment, c, err);
     st = ml_turns_open(out, &o, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--custom-generate-function-path");
@@ -154,11 +176,12 @@ ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions
     st = ml_reward_check(c, &run->dataset, err);
     if (st == ML_OK)
         st = ml_rewards_open_for(&r->rewards, a, c, err);
-    return st == ML_OK ? ml_turns_open_for(&r->turns, run, a, c, err) : st;
+    return st == ML_OK ? ml_turns_open_for(&r->turns, &r->generate, run, a, c, err) : st;
 }
 
 void ml_rollouts_close(ml_rollouts *r) {
     ml_turns_close(r->turns);
+    ml_worker_pool_close(r->generate);
     ml_rewards_close(r->rewards);
     ml_partial_buffer_release(&r->sync.partial_buffer);
 }

@@ -126,6 +126,92 @@ static void functions_of_miles_run(void) {
     CHECK_HAS(out, "saved 1");
 }
 
+/* A multi-turn function as Miles' examples have them: tokens as they were drawn, and masked
+ * tokens in between. */
+static const char generate_module[] =
+    "from miles.rollout.sglang_rollout import GenerateState\n"
+    "from miles.rollout.sglang_rollout import generate as single\n"
+    "from miles.utils.http_utils import post\n"
+    "from miles.utils.types import Sample\n"
+    "\n"
+    "async def two_turns(args, sample: Sample, sampling_params) -> Sample:\n"
+    "    state = GenerateState(args)\n"
+    "    url = f'http://{args.sglang_router_ip}:{args.sglang_router_port}/generate'\n"
+    "    prompt = state.tokenizer(sample.prompt, add_special_tokens=False)['input_ids']\n"
+    "    sampling_params['max_new_tokens'] = 3\n"
+    "    tokens, mask, logs, text = [], [], [], ''\n"
+    "    for turn in range(2):\n"
+    "        out = await post(url, {'input_ids': prompt + tokens, 'sampling_params': "
+    "sampling_params, 'return_logprob': True})\n"
+    "        drawn = out['meta_info']['output_token_logprobs']\n"
+    "        tokens += [t[1] for t in drawn]; logs += [t[0] for t in drawn]\n"
+    "        mask += [1] * len(drawn); text += out['text']\n"
+    "        if turn == 0:\n"
+    "            said = state.tokenizer.encode(' and?', add_special_tokens=False)\n"
+    "            tokens += said; logs += [0.0] * len(said); mask += [0] * len(said)\n"
+    "            text += ' and?'\n"
+    "    sample.tokens, sample.response_length = prompt + tokens, len(tokens)\n"
+    "    sample.loss_mask, sample.rollout_log_probs, sample.response = mask, logs, text\n"
+    "    sample.weight_versions.append(out['meta_info']['weight_version'])\n"
+    "    sample.status = Sample.Status.COMPLETED\n"
+    "    return sample\n"
+    "\n"
+    "async def one_turn(args, sample, sampling_params, evaluation=False):\n"
+    "    return await single(args, sample, sampling_params)\n"
+    "\n"
+    "class Turn:\n"
+    "    async def __call__(self, input):\n"
+    "        from miles.rollout.generate_hub.single_turn import generate\n"
+    "        return await generate(input)\n"
+    "\n"
+    "async def wrong(args, sample, sampling_params):\n"
+    "    sample.tokens, sample.response_length = [1, 2], 1\n"
+    "    sample.rollout_log_probs = [0.0, 0.0]\n"
+    "    return sample\n"
+    "\n"
+    "async def many(args, sample, sampling_params):\n"
+    "    sample.tokens, sample.response_length = [1, 10 ** 7], 1\n"
+    "    sample.rollout_log_probs = [0.0]\n"
+    "    return sample\n";
+
+/* The log-probs of the samples are those of training, to the bit: forward_logp_max_diff is
+ * 0.  A second run has the same bytes. */
+static void generate_functions_of_miles_run(void) {
+    static const char *const name[] = { "generate_module.two_turns",
+                                        "generate_module.one_turn",
+                                        "generate_module.Turn" };
+    char out[20000], more[2000];
+
+    make_inputs();
+    ml_toy_file("generate_module.py", generate_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    for (int i = 0; i < 3; i++)
+        for (int again = 0; again < 2; again++) {
+            snprintf(more, sizeof more,
+                     "--overwrite --rm-type deterministic_random "
+                     "--custom-generate-function-path %s",
+                     name[i]);
+            if (run(ml_test_path(again ? "b" : "a"), more, out, sizeof out) != 0)
+                ml_test_fail(__FILE__, __LINE__, "%s: %s", name[i], out);
+            CHECK_HAS(out, "rollout 1, step 1: loss ");
+            CHECK_HAS(out, "forward_logp_max_diff 0,");
+            if (again) {
+                snprintf(more, sizeof more, "cmp %s/metrics.jsonl %s/metrics.jsonl >&2",
+                         ml_test_path("a"), ml_test_path("b"));
+                CHECK(system(more) == 0);
+            }
+        }
+    CHECK(run(ml_test_path("c"),
+              "--rm-type zero --custom-generate-function-path generate_module.wrong", out,
+              sizeof out) == 3);
+    CHECK_HAS(out, "rollout_log_probs has 2 entries, but response_length is 1");
+    CHECK(run(ml_test_path("c"),
+              "--overwrite --rm-type zero --custom-generate-function-path "
+              "generate_module.many",
+              out, sizeof out) == 3);
+    CHECK_HAS(out, "has token 10000000");
+}
+
 /* The same bytes as with the rewards of a built-in function, for any number of workers. */
 static void group_rewards_equal_single_ones(void) {
     char out[20000], more[2000];
@@ -196,6 +282,8 @@ static void missing_functions_are_named(void) {
 static const ml_test tests[] = {
     { "Python functions with Miles' signatures run in a training run",
       functions_of_miles_run, 120 },
+    { "Python generate functions with Miles' signatures run in a training run",
+      generate_functions_of_miles_run, 200 },
     { "Python rewards of groups equal single ones", group_rewards_equal_single_ones, 120 },
     { "Python functions that return nonsense are named", wrong_functions_are_named, 120 },
     { "Python functions that are missing are named before weights are loaded",

@@ -58,8 +58,11 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
     ml_arena_init(&x->arena, "an evaluation's samples");
     if (set->rewards)
         x->gen_ctx.rewards = set->rewards;
-    if (set->turns)
+    if (set->turns || set->generate) {
         x->gen_ctx.turns = set->turns;
+        x->gen_ctx.generate = set->generate;
+    }
+    x->gen_ctx.evaluates = true;
     ml_work_count_clear(x->gen_ctx.work_count);
     ml_group_set_init(&x->groups, &x->gen_ctx, &set->how, &set->dataset);
     st = ml_group_set_generate(&x->groups, start_all, x, err);

@@ -17,8 +17,9 @@ typedef struct ml_eval_set {
     ml_dataset dataset;
     ml_sampling how;
     int32_t n_per_prompt;
-    ml_rewards *rewards; /* of this set only; NULL: gen_ctx.rewards of ml_evals */
-    ml_turns *turns;     /* likewise */
+    ml_rewards *rewards;      /* of this set only; NULL: gen_ctx.rewards of ml_evals */
+    ml_turns *turns;          /* likewise */
+    ml_worker_pool *generate; /* likewise */
 } ml_eval_set;
 
 typedef struct ml_evals {
