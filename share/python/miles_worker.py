@@ -442,6 +442,72 @@ def eval_log(fn):
     return answer
 
 
+def flat(groups):
+    """Samples of groups, whose elements may be lists."""
+    for x in groups:
+        if isinstance(x, (list, tuple)):
+            yield from flat(x)
+        else:
+            yield x
+
+
+def rollout_caller(fn):
+    """Calls a rollout function or object in a thread: a plain function may take long."""
+    from miles.rollout.base_types import RolloutFnConstructorInput, wrap_output
+    from miles.rollout.inference_rollout.compatibility import make_rollout_function
+
+    made = []
+
+    async def call(given):
+        if not made:
+            made.append(make_rollout_function(RolloutFnConstructorInput(host.args, data_source()), fn))
+        out = await asyncio.to_thread(made[0], given)
+        return wrap_output(await finish(out), given.evaluation)
+
+    return call
+
+
+@role("rollout-function-path")
+def rollout_function(fn):
+    """fn(args, rollout_id, data_source, evaluation=False), or a class that is called with
+    RolloutFnTrainInput: RolloutFnTrainOutput, or groups of samples."""
+    from miles.rollout.base_types import RolloutFnTrainInput
+
+    run = rollout_caller(fn)
+
+    async def answer(call):
+        out = await run(RolloutFnTrainInput(rollout_id=call["rollout"]))
+        if out.samples is None:
+            raise TypeError("the function returned no samples")
+        return {"samples": [record_of(s) for s in flat(out.samples)], "metrics": metrics_of(out.metrics)}
+
+    answer.is_async = True
+    return answer
+
+
+@role("eval-function-path")
+def eval_function(fn):
+    """fn(args, rollout_id, data_source, evaluation=True), or a class that is called with
+    RolloutFnEvalInput: RolloutFnEvalOutput, or its data."""
+    from miles.rollout.base_types import RolloutFnEvalInput
+
+    run = rollout_caller(fn)
+
+    async def answer(call):
+        out = await run(RolloutFnEvalInput(rollout_id=call["rollout"]))
+        metrics = {}
+        for name, data in (out.data or {}).items():
+            rewards = numbers(data["rewards"], len(data["rewards"]), "rewards")
+            if rewards:
+                metrics[f"eval/{name}"] = sum(rewards) / len(rewards)
+            if data.get("truncated"):
+                metrics[f"eval/{name}-truncated_ratio"] = sum(map(bool, data["truncated"])) / len(data["truncated"])
+        return {"metrics": {**metrics, **metrics_of(out.metrics)}}
+
+    answer.is_async = True
+    return answer
+
+
 def metrics_of(metrics):
     out = {}
     for name, value in (metrics or {}).items():

@@ -30,6 +30,8 @@ MODULE(miles_rollout_inference_rollout_compatibility,
        "miles/rollout/inference_rollout/compatibility.py");
 MODULE(miles_rollout_inference_rollout_inference_rollout_common,
        "miles/rollout/inference_rollout/inference_rollout_common.py");
+MODULE(miles_rollout_inference_rollout_inference_rollout_eval,
+       "miles/rollout/inference_rollout/inference_rollout_eval.py");
 MODULE(miles_rollout_rm_hub, "miles/rollout/rm_hub/__init__.py");
 MODULE(miles_rollout_rm_hub_deepscaler, "miles/rollout/rm_hub/deepscaler.py");
 MODULE(miles_rollout_rm_hub_f1, "miles/rollout/rm_hub/f1.py");
@@ -69,6 +71,8 @@ const ml_python_module ml_python_modules[] = {
       ml_python_miles_rollout_inference_rollout_compatibility },
     { "miles.rollout.inference_rollout.inference_rollout_common",
       ml_python_miles_rollout_inference_rollout_inference_rollout_common },
+    { "miles.rollout.inference_rollout.inference_rollout_eval",
+      ml_python_miles_rollout_inference_rollout_inference_rollout_eval },
     { "miles.rollout.rm_hub", ml_python_miles_rollout_rm_hub },
     { "miles.rollout.rm_hub.deepscaler", ml_python_miles_rollout_rm_hub_deepscaler },
     { "miles.rollout.rm_hub.f1", ml_python_miles_rollout_rm_hub_f1 },

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/dir.h"
+#include "plugin/python_extensions.h"
 #include "plugin/python_host.h"
 
 /* --- what will be requested ------------------------------------------------- */
@@ -189,7 +190,9 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
 
 /* Whether the user's functions send requests to the engine. */
 static bool is_served(const ml_assembly *m) {
-    bool any = m->rollouts.generate != NULL;
+    const miles_rollout *rollout = m->rollouts.custom.ext;
+    bool any =
+        m->rollouts.generate || ml_python_extension_is(rollout ? &rollout->base : NULL);
 
     for (int32_t i = 0; i < m->evaluator.evals.n; i++)
         any |= m->evaluator.evals.set[i].generate != NULL;

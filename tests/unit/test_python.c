@@ -174,6 +174,70 @@ static const char generate_module[] =
     "    sample.rollout_log_probs = [0.0]\n"
     "    return sample\n";
 
+/* A class as Miles has them, and a function; both take prompts from the data source. */
+static const char rollout_module[] =
+    "import asyncio\n"
+    "from miles.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput\n"
+    "from miles.rollout.inference_rollout.inference_rollout_common import "
+    "InferenceRolloutFn, GenerateState, generate_and_rm_group\n"
+    "from miles.rollout.sglang_rollout import generate_rollout as base\n"
+    "\n"
+    "class Rollout:\n"
+    "    def __init__(self, input):\n"
+    "        self.args, self.data_source = input.args, input.data_source\n"
+    "        self.state = GenerateState(input.args)\n"
+    "    async def __call__(self, input):\n"
+    "        assert not input.evaluation\n"
+    "        groups = self.data_source.get_samples(self.args.rollout_batch_size)\n"
+    "        groups = await asyncio.gather(*(generate_and_rm_group(self.state, g, "
+    "self.state.sampling_params) for g in groups))\n"
+    "        return RolloutFnTrainOutput(samples=groups, metrics={'rollout/own': 3.0})\n"
+    "\n"
+    "def extended(args, rollout_id, data_source, evaluation=False):\n"
+    "    out = base(args, rollout_id, data_source, evaluation=evaluation)\n"
+    "    out.metrics = {('eval/own' if evaluation else 'rollout/own'): 5.0 + rollout_id}\n"
+    "    return out\n"
+    "\n"
+    "class Extended(InferenceRolloutFn):\n"
+    "    pass\n"
+    "\n"
+    "def short(args, rollout_id, data_source, evaluation=False):\n"
+    "    return [[s for s in data_source.get_samples(1)[0]]]\n";
+
+static void rollout_functions_of_miles_run(void) {
+    static const char *const name[] = { "Rollout", "extended", "Extended" };
+    char out[20000], more[2000];
+
+    make_inputs();
+    ml_toy_file("rollout_module.py", rollout_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    for (int i = 0; i < 3; i++) {
+        snprintf(more, sizeof more,
+                 "--overwrite --rm-type deterministic_random --rollout-function-path "
+                 "rollout_module.%s",
+                 name[i]);
+        if (run(ml_test_path("a"), more, out, sizeof out) != 0)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", name[i], out);
+        CHECK_HAS(out, "rollout 1, step 1: loss ");
+        CHECK_HAS(out, "forward_logp_max_diff 0,");
+        if (i < 2)
+            CHECK(file_has("a/metrics.jsonl",
+                           i ? "\"rollout/own\": 6" : "\"rollout/own\": 3"));
+    }
+    snprintf(more, sizeof more,
+             "--overwrite --rm-type deterministic_random --eval-function-path "
+             "rollout_module.extended --eval-interval 1 --eval-prompt-data toy %s",
+             ml_test_path("data.jsonl"));
+    if (run(ml_test_path("a"), more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(file_has("a/metrics.jsonl", "\"eval/own\": 6"));
+    CHECK(file_has("a/metrics.jsonl", "\"eval/toy\": 0."));
+    CHECK(run(ml_test_path("a"),
+              "--overwrite --rm-type zero --rollout-function-path rollout_module.short",
+              out, sizeof out) != 0);
+    CHECK_HAS(out, "--rollout-function-path: ");
+}
+
 /* The log-probs of the samples are those of training, to the bit: forward_logp_max_diff is
  * 0.  A second run has the same bytes. */
 static void generate_functions_of_miles_run(void) {
@@ -284,6 +348,8 @@ static const ml_test tests[] = {
       functions_of_miles_run, 120 },
     { "Python generate functions with Miles' signatures run in a training run",
       generate_functions_of_miles_run, 200 },
+    { "Python rollout and evaluation functions run in a training run",
+      rollout_functions_of_miles_run, 200 },
     { "Python rewards of groups equal single ones", group_rewards_equal_single_ones, 120 },
     { "Python functions that return nonsense are named", wrong_functions_are_named, 120 },
     { "Python functions that are missing are named before weights are loaded",

@@ -30,6 +30,7 @@ typedef struct ml_evals {
     const miles_metrics *metrics; /* additional metrics; NULL: none */
     const miles_eval *ext;        /* runs the whole evaluation; NULL: evaluate all sets */
     bool keep_answers;            /* return the answers, to be recorded */
+    int64_t rollout;              /* for the extension; -1: not known */
 } ml_evals;
 
 /* The result of an evaluation. */

@@ -49,8 +49,8 @@ typedef struct ml_gen_ctx {
     /* Workers of a Python function that generates samples, with requests to the run's
      * engine; NULL: the generator does. */
     ml_worker_pool *generate;
-    bool evaluates;  /* tells the function so */
-    int64_t n_vocab; /* of the model; its tokens are checked */
+    bool evaluates;     /* tells the function so */
+    int64_t n_vocab;    /* of the model; its tokens are checked */
     const int32_t *end; /* [n_end] the model's end tokens */
     int32_t n_end;
     ml_work_count

@@ -79,20 +79,15 @@ async def generate_groups(state, get_samples):
     return RolloutFnTrainOutput(kept, metrics.collect()), []
 
 
-async def run_eval_datasets(state):
-    """The answers to all evaluation sets of the run."""
-    args, results = state.args, {}
-    for data in host.ask("eval_sets"):
-        params = {**state.sampling_params, **data["sampling_params"]}
-        samples = [Sample.from_dict(s) for s in host.ask("eval_samples", set=data["name"])]
-        out = await asyncio.gather(*(common.generate_and_rm(state, s, params, evaluation=True) for s in samples))
-        flat = [s for x in out for s in (x if isinstance(x, list) else [x])]
-        flat.sort(key=lambda s: s.index)
-        key = args.eval_reward_key or args.reward_key
+async def run_eval_datasets(state, *_):
+    """The answers to all evaluation sets, which the run generates and grades."""
+    results = {}
+    for data in await asyncio.to_thread(host.ask, "evaluate"):
+        samples = [Sample.from_dict(s) for s in data["samples"]]
         results[data["name"]] = {
-            "rewards": [s.reward[key] if key else s.reward for s in flat],
-            "truncated": [s.status == Sample.Status.TRUNCATED for s in flat],
-            "samples": flat,
+            "rewards": [s.reward if s.reward is not None else 0.0 for s in samples],
+            "truncated": [s.status == Sample.Status.TRUNCATED for s in samples],
+            "samples": samples,
         }
     return results
 
