@@ -540,6 +540,28 @@ def hook(flag):
 for _flag in HOOKS:
     ROLES[_flag] = hook(_flag)
 
+TRAINING = {
+    "custom-loss-function-path": "make_loss",
+    "custom-tis-function-path": "make_correction",
+    "custom-pg-loss-reducer-function-path": "make_reducer",
+    "advantage-estimator": "make_advantage",
+}
+
+
+def training(make):
+    """A function of a train step: miles.training."""
+
+    def role(fn):
+        from miles import training
+
+        return getattr(training, make)(training.is_plain(fn))
+
+    return role
+
+
+for _flag, _make in TRAINING.items():
+    ROLES[_flag] = training(_make)
+
 _data_source = None
 
 
@@ -767,6 +789,12 @@ DEFAULTS = {
     "rollout_max_context_len": None,
     "custom_generate_function_path": None,
     "qkv_format": "thd",
+    "eval_reward_key": None,
+    "rollout_sample_filter_path": None,
+    "dynamic_sampling_filter_path": None,
+    "over_sampling_batch_size": None,
+    "rollout_stop": None,
+    "rollout_stop_token_ids": None,
 }
 
 

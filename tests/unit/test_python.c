@@ -22,7 +22,7 @@ static void make_inputs(void) {
 }
 
 static int run(const char *save, const char *more, char *out, size_t cap) {
-    char args[3000];
+    char args[6000];
 
     snprintf(
         args, sizeof args,
@@ -276,6 +276,134 @@ static void generate_functions_of_miles_run(void) {
     CHECK_HAS(out, "has token 10000000");
 }
 
+/* PPO's clipped loss, three ways: derivatives by autograd, by hand, and miles' own. */
+static const char loss_module[] =
+    "import math\n"
+    "try:\n"
+    "    import torch\n"
+    "except ImportError:\n"
+    "    torch = None\n"
+    "from miles.backends.training_utils.loss_hub.logit_processors import "
+    "get_log_probs_and_entropy\n"
+    "\n"
+    "def by_autograd(args, batch, logits, sum_of_sample_mean):\n"
+    "    out = get_log_probs_and_entropy(logits, args=args, unconcat_tokens=None, "
+    "total_lengths=batch['total_lengths'], response_lengths=batch['response_lengths'])\n"
+    "    now, old = torch.cat(out['log_probs']), torch.cat(batch['log_probs'])\n"
+    "    advantages, ratio = torch.cat(batch['advantages']), (now - old).exp()\n"
+    "    clipped = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip)\n"
+    "    loss = sum_of_sample_mean(torch.maximum(-ratio * advantages, -clipped * "
+    "advantages))\n"
+    "    return loss, {'my_ratio': sum_of_sample_mean(ratio.detach())}\n"
+    "\n"
+    "def by_hand(args, batch, logits, sum_of_sample_mean):\n"
+    "    now, old, mask = logits.log_probs[0], batch['log_probs'][0], "
+    "batch['loss_masks'][0]\n"
+    "    values, d, ratios, n = [], [], [], max(sum(mask), 1)\n"
+    "    for x, y, a, m in zip(now, old, batch['advantages'][0], mask):\n"
+    "        r = math.exp(x - y)\n"
+    "        plain, clipped = -r * a, -min(max(r, 1 - args.eps_clip), 1 + args.eps_clip) * "
+    "a\n"
+    "        values.append(max(plain, clipped)); ratios.append(r)\n"
+    "        d.append(-r * a * m / n if plain >= clipped else 0.0)\n"
+    "    return sum_of_sample_mean(values), {'my_ratio': sum_of_sample_mean(ratios)}, d\n"
+    "\n"
+    "grpo = by_autograd if torch else by_hand\n"
+    "\n"
+    "def weights(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, "
+    "response_lengths, **kwargs):\n"
+    "    return pg_loss, loss_masks, {}\n"
+    "\n"
+    "def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):\n"
+    "    def reduce(x):\n"
+    "        total, at = 0.0, 0\n"
+    "        for n, mask in zip(response_lengths, loss_masks):\n"
+    "            total += sum(float(a * b) for a, b in zip(x[at:at + n], mask)) / 8.0\n"
+    "            at += n\n"
+    "        return total\n"
+    "    return reduce\n"
+    "\n"
+    "def estimator(args, data):\n"
+    "    out = [[r] * n for r, n in zip(data['rewards'], data['response_lengths'])]\n"
+    "    return out, out\n"
+    "\n"
+    "def nan(args, batch, logits, sum_of_sample_mean):\n"
+    "    out = list(grpo(args, batch, logits, sum_of_sample_mean))\n"
+    "    out[0] = out[0] * float('nan')\n"
+    "    return tuple(out)\n"
+    "\n"
+    "def short(args, batch, logits, sum_of_sample_mean):\n"
+    "    return 1.0\n";
+
+/* Two snapshots of the same parameters, as far as f32 shows. */
+static const char compare[] =
+    "import json, struct, sys\n"
+    "def read(path):\n"
+    "    data = open(path, 'rb').read()\n"
+    "    n = struct.unpack('<Q', data[:8])[0]\n"
+    "    head = json.loads(data[8:8 + n]); head.pop('__metadata__', None)\n"
+    "    out = {}\n"
+    "    for name, t in head.items():\n"
+    "        a, b = t['data_offsets']; raw = data[8 + n + a:8 + n + b]\n"
+    "        if t['dtype'] == 'BF16':\n"
+    "            raw = b''.join(b'\\0\\0' + raw[i:i + 2] for i in range(0, len(raw), 2))\n"
+    "        out[name] = struct.unpack('<%df' % (len(raw) // 4), raw)\n"
+    "    return out\n"
+    "a, b = read(sys.argv[1]), read(sys.argv[2])\n"
+    "worst = max(abs(x - y) for k in a for x, y in zip(a[k], b[k]))\n"
+    "print('largest difference', worst, file=sys.stderr)\n"
+    "sys.exit(not (a.keys() == b.keys() and worst <= 1e-6))\n";
+
+static int train(const char *save, const char *more, char *out, size_t cap) {
+    char args[3000];
+
+    snprintf(args, sizeof args,
+             "--rm-type deterministic_random --overwrite --num-rollout 3 "
+             "--global-batch-size 4 --lr 1e-2 --save-interval 1 %s",
+             more);
+    return run(ml_test_path(save), args, out, cap);
+}
+
+static bool same_parameters(const char *a, const char *b) {
+    char command[2000];
+
+    ml_toy_file("compare.py", compare);
+    snprintf(command, sizeof command,
+             "python3 %s $(ls -d %s/iter_*2 | tail -1)/model.safetensors "
+             "$(ls -d %s/iter_*2 | tail -1)/model.safetensors",
+             ml_test_path("compare.py"), ml_test_path(a), ml_test_path(b));
+    return system(command) == 0;
+}
+
+static void a_python_loss_equals_ours(void) {
+    char out[20000];
+
+    make_inputs();
+    ml_toy_file("loss_module.py", loss_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    if (train("own", "", out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    if (train("python",
+              "--loss-type custom_loss --custom-loss-function-path loss_module.grpo "
+              "--advantage-estimator loss_module.estimator",
+              out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(same_parameters("own", "python"));
+    CHECK(file_has("python/metrics.jsonl", "\"train/my_ratio\": 1."));
+    if (train("reduced", "--custom-pg-loss-reducer-function-path drgrpo", out,
+              sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(!same_parameters("own", "reduced"));
+    CHECK(train("bad",
+                "--loss-type custom_loss --custom-loss-function-path loss_module.nan", out,
+                sizeof out) != 0);
+    CHECK_HAS(out, "loss_module.nan: ");
+    CHECK(train("bad",
+                "--loss-type custom_loss --custom-loss-function-path loss_module.short",
+                out, sizeof out) != 0);
+    CHECK_HAS(out, "TypeError: ");
+}
+
 /* The same bytes as with the rewards of a built-in function, for any number of workers. */
 static void group_rewards_equal_single_ones(void) {
     char out[20000], more[2000];
@@ -350,6 +478,8 @@ static const ml_test tests[] = {
       generate_functions_of_miles_run, 200 },
     { "Python rollout and evaluation functions run in a training run",
       rollout_functions_of_miles_run, 200 },
+    { "a Python loss equal to ours trains the same parameters", a_python_loss_equals_ours,
+      200 },
     { "Python rewards of groups equal single ones", group_rewards_equal_single_ones, 120 },
     { "Python functions that return nonsense are named", wrong_functions_are_named, 120 },
     { "Python functions that are missing are named before weights are loaded",
