@@ -44,8 +44,9 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
                       .cut_in = IN(0) },
     [ML_OP_LAYERNORM] = { "layernorm", .save_in = IN(0), .grad_in = IN(0) },
     [ML_OP_INDEX] = { "index" },
-    [ML_OP_ATTN_CHOSEN] = { "attn-chosen", .save_in = IN(0) | IN(2), .save_out = OUT(1),
-                            .grad_in = IN(0) | IN(1), .cut = ML_CUT_HEADS },
+    [ML_OP_ATTN_CHOSEN] = { "attn-chosen", .save_in = IN(0) | IN(2),
+                            .save_out = OUT(1) | OUT(2), .grad_in = IN(0) | IN(1),
+                            .cut = ML_CUT_HEADS },
     [ML_OP_MOE_SCALE] = { "moe-scale", .save_in = IN(0) | IN(1), .grad_in = IN(0) },
     [ML_OP_MOE_WEIGH] = { "moe-weigh", .save_in = IN(0) | IN(1) | IN(2), .in_place = IN(0),
                           .grad_in = IN(0) | IN(1) },
@@ -68,5 +69,6 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
     [ML_OP_SWAP_ROWS] = { "swap-rows", .grad_in = IN(0), .comm = true },
     [ML_OP_ORDER_ROWS] = { "order-rows", .grad_in = IN(0) },
     [ML_OP_SEND_ROWS] = { "send-rows", .grad_in = IN(0), .comm = true },
+    [ML_OP_COMPRESS] = { "compress", .save_in = IN(0) | IN(1), .grad_in = IN(0) | IN(1) },
     [ML_OP_RETURN_ROWS] = { "return-rows", .grad_in = IN(0), .comm = true },
 };

@@ -60,6 +60,17 @@ ml_status ml_remote_pull(ml_gen *g, const ml_pull *p, ml_err *err);
 ml_status ml_remote_load_pulled(ml_gen *g, const ml_pull *p, uint64_t version,
                                 ml_switch how, ml_err *err);
 
+/* A POST request. */
+typedef struct ml_remote_step {
+    const char *path, *body;
+} ml_remote_step;
+
+/* Has all servers take new weights by these requests, each server one after the other (a
+ * server that fails begins again with the first), and a server that comes back later too.
+ * The steps must outlive the generator. */
+ml_status ml_remote_update(ml_gen *g, const ml_remote_step *step, int32_t n,
+                           uint64_t version, ml_err *err);
+
 /* A new process at another address has replaced a server: it gets the weights, then the
  * requests of its predecessor. */
 void ml_remote_move(ml_gen *g, int32_t server, const char *url);

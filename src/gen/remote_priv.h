@@ -65,6 +65,13 @@ typedef struct ml_remote_call {
     ml_timer *timer;
 } ml_remote_call;
 
+/* Requests that bring a server to the current weights, one after the other.  The strings and
+ * the array are in the arena of the generator. */
+typedef struct ml_remote_steps {
+    const ml_remote_step *step; /* [n] */
+    int32_t n;
+} ml_remote_steps;
+
 typedef struct ml_remote_server {
     ml_remote *remote;
     char *url;      /* changes on the loop's thread, under the mutex */
@@ -75,7 +82,9 @@ typedef struct ml_remote_server {
     int32_t n_bad; /* consecutive invalid replies */
     bool refused;  /* it refused to load the weights, and the warning was logged */
     ml_timer *timer;
-    ml_remote_query query; /* that reloads its weights */
+    ml_remote_query query;  /* that reloads its weights */
+    ml_remote_steps reload; /* the requests of this attempt, */
+    int32_t next_step;      /* and the next of them */
 } ml_remote_server;
 
 struct ml_remote {
@@ -100,9 +109,8 @@ struct ml_remote {
     pthread_mutex_t lock; /* guards the fields below */
     uint64_t n_ticket;
     struct {
-        const char *load; /* body of the load request, or NULL: none was loaded yet */
-        const char *pull; /* body of the pull request before it, or NULL: no pull */
-        uint64_t newest;  /* newest version that servers were told to load */
+        ml_remote_steps steps; /* for a server that comes back; none: none was loaded yet */
+        uint64_t newest;       /* newest version that servers were told to load */
     } weights;
     ml_gen_stats stats;
     bool given_up;
@@ -142,12 +150,15 @@ void ml_remote_drop_waiting(void *remote);
 
 /* remote_control.c */
 
-/* Sends the same request to every server; returns when all have answered, with the first
- * failure: ML_EAGAIN for no connection or status >= 500, ML_EPEER for a refusal.  Lost
- * servers are skipped unless lost_too is set; they get the state when they come back.
+/* Sends the same requests to every server, to each one after the other; returns when all
+ * have answered, with the first failure: ML_EAGAIN for no connection or status >= 500,
+ * ML_EPEER for a refusal.  done NULL: lost servers are skipped; they get the state when they
+ * come back.  Otherwise servers that it lists are skipped, and those that succeed are added.
  * Not from the loop's thread. */
-ml_status ml_remote_request_all(ml_remote *r, const char *method, const char *path,
-                                const char *body, bool lost_too, ml_err *err);
+ml_status ml_remote_request_all(ml_remote *r, const char *method, ml_remote_steps steps,
+                                ml_text *done, ml_err *err);
+/* The same for one POST request to servers that are not lost. */
+ml_status ml_remote_post_all(ml_remote *r, const char *path, const char *body);
 
 /* Runs a function on the loop's thread and waits for it. */
 void ml_remote_run_on_loop(ml_remote *r, ml_loop_fn *fn, void *ud);

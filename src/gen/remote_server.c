@@ -71,13 +71,10 @@ static bool refused(ml_remote_server *s, const ml_err *err) {
 }
 
 /* A server that was not restarted may still be paused by us. */
-static void on_loaded(void *ud, const ml_err *err) {
-    ml_remote_server *s = ud;
+static void on_loaded(ml_remote_server *s) {
     ml_remote *r = s->remote;
     bool paused;
 
-    if (refused(s, err))
-        return;
     s->refused = false;
     pthread_mutex_lock(&r->lock);
     paused = r->stats.paused;
@@ -88,41 +85,40 @@ static void on_loaded(void *ud, const ml_err *err) {
         post(s, "/continue_generation", "{}", on_continued);
 }
 
-static void on_pulled(void *ud, const ml_err *err) {
-    ml_remote_server *s = ud;
-    ml_remote *r = s->remote;
-    const char *load;
+static void take_step(ml_remote_server *s);
 
-    if (refused(s, err))
-        return;
-    pthread_mutex_lock(&r->lock);
-    load = r->weights.load;
-    pthread_mutex_unlock(&r->lock);
-    if (load)
-        post(s, "/update_weights_from_disk", load, on_loaded);
+static void on_step(void *ud, const ml_err *err) {
+    ml_remote_server *s = ud;
+
+    if (!refused(s, err))
+        take_step(s);
+}
+
+static void take_step(ml_remote_server *s) {
+    const ml_remote_step *next = &s->reload.step[s->next_step];
+
+    if (s->next_step++ < s->reload.n)
+        post(s, next->path, next->body, on_step);
     else
-        set_lost(s, false);
+        on_loaded(s);
 }
 
 static void query_again(void *ud) {
     ml_remote_server *s = ud;
     ml_remote *r = s->remote;
-    const char *load, *pull;
 
     ml_timer_stop(s->timer);
     s->timer = NULL;
     if (!s->lost || s->banned)
         return;
     pthread_mutex_lock(&r->lock);
-    load = r->weights.load;
-    pull = r->weights.pull;
+    s->reload = r->weights.steps;
     pthread_mutex_unlock(&r->lock);
-    if (!load) /* the first update failed: no weights are required */
+    s->next_step = 0;
+    if (s->reload.n)
+        take_step(s);
+    else /* the first update failed: no weights are required */
         set_lost(s, false);
-    else if (pull)
-        post(s, "/pull_weights", pull, on_pulled);
-    else
-        post(s, "/update_weights_from_disk", load, on_loaded);
 }
 
 /* --- loss -------------------------------------------------------------------------- */
@@ -132,7 +128,7 @@ void ml_remote_mark_lost(ml_remote *r, int32_t server, const char *why) {
     bool weights;
 
     pthread_mutex_lock(&r->lock);
-    weights = r->weights.load != NULL;
+    weights = r->weights.steps.n > 0;
     pthread_mutex_unlock(&r->lock);
     if (s->lost || !weights)
         return;
@@ -213,7 +209,7 @@ static void moved(void *ud) {
         free(s->url);
         s->url = s->next_url;
         s->next_url = NULL;
-        s->lost = r->weights.load != NULL;
+        s->lost = r->weights.steps.n > 0;
         s->banned = false;
         s->n_bad = 0;
     }

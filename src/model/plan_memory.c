@@ -64,6 +64,7 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     case ML_OP_LINEAR:
         return modules & ML_MODULE_MLP &&
                (strstr(s->param[n->w[0]].name, ".mlp.") ||
+                strstr(s->param[n->w[0]].name, ".ffn.") ||
                 strstr(s->param[n->w[0]].name, ".feed_forward."));
     case ML_OP_GLU:
         if (s->node[p->producer[n->in[0]]].op == ML_OP_MOE_LINEAR)

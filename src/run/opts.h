@@ -33,9 +33,10 @@ typedef struct ml_string_list {
 
 /* How weights are transferred to engines in other processes. */
 typedef enum ml_transfer {
-    ML_TRANSFER_BROADCAST, /* full weights */
+    ML_TRANSFER_BROADCAST, /* over TCP */
     ML_TRANSFER_DISK_DELTA,
-    ML_TRANSFER_P2P, /* known, but not supported */
+    ML_TRANSFER_P2P,
+    ML_TRANSFER_DISK,
 } ml_transfer;
 
 /* How an engine runs its steps on a GPU. */
@@ -125,7 +126,8 @@ typedef struct ml_publish_opts {
     bool delta;          /* write changes instead of full weights */
     ml_delta_opts write; /* of deltas; its source is dir */
     const char *copy; /* directory where an engine keeps the version that deltas change */
-    int64_t shard_bytes; /* of a file of full weights */
+    int64_t shard_bytes; /* of a file of full weights, or of a request over TCP */
+    const char *address; /* under which engines reach this process; NULL: found out */
 } ml_publish_opts;
 
 typedef struct ml_dump_opts {

@@ -25,6 +25,7 @@ static const ck_suite *const suites[] = {
     &ck_scale,     &ck_moe_scale, &ck_layernorm,  &ck_index,       &ck_attn_chosen,
     &ck_moe_weigh, &ck_merge,     &ck_split,      &ck_order,       &ck_col_scale,
     &ck_tanh,      &ck_cutoff,    &ck_match_rms,  &ck_stream_mix,  &ck_hyper_coef,
+    &ck_compress,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -61,6 +62,7 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_MATCH_RMS] = { 1e-6, 5e-6, "two 16-lane sums, two roots and two products" },
     [ML_OP_STREAM_MIX] = { 1e-6, 3e-6, "an FMA per stream; a 16-lane dot product" },
     [ML_OP_HYPER_COEF] = { 2e-7, 2e-6, "f64, rounded once; sums over tokens in backward" },
+    [ML_OP_COMPRESS] = { 2e-7, 2e-6, "f64, rounded once; sums over windows in backward" },
     [ML_OP_MERGE_COLS] = { 0, 0, "a copy" },
     [ML_OP_SPLIT_COLS] = { 0, 1e-6, "a copy" },
     [ML_OP_ORDER_ROWS] = { 0, 1e-6, "a copy" },

@@ -87,10 +87,10 @@ static const char *external(char *out, size_t cap, int first, int n, const char 
 
 /* Until a run has found its servers: before that, one that is missing ends it. */
 static void await_begin(const char *save) {
-    char dir[1000];
+    char path[1000];
 
-    snprintf(dir, sizeof dir, "%s/rollout_weights", save);
-    for (int i = 0; i < 3000 && access(dir, F_OK) != 0; i++)
+    snprintf(path, sizeof path, "%s/metrics.jsonl", save);
+    for (int i = 0; i < 3000 && access(path, F_OK) != 0; i++)
         usleep(10000);
 }
 
@@ -118,8 +118,8 @@ static void the_same_bytes_as_here(void) {
     ml_toy_run_same(here, one, ROUNDS);
     setenv("EXAMPLE_JOURNAL", ml_test_path("journal"), 1);
     snprintf(hook, sizeof hook,
-             "--update-weight-buffer-size 20000 --custom-update-weight-post-write-path "
-             "%s:journal",
+             "--update-weight-transfer-mode disk --update-weight-buffer-size 20000 "
+             "--custom-update-weight-post-write-path %s:journal",
              ml_test_example());
     CHECK(ml_toy_run("train", two, ROUNDS, external(more, sizeof more, 1, 2, hook), out,
                      sizeof out) == 0);
@@ -333,8 +333,10 @@ static void engines_with_other_directories(void) {
     ml_toy_run_inputs();
     snprintf(flags, sizeof flags, "--weight-path-prefix %s", ml_test_path("elsewhere"));
     a = serve_with(1, flags);
-    CHECK(ml_toy_run("train", ml_test_path("save"), 1,
-                     external(more, sizeof more, 1, 1, ""), out, sizeof out) == 3);
+    CHECK(
+        ml_toy_run("train", ml_test_path("save"), 1,
+                   external(more, sizeof more, 1, 1, "--update-weight-transfer-mode disk"),
+                   out, sizeof out) == 3);
     CHECK_HAS(out, "--weight-path-prefix DIR");
     end(a);
 }

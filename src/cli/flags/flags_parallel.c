@@ -2,31 +2,32 @@
 #include "cli/flags/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
+#define RANKED (TRAIN | ML_CMD_SCORE) /* ranks divide the model */
 
-static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
 static const char *const f32[] = { "fp32", "float32", NULL };
 
-#define ONE_RANK "An expert is on one rank: see --expert-model-parallel-size."
 #define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
 #define ALWAYS "this is always so"
 #define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"
+#define NO_TRAINER                                                                         \
+    "evaluation does not train; --rollout-num-gpus-per-engine divides the model"
 #define NO_ENGINES "supervised fine-tuning does not generate"
-#define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
+#define TRANSFER "weights travel over TCP or as files; see --update-weight-transfer-mode"
 #define FAULTS "a rank that fails ends the job; resume it with --load"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
 
 #define ML_SIZE(word, field, sentence)                                                     \
     {                                                                                      \
         .name = word, .type = ML_FLAG_I64, ML_AT(run.place.field), .def = "1", .min = 1,   \
-        .max = 1e6, .group = "ranks", .cmds = TRAIN, .from = ML_FROM_MEGATRON,             \
+        .max = 1e6, .group = "ranks", .cmds = RANKED, .from = ML_FROM_MEGATRON,            \
         .help = sentence                                                                   \
     }
 
 #define ML_LAYERS(word, field, without, sentence)                                          \
     {                                                                                      \
         .name = word, .type = ML_FLAG_I64, ML_AT(run.place.field), .def_note = without,    \
-        .min = 1, .max = 1e6, .group = "ranks", .cmds = TRAIN, .from = ML_FROM_MEGATRON,   \
+        .min = 1, .max = 1e6, .group = "ranks", .cmds = RANKED, .from = ML_FROM_MEGATRON,  \
         .help = sentence                                                                   \
     }
 
@@ -38,7 +39,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 1,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "Hosts of the job.  mpirun -n places the ranks; a job of another size ends "
               "with a message." },
@@ -49,7 +50,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 1,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "Ranks of a host: the job must have --actor-num-nodes times as many.  A dry "
               "run without mpirun plans one of them." },
@@ -60,7 +61,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 1,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "Ranks that a host may have at most." },
     { .name = "distributed-timeout-minutes",
@@ -70,7 +71,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 0,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MEGATRON,
       .help = "The job ends if a rank waits longer than this for another one in training. "
               " 0: no limit." },
@@ -93,14 +94,14 @@ const ml_flag ml_flags_parallel[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.place.count_embedding),
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MEGATRON,
       .help = "The embedding counts as a layer of the first pipeline stage." },
     { .name = "account-for-loss-in-pipeline-split",
       .type = ML_FLAG_BOOL,
       ML_AT(run.place.count_loss),
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MEGATRON,
       .help = "The LM head and the loss count as a layer of the last pipeline stage." },
     ML_REFUSED("pipeline-model-parallel-layout", TEXT, MEGATRON, TRAIN,
@@ -119,7 +120,21 @@ const ml_flag ml_flags_parallel[] = {
         "expert-model-parallel-size", ep,
         "Consecutive ranks that divide the experts of each layer: the rows of tokens are "
         "sent to the ranks of their experts, and their results back."),
-    ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_SIZE(
+        "expert-tensor-parallel-size", etp,
+        "Consecutive ranks that divide the weights of the same experts, and gather those "
+        "of a layer when they need them."),
+    { .name = "gradient-shards",
+      .type = ML_FLAG_I64,
+      ML_AT(run.trainer.grad_shards),
+      .def_note = "as many as data parallel ranks",
+      .min = 1,
+      .max = 4096,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .help = "Gradients are summed over so many parts of a step, a power of two, in a "
+              "fixed tree: runs on 1, 2, 4, ... data parallel ranks are then the same "
+              "bytes.  Needs memory for more sets of gradients." },
     { .name = "dp-replicate-size",
       .type = ML_FLAG_I64,
       ML_AT(run.place.replicas),
@@ -146,7 +161,7 @@ const ml_flag ml_flags_parallel[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.trainer.contiguous),
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "With --context-parallel-size: a rank has one piece of a micro-batch instead "
               "of two of each sequence." },
@@ -175,6 +190,11 @@ const ml_flag ml_flags_parallel[] = {
       .from = ML_FROM_MILES,
       .help = "Ranks of an engine, which divide its matrices and its KV cache; samples and "
               "log-probs are those of one rank." },
+    ML_NOOP("tensor-model-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("pipeline-model-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("context-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("expert-model-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("expert-tensor-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
     ML_NOOP("rollout-num-gpus", TEXT, MILES, ML_CMD_SFT, NO_ENGINES),
     ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, ML_CMD_SFT, NO_ENGINES),
     ML_NOOP("pin-rollout-manager-to-head", BOOL, MILES, TRAIN, PLACE),

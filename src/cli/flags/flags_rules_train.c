@@ -58,8 +58,20 @@ static bool engines_in_one_set(const ml_config *c) {
     return c->run.mode.colocate && c->run.mode.n_engine;
 }
 
+/* Files, and logs of the engines of the run. */
 static bool no_place_for_weights(const ml_config *c) {
-    return ml_run_elsewhere(&c->run) && !c->run.publish.dir && !c->run.save;
+    return ml_run_elsewhere(&c->run) && !c->run.publish.dir && !c->run.save &&
+           (c->run.mode.n_engine || c->run.mode.transfer != ML_TRANSFER_BROADCAST);
+}
+
+static bool place_without_files(const ml_config *c) {
+    return c->run.publish.dir && c->run.mode.transfer == ML_TRANSFER_BROADCAST &&
+           !c->run.mode.n_engine;
+}
+
+static bool address_without_tcp(const ml_config *c) {
+    return c->run.publish.address &&
+           (!ml_run_elsewhere(&c->run) || c->run.mode.transfer != ML_TRANSFER_BROADCAST);
 }
 
 static bool peer_to_peer(const ml_config *c) {
@@ -75,7 +87,7 @@ static bool delta_without_copy(const ml_config *c) {
 }
 
 static bool delta_flag_without_delta(const ml_config *c) {
-    return c->run.mode.transfer == ML_TRANSFER_BROADCAST &&
+    return c->run.mode.transfer != ML_TRANSFER_DISK_DELTA &&
            (c->run.publish.copy || c->run.publish.write.encoding ||
             c->run.publish.write.checksum);
 }
@@ -102,7 +114,8 @@ static bool prefill_alone(const ml_config *c) {
 }
 
 static bool hook_without_files(const ml_config *c) {
-    return c->run.extensions.path.weights_written && !ml_run_elsewhere(&c->run);
+    return c->run.extensions.path.weights_written &&
+           (!ml_run_elsewhere(&c->run) || c->run.mode.transfer == ML_TRANSFER_BROADCAST);
 }
 
 static bool analyses_nothing(const ml_config *c) {
@@ -218,8 +231,15 @@ const ml_rule ml_rules_train[] = {
       "--colocate excludes --rollout-num-engines, whose engines have their own weights: "
       "remove one of them" },
     { "train-weights-nowhere", ML_CMD_TRAIN, no_place_for_weights,
-      "remote engines read weights from a directory: give --update-weight-disk-dir DIR, or "
-      "--save" },
+      "remote engines read weights from a directory, and those of the run write logs "
+      "there: "
+      "give --update-weight-disk-dir DIR, or --save" },
+    { "train-weights-no-files", ML_CMD_TRAIN, place_without_files,
+      "--update-weight-disk-dir is for files: add --update-weight-transfer-mode disk, or "
+      "remove it" },
+    { "train-weights-address", ML_CMD_TRAIN, address_without_tcp,
+      "--update-weight-address is for remote engines with --update-weight-transfer-mode "
+      "broadcast: remove it" },
     { "train-weights-p2p", ML_CMD_TRAIN, peer_to_peer,
       "--update-weight-transfer-mode p2p is not supported with remote engines: use "
       "broadcast "
@@ -249,8 +269,9 @@ const ml_rule ml_rules_train[] = {
       "--recompute-logprobs-via-prefill needs --true-on-policy-mode and an engine, not "
       "--load-debug-rollout-data" },
     { "train-weights-hook", ML_CMD_TRAIN, hook_without_files,
-      "--custom-update-weight-post-write-path needs remote engines: add --rollout-external "
-      "or --rollout-num-engines, or remove it" },
+      "--custom-update-weight-post-write-path needs remote engines that read files: add "
+      "--rollout-external or --rollout-num-engines, and --update-weight-transfer-mode disk "
+      "or disk-delta; or remove it" },
     { "train-events", ML_CMD_TRAIN, analyses_nothing,
       "--enable-event-analyzer needs --save-debug-event-data, the events to check" },
     { "train-faults", ML_CMD_TRAIN, faults_without_engines,
