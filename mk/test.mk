@@ -274,6 +274,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_gemm $(ARGS) || status=1; \
 	$(B)/bench/bench_model $(ARGS) || status=1; \
 	bench/bench_train.sh $(B)/bench/bench_train || status=1; \
+	$(B)/bench/bench_ranks || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
 	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \
