@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bug.h"
 #include "base/json.h"
 #include "gen/local_priv.h"
 #include "model/weights_checksum.h"
@@ -34,6 +35,7 @@ static int64_t number_of(const ml_json *body, const char *key, int64_t otherwise
 static ml_local_group **find_group(ml_local *l, const char *name) {
     ml_local_group **at = &l->groups;
 
+    ML_BUG_IF(!name); /* the server has checked the request */
     while (*at && strcmp((*at)->name, name) != 0)
         at = &(*at)->next;
     return at;
