@@ -232,6 +232,7 @@ ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_r
 /* --- tcp -------------------------------------------------------------------------- */
 
 #define GROUP "miles"
+#define NO_LIMIT_S 1e8 /* years */
 
 typedef struct tcp {
     ml_publisher of; /* first */
@@ -261,13 +262,16 @@ static ml_status fill_source(tcp *p, const ml_weights *w, bool *f32, ml_err *err
     return st;
 }
 
-/* As PyTorch names it; others are never parameters, and engines do not ask for them. */
+/* As PyTorch names it; NULL: no parameter has it, and engines do not ask for it. */
 static const char *dtype_name(ml_st_dtype t) {
-    return t == ML_ST_F32 ? "float32" : t == ML_ST_BF16 ? "bfloat16" : "float16";
-}
-
-static bool is_sent(const ml_st_tensor *t) {
-    return t->dtype == ML_ST_F32 || t->dtype == ML_ST_BF16 || t->dtype == ML_ST_F16;
+    switch (t) {
+    case ML_ST_F32: return "float32";
+    case ML_ST_BF16: return "bfloat16";
+    case ML_ST_F16: return "float16";
+    case ML_ST_I64: return "int64";
+    case ML_ST_I32: return "int32";
+    default: return NULL;
+    }
 }
 
 /* Tensors [first, end) as the body of a request. */
@@ -277,7 +281,7 @@ static const char *write_bucket(tcp *p, int32_t first, int32_t end) {
 
     for (int32_t i = first; i < end; i++) {
         const ml_st_tensor *t = ml_weight_source_tensor(p->source, i);
-        if (!is_sent(t))
+        if (!dtype_name(t->dtype))
             continue;
         ml_text_printf(&names, "%s", comma);
         ml_json_quote(&names, t->name);
@@ -393,9 +397,9 @@ ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t buck
     p->run = run;
     p->address = ml_arena_printf(&p->arena, "%s", address);
     p->bucket_bytes = bucket_bytes;
-    p->timeout_s = timeout_s;
+    p->timeout_s = timeout_s >= 1 ? timeout_s : timeout_s > 0 ? 1 : NO_LIMIT_S;
     p->of.bytes = ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
-    st = ml_weight_source_open(&p->source, listens_at(address), timeout_s, err);
+    st = ml_weight_source_open(&p->source, listens_at(address), p->timeout_s, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--update-weight-transfer-mode broadcast");
     return st;
