@@ -92,7 +92,7 @@ typedef struct ml_config {
         const char *tls_cert, *tls_key, *tls_password, *tls_client_ca;
     } access;
     ml_string_list ft_components; /* of --use-fault-tolerance */
-    ml_router_opts router; /* max_concurrent -1: no limit */
+    ml_router_opts router;        /* max_concurrent -1: no limit */
     ml_string_list worker_urls;
     bool no_health, no_retries;
     struct {
