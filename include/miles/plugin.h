@@ -491,6 +491,7 @@ typedef struct miles_eval_host {
                     miles_error *err);
     /* Adds a metric of the evaluation; the name is copied. */
     void (*add_metric)(struct miles_eval_host *host, const char *name, double value);
+    int64_t rollout; /* after which it is evaluated; -1: before the first, or not known */
 } miles_eval_host;
 
 /* A custom evaluation: decides which sets are generated and which metrics are reported. */

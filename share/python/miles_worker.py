@@ -215,7 +215,6 @@ def ifbench(_):
     return follows
 
 
-@role("turn")
 def turn(fn):
     """fn(conversation): what is said next."""
 
@@ -228,6 +227,83 @@ def turn(fn):
         return {"messages": said} if isinstance(said, list) else plain(said)
 
     return answer
+
+
+@role("custom-generate-function-path")
+def generate(fn):
+    """Miles' generate functions, async or not:
+
+        fn(input: GenerateFnInput) -> GenerateFnOutput, or a class of such objects
+        fn(args, sample, sampling_params[, evaluation]) -> Sample
+
+    or fn(conversation), an environment that replies to the model."""
+    names = required(fn)
+    if not inspect.isclass(fn) and names is not None and len(names) == 1 and names[0] != "input":
+        return turn(fn)
+    from miles.rollout.base_types import GenerateFnInput
+    from miles.rollout.inference_rollout.compatibility import make_generate_function
+    from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
+
+    run = make_generate_function(fn)
+
+    async def answer(call):
+        sample = fresh_sample(call["sample"])
+        host.call.set(host.Call(call["seed"]))
+        state = GenerateState(host.args)
+        given = GenerateFnInput(state, sample, call["sampling_params"], call["evaluation"])
+        out = (await run(given)).samples
+        return {"samples": [record_of(s) for s in (out if isinstance(out, list) else [out])]}
+
+    answer.is_async, answer.about = True, "generate"
+    return answer
+
+
+def fresh_sample(data):
+    """A sample that is to be generated: its tokens are those of an earlier part of the answer."""
+    out = sample_of(data)
+    if not out.response_length:
+        out.tokens, out.rollout_log_probs, out.loss_mask = [], None, None
+    return out
+
+
+def number_of(reward):
+    """A reward as miles reads it; the entry of --reward-key is the reward of a dict."""
+    reward = plain(reward)
+    if isinstance(reward, dict) and host.args.reward_key in reward:
+        reward["reward"] = reward[host.args.reward_key]
+    value = reward.get("reward", reward.get("score")) if isinstance(reward, dict) else reward
+    if value is not None and not isinstance(value, (bool, int, float)):
+        raise ValueError(f"the reward of a sample is {value!r:.60}; expected a finite number")
+    return float(reward) if isinstance(reward, bool) else reward
+
+
+def record_of(sample):
+    """What miles takes over from a sample."""
+    from miles.utils.types import Sample
+
+    if not isinstance(sample, Sample):
+        raise TypeError(f"the function returned a {type(sample).__name__}; expected Sample")
+    sample.validate()
+    if sample.response_length and sample.rollout_log_probs is None:
+        raise ValueError(f"sample {sample.index} has no rollout_log_probs; request return_logprob")
+    versions = [v for v in sample.weight_versions if str(v).isdigit()]
+    return {
+        "index": sample.index,
+        "group_index": sample.group_index,
+        "rollout_id": sample.rollout_id if sample.rollout_id is not None else sample.index,
+        "prompt": sample.prompt if isinstance(sample.prompt, str) else json.dumps(sample.prompt),
+        "tokens": plain(sample.tokens, True),
+        "response": sample.response or "",
+        "response_length": sample.response_length,
+        "loss_mask": None if sample.loss_mask is None else [int(m) for m in plain(sample.loss_mask, True)],
+        "rollout_log_probs": None if sample.rollout_log_probs is None else plain(sample.rollout_log_probs, True),
+        "weight_versions": versions[:1] if len(set(versions)) == 1 else None,
+        "label": sample.label,
+        "metadata": sample.metadata,
+        "reward": None if sample.reward is None else number_of(sample.reward),
+        "remove_sample": bool(sample.remove_sample),
+        "status": sample.status.value,
+    }
 
 
 @role("generate-execute-tool-function-path")
@@ -366,6 +442,72 @@ def eval_log(fn):
     return answer
 
 
+def flat(groups):
+    """Samples of groups, whose elements may be lists."""
+    for x in groups:
+        if isinstance(x, (list, tuple)):
+            yield from flat(x)
+        else:
+            yield x
+
+
+def rollout_caller(fn):
+    """Calls a rollout function or object in a thread: a plain function may take long."""
+    from miles.rollout.base_types import RolloutFnConstructorInput, wrap_output
+    from miles.rollout.inference_rollout.compatibility import make_rollout_function
+
+    made = []
+
+    async def call(given):
+        if not made:
+            made.append(make_rollout_function(RolloutFnConstructorInput(host.args, data_source()), fn))
+        out = await asyncio.to_thread(made[0], given)
+        return wrap_output(await finish(out), given.evaluation)
+
+    return call
+
+
+@role("rollout-function-path")
+def rollout_function(fn):
+    """fn(args, rollout_id, data_source, evaluation=False), or a class that is called with
+    RolloutFnTrainInput: RolloutFnTrainOutput, or groups of samples."""
+    from miles.rollout.base_types import RolloutFnTrainInput
+
+    run = rollout_caller(fn)
+
+    async def answer(call):
+        out = await run(RolloutFnTrainInput(rollout_id=call["rollout"]))
+        if out.samples is None:
+            raise TypeError("the function returned no samples")
+        return {"samples": [record_of(s) for s in flat(out.samples)], "metrics": metrics_of(out.metrics)}
+
+    answer.is_async = True
+    return answer
+
+
+@role("eval-function-path")
+def eval_function(fn):
+    """fn(args, rollout_id, data_source, evaluation=True), or a class that is called with
+    RolloutFnEvalInput: RolloutFnEvalOutput, or its data."""
+    from miles.rollout.base_types import RolloutFnEvalInput
+
+    run = rollout_caller(fn)
+
+    async def answer(call):
+        out = await run(RolloutFnEvalInput(rollout_id=call["rollout"]))
+        metrics = {}
+        for name, data in (out.data or {}).items():
+            rewards = numbers(data["rewards"], len(data["rewards"]), "rewards")
+            if rewards:
+                metrics[f"eval/{name}"] = sum(rewards) / len(rewards)
+            if data.get("truncated"):
+                metrics[f"eval/{name}-truncated_ratio"] = sum(map(bool, data["truncated"])) / len(data["truncated"])
+        return {"metrics": {**metrics, **metrics_of(out.metrics)}}
+
+    answer.is_async = True
+    return answer
+
+
 def metrics_of(metrics):
     out = {}
     for name, value in (metrics or {}).items():
@@ -397,6 +539,28 @@ def hook(flag):
 
 for _flag in HOOKS:
     ROLES[_flag] = hook(_flag)
+
+TRAINING = {
+    "custom-loss-function-path": "make_loss",
+    "custom-tis-function-path": "make_correction",
+    "custom-pg-loss-reducer-function-path": "make_reducer",
+    "advantage-estimator": "make_advantage",
+}
+
+
+def training(make):
+    """A function of a train step: miles.training."""
+
+    def role(fn):
+        from miles import training
+
+        return getattr(training, make)(training.is_plain(fn))
+
+    return role
+
+
+for _flag, _make in TRAINING.items():
+    ROLES[_flag] = training(_make)
 
 _data_source = None
 
@@ -478,7 +642,7 @@ class Server:
 
     def answer(self, id, function, value):
         try:
-            text = json.dumps(value, separators=(",", ":"))
+            text = json.dumps(value, separators=(",", ":"), default=str)
         except (TypeError, ValueError) as error:
             text = json.dumps({"error": describe(error, function.file)})
         self.send(CALL, id, text.encode())
@@ -552,9 +716,9 @@ class Server:
             self.send(ALIVE, 0, b"")
         self.loop.call_later(0.5, self.tell_alive)
 
-    async def main(self, window):
+    async def main(self, window, about):
         self.loop, self.waiting = asyncio.get_running_loop(), False
-        self.send(HELLO, 0, b"ready %d" % window)
+        self.send(HELLO, 0, f"ready {window} {about}".encode())
         self.loop.add_reader(self.calls, self.on_readable)
         self.loop.call_later(0.5, self.tell_alive)
         await self.loop.create_future()
@@ -564,7 +728,7 @@ class Function:
     """A user's function in its role."""
 
     def __init__(self, entry):
-        self.path, flag = entry["path"], entry["role"]
+        self.path, flag = entry["path"], entry["flag"]
         module, _ = host.split(self.path, "")
         self.file = os.path.abspath(module) if module.endswith(".py") else None
         fn = None if flag == "ifbench" else host.load(self.path, entry.get("default"))
@@ -586,7 +750,7 @@ def make_functions(entries):
     out = {}
     for entry in entries:
         try:
-            out[entry["role"]] = Function(entry)
+            out[entry["flag"]] = Function(entry)
         except (Exception, SystemExit) as error:
             module, _ = host.split(entry["path"], "")
             file = os.path.abspath(module) if module.endswith(".py") else None
@@ -625,6 +789,12 @@ DEFAULTS = {
     "rollout_max_context_len": None,
     "custom_generate_function_path": None,
     "qkv_format": "thd",
+    "eval_reward_key": None,
+    "rollout_sample_filter_path": None,
+    "dynamic_sampling_filter_path": None,
+    "over_sampling_batch_size": None,
+    "rollout_stop": None,
+    "rollout_stop_token_ids": None,
 }
 
 
@@ -676,7 +846,8 @@ def main(hello):
         refuse(str(error))
         return
     window = ASYNC_WINDOW if any(f.is_async for f in functions.values()) else SYNC_WINDOW
-    asyncio.run(Server(functions).main(window))
+    about = " ".join(getattr(f.call, "about", "") for f in functions.values())
+    asyncio.run(Server(functions).main(window, about))
 
 
 main(hello)  # noqa: F821: the program that reads the first message has made it

@@ -80,6 +80,7 @@ struct ml_worker_pool {
     int64_t n_ready; /* workers that have been ready */
     ml_text why;     /* why a worker is not */
     bool failed, closing;
+    char about[80]; /* of the first worker that was ready */
 };
 
 /* --- lists ----------------------------------------------------------------------------- */
@@ -296,6 +297,7 @@ static void fail(ml_worker_pool *p, worker *w, double linger_s, ml_worker_end en
 static void take_hello(ml_worker_pool *p, worker *w, ml_str text) {
     const char word[] = "ready ";
     size_t n = sizeof word - 1;
+    char about[sizeof p->about], *end;
 
     if (text.len <= n || memcmp(text.ptr, word, n) != 0) {
         ml_text why = { 0 };
@@ -303,11 +305,13 @@ static void take_hello(ml_worker_pool *p, worker *w, ml_str text) {
         fail(p, w, 0, ML_WORKER_DIED, &why);
         return;
     }
-    w->window = strtoll(text.ptr + n, NULL, 10);
+    ml_str_copy(about, sizeof about, (ml_str){ text.ptr + n, text.len - n });
+    w->window = strtoll(about, &end, 10);
     w->window = w->window < 1 ? 1 : w->window;
     w->state = READY;
     pthread_mutex_lock(&p->lock);
-    p->n_ready++;
+    if (p->n_ready++ == 0)
+        memcpy(p->about, *end == ' ' ? end + 1 : end, strlen(end) + (*end != ' '));
     pthread_cond_broadcast(&p->change);
     pthread_mutex_unlock(&p->lock);
 }
@@ -661,6 +665,10 @@ ml_status ml_worker_pool_open(ml_worker_pool **out, const ml_worker_pool_opts *o
     else
         *out = p;
     return st;
+}
+
+const char *ml_worker_pool_about(const ml_worker_pool *p) {
+    return p->about;
 }
 
 void ml_worker_pool_close(ml_worker_pool *p) {

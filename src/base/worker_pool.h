@@ -62,6 +62,8 @@ typedef void ml_worker_done(void *ud, ml_worker_end end, ml_str text);
 /* Returns when all workers are ready; otherwise the message of the first that is not. */
 ml_status ml_worker_pool_open(ml_worker_pool **out, const ml_worker_pool_opts *opts,
                               ml_err *err);
+/* What the first worker said about itself when it became ready. */
+const char *ml_worker_pool_about(const ml_worker_pool *p);
 /* Kills the workers; calls in flight end as DIED.  NULL is allowed. */
 void ml_worker_pool_close(ml_worker_pool *p);
 

@@ -80,7 +80,7 @@ static void give_args(ml_config *c, ml_cmd cmd) {
     ml_flags_args(&text, cmd, c);
     args = (ml_str){ ml_arena_str(&c->arena, text.ptr, text.len), text.len };
     ml_text_release(&text);
-    c->run.reward.args = c->run.extensions.path.args = args;
+    c->run.reward.args = c->run.extensions.path.args = c->run.algo.args = args;
 }
 
 /* Rank 0 reports for all of them, unless it is the one that does not answer. */

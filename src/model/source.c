@@ -143,7 +143,7 @@ int64_t ml_source_integer(const ml_st_tensor *t, int64_t at) {
     return narrow;
 }
 
-/* A table of whole numbers. */
+/* A table of whole numbers; one that is still to be received has no values yet. */
 static ml_status check_numbers(const ml_param *p, const ml_st_tensor *t, const char *where,
                                ml_err *err) {
     if (t->dtype != ML_ST_I64 && t->dtype != ML_ST_I32)

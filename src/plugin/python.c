@@ -64,7 +64,6 @@ static void write_hello(ml_text *t, const ml_python_function *fn, int n, ml_str 
     for (int i = 0; i < n; i++) {
         ml_text_printf(t, "%s{\"flag\": \"%s\", \"path\": ", i ? ", " : "", fn[i].flag);
         ml_json_quote(t, ml_str_of(fn[i].path));
-        ml_text_printf(t, ", \"role\": \"%s\"", fn[i].role ? fn[i].role : fn[i].flag);
         if (fn[i].fallback)
             ml_text_printf(t, ", \"default\": \"%s\"", fn[i].fallback);
         ml_text_printf(t, "}");
@@ -86,17 +85,19 @@ static ml_status check_file(const ml_python_function *fn, ml_arena *a, ml_err *e
     return ML_OK;
 }
 
-static ml_status try_import(const ml_worker_pool_opts *opts, ml_err *err) {
+ml_status ml_python_try(const ml_worker_pool_opts *opts, ml_arena *a, const char **about,
+                        ml_err *err) {
     ml_worker_pool *pool = NULL;
     ml_status st = ml_worker_pool_open(&pool, opts, err);
 
+    if (st == ML_OK && about)
+        *about = ml_arena_printf(a, "%s", ml_worker_pool_about(pool));
     ml_worker_pool_close(pool);
     return st;
 }
 
 ml_status ml_python_workers(ml_worker_pool_opts *out, ml_arena *a,
-                            const ml_python_function *fn, int n, ml_str args, bool try,
-                            ml_err *err) {
+                            const ml_python_function *fn, int n, ml_str args, ml_err *err) {
     ml_status st = ML_OK;
     ml_text hello = { 0 };
 
@@ -113,5 +114,5 @@ ml_status ml_python_workers(ml_worker_pool_opts *out, ml_arena *a,
         .serve = ml_python_serve,
     };
     ml_text_release(&hello);
-    return try ? try_import(out, err) : ML_OK;
+    return ML_OK;
 }

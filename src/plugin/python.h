@@ -17,18 +17,20 @@
 bool ml_python_is(const char *path);
 
 typedef struct ml_python_function {
-    const char *flag; /* that names it, without dashes */
+    const char *flag; /* that names it, without dashes; it selects the signature */
     const char *path;
     const char *fallback; /* the name in "file.py"; NULL: it must be given */
-    const char *role; /* the signature, under which it is called; NULL: that of the flag */
 } ml_python_function;
 
 /* The workers of these functions, which get `args`, the flags of the run as a JSON object.
- * try: the functions are imported once in a temporary process, so that a syntax error or a
- * failing import is reported here, before anything else is loaded.  Errors begin with the
- * flag. */
+ * Errors begin with the flag. */
 ml_status ml_python_workers(ml_worker_pool_opts *out, ml_arena *a,
-                            const ml_python_function *fn, int n, ml_str args, bool try,
-                            ml_err *err);
+                            const ml_python_function *fn, int n, ml_str args, ml_err *err);
+
+/* Imports the functions once in a temporary process, so that a syntax error or a failing
+ * import is reported before anything else is loaded.  *about, if not NULL, is what the
+ * worker says about the function: "generate" if it is one of Miles' generate functions. */
+ml_status ml_python_try(const ml_worker_pool_opts *opts, ml_arena *a, const char **about,
+                        ml_err *err);
 
 #endif

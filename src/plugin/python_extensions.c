@@ -18,7 +18,8 @@ static ml_worker_pool *pool;
 typedef struct call {
     ml_arena arena; /* of the answer */
     ml_text text;
-    const ml_json *answer;
+    ml_str source;
+    const ml_json *answer; /* of the source */
 } call;
 
 static void begin(call *c, const char *flag) {
@@ -44,6 +45,7 @@ static int ask(call *c, miles_error *err) {
     ml_text_printf(&c->text, "}");
     how = ml_worker_pool_ask(pool, &answer, (ml_str){ c->text.ptr, c->text.len }, LIMIT_S);
     text = (ml_str){ ml_arena_str(&c->arena, answer.ptr, answer.len), answer.len };
+    c->source = text;
     if (how != ML_WORKER_ANSWERED)
         ml_str_copy(err->text, sizeof err->text, text);
     else if (ml_json_parse(&c->answer, &c->arena, text, "the answer", &why) != ML_OK)
@@ -242,6 +244,63 @@ static int notify(const miles_event *event, miles_error *err) {
     return failed;
 }
 
+/* --- evaluations ----------------------------------------------------------------------- */
+
+/* As ml_python_parts.evaluate: the answers to all sets, generated and graded by the run. */
+static bool evaluate_sets(void *ud, ml_text *out) {
+    miles_eval_host *host = ud;
+    const miles_answers *s = NULL;
+    miles_error why = { "" };
+
+    ml_text_printf(out, "[");
+    for (int64_t k = 0; k < host->n_set; k++) {
+        if (host->generate(host, k, &s, &why) != 0) {
+            out->len = 0;
+            ml_text_printf(out, "%s", why.text);
+            return false;
+        }
+        ml_text_printf(out, "%s{\"index\": 0", k ? ", " : "");
+        ml_request_text(out, "name", host->set[k], strlen(host->set[k]));
+        ml_text_printf(out, ", \"samples\": [");
+        for (int64_t i = 0; i < s->n; i++) {
+            ml_text_printf(out, "%s", i ? ", " : "");
+            write_sample(out, s->answer[i]);
+        }
+        ml_text_printf(out, "]}");
+    }
+    ml_text_printf(out, "]");
+    return true;
+}
+
+static int evaluate(miles_eval_host *host, miles_error *err) {
+    ml_python_parts parts = ml_python_host_get(), own = parts;
+    const ml_json *list;
+    double x;
+    call c;
+    int failed;
+
+    own.evaluate = evaluate_sets;
+    own.ud = host;
+    ml_python_host_set(&own);
+    begin(&c, "eval-function-path");
+    ml_text_printf(&c.text, ", \"rollout\": %lld", (long long)host->rollout);
+    failed = ask(&c, err);
+    ml_python_host_set(&parts);
+    list = failed ? NULL : ml_json_get(c.answer, "metrics");
+    for (const ml_json *v = list ? list->child : NULL; v; v = v->next)
+        if (ml_json_f64(v, &x))
+            host->add_metric(host, ml_arena_str(&c.arena, v->key.ptr, v->key.len), x);
+    end(&c);
+    return failed;
+}
+
+/* Made by run/python_rollout.c. */
+static int no_rollout(miles_rollout_host *host, miles_error *err) {
+    (void)host;
+    snprintf(err->text, sizeof err->text, "a Python function is not called so");
+    return 1;
+}
+
 /* --- finding them ---------------------------------------------------------------------- */
 
 #define HEAD(type, kind)                                                                   \
@@ -259,6 +318,8 @@ static miles_buffer_filter buffer_filter = { HEAD(miles_buffer_filter, MILES_BUF
                                              filter_buffer };
 static miles_metrics metrics[2] = { { HEAD(miles_metrics, MILES_METRICS), add_metrics },
                                     { HEAD(miles_metrics, MILES_METRICS), add_metrics } };
+static miles_eval eval = { HEAD(miles_eval, MILES_EVAL), evaluate };
+static miles_rollout rollout = { HEAD(miles_rollout, MILES_ROLLOUT), no_rollout };
 static miles_hook hook[MILES_WEIGHTS_WRITTEN + 1];
 
 static miles_extension *hook_of(const char *flag) {
@@ -278,6 +339,8 @@ static miles_extension *find(miles_kind kind, const char *flag) {
     case MILES_SAMPLES_HOOK: return &samples_hook.base;
     case MILES_BUFFER_FILTER: return &buffer_filter.base;
     case MILES_METRICS: return &metrics[strstr(flag, "eval") != NULL].base;
+    case MILES_EVAL: return &eval.base;
+    case MILES_ROLLOUT: return &rollout.base;
     case MILES_HOOK: return hook_of(flag);
     default: return NULL;
     }
@@ -291,6 +354,28 @@ const miles_extension *ml_python_extension(miles_kind kind, const ml_python_func
     return e;
 }
 
+bool ml_python_extension_is(const miles_extension *e) {
+    return e && (e == &eval.base || e == &rollout.base);
+}
+
+ml_status ml_python_extensions_call(const char *flag, const char *more, ml_arena *a,
+                                    const ml_json **answer, ml_str *text, ml_err *err) {
+    miles_error why = { "" };
+    ml_status st = ML_OK;
+    call c;
+
+    begin(&c, flag);
+    ml_text_printf(&c.text, "%s", more);
+    if (ask(&c, &why) != 0)
+        st = ml_fail(err, ML_EFORMAT, "%s", why.text);
+    else {
+        *text = (ml_str){ ml_arena_str(a, c.source.ptr, c.source.len), c.source.len };
+        st = ml_json_parse(answer, a, *text, "the answer", err);
+    }
+    end(&c);
+    return st;
+}
+
 ml_status ml_python_extensions_open(const ml_python_function *fn, int n, ml_str args,
                                     ml_err *err) {
     ml_worker_pool_opts opts;
@@ -298,7 +383,7 @@ ml_status ml_python_extensions_open(const ml_python_function *fn, int n, ml_str 
 
     ml_python_extensions_close();
     ml_arena_init(&arena, "Python functions");
-    st = ml_python_workers(&opts, &arena, fn, n, args, false, err);
+    st = ml_python_workers(&opts, &arena, fn, n, args, err);
     if (st == ML_OK)
         st = ml_worker_pool_open(&pool, &opts, err);
     if (st != ML_OK)

@@ -233,6 +233,13 @@ static ml_status get_samples(request *q, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status evaluate(request *q, ml_err *err) {
+    if (!q->run.evaluate)
+        return ml_fail(err, ML_EUNSUP, "only an evaluation function evaluates sets");
+    return q->run.evaluate(q->run.ud, q->out) ? ML_OK
+                                              : ml_fail(err, ML_EFORMAT, "%s", q->out->ptr);
+}
+
 static const struct {
     const char *name;
     ml_status (*answer)(request *q, ml_err *err);
@@ -241,6 +248,7 @@ static const struct {
     { "tokenizer", about },   { "encode", encode },
     { "decode", decode },     { "render", render },
     { "endpoint", endpoint }, { "get_samples", get_samples },
+    { "evaluate", evaluate },
 };
 
 static ml_status answer_to(request *q, ml_err *err) {

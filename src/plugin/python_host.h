@@ -24,6 +24,8 @@ typedef struct ml_python_parts {
     int port;
     /* Appends the JSON of the next n groups of prompts; false: `out` has a message. */
     bool (*get_samples)(void *ud, int64_t n, ml_text *out);
+    /* Appends the JSON of the answers to all evaluation sets. */
+    bool (*evaluate)(void *ud, ml_text *out);
     void *ud;
 } ml_python_parts;
 

@@ -14,7 +14,8 @@ static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
     ml_worker_pool_opts found;
     ml_err err;
 
-    if (ml_python_workers(&found, a, &fn, 1, opts->args, true, &err) == ML_OK)
+    if (ml_python_workers(&found, a, &fn, 1, opts->args, &err) == ML_OK &&
+        ml_python_try(&found, a, NULL, &err) == ML_OK)
         opts->ifbench = found;
 }
 
@@ -34,8 +35,10 @@ static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
         return ML_OK;
     }
     fn.path = ml_worker_command_is(path) ? path + 4 : path;
-    if (ml_python_is(fn.path))
-        return ml_python_workers(&opts->python, a, &fn, 1, opts->args, true, err);
+    if (ml_python_is(fn.path)) {
+        st = ml_python_workers(&opts->python, a, &fn, 1, opts->args, err);
+        return st == ML_OK ? ml_python_try(&opts->python, a, NULL, err) : st;
+    }
     if (!strchr(path, ':'))
         return ml_fail(err, ML_EUSAGE,
                        "--custom-rm-path '%s': expected package.module.function or "

@@ -7,6 +7,7 @@
 
 #include "base/dir.h"
 #include "net/tcp.h"
+#include "plugin/python_extensions.h"
 #include "plugin/python_host.h"
 
 /* --- what will be requested ------------------------------------------------- */
@@ -32,8 +33,8 @@ static int64_t usual_tokens(int64_t text_bytes) {
 
 /* The longest prompt plus answer of a data set.  ML_NONE: not known, because answers have
  * several turns, or prompts are not text yet. */
-static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
-                          const ml_turns *turns, int64_t (*tokens)(int64_t text_bytes)) {
+static int64_t longest_of(const ml_dataset *d, const ml_sampling *how, bool turns,
+                          int64_t (*tokens)(int64_t text_bytes)) {
     int64_t prompt;
 
     if (turns || d->longest_text < 0)
@@ -51,11 +52,14 @@ static int64_t longest(const ml_assembly *m, int64_t (*tokens)(int64_t text_byte
     int64_t n = m->rollouts.custom.ext ? ML_NONE : 0;
 
     if (n >= 0 && (prompts->opts.path || prompts->opts.make))
-        n = longest_of(prompts, &m->rollouts.sync.how, m->rollouts.turns, tokens);
+        n = longest_of(prompts, &m->rollouts.sync.how,
+                       m->rollouts.turns || m->rollouts.generate, tokens);
     for (int32_t i = 0; i < evals->n && n >= 0; i++) {
         const ml_eval_set *set = &evals->set[i];
         int64_t own = longest_of(&set->dataset, &set->how,
-                                 set->turns ? set->turns : m->rollouts.turns, tokens);
+                                 set->turns || set->generate || m->rollouts.turns ||
+                                     m->rollouts.generate,
+                                 tokens);
         n = own < 0 ? own : most(n, own);
     }
     return n > 0 && !evals->ext ? n : ML_NONE;
@@ -235,14 +239,38 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
                : ml_publisher_shared(&m->publisher, w, err);
 }
 
+/* Whether the user's functions send requests to the engine. */
+static bool is_served(const ml_assembly *m) {
+    const miles_rollout *rollout = m->rollouts.custom.ext;
+    bool any =
+        m->rollouts.generate || ml_python_extension_is(rollout ? &rollout->base : NULL);
+
+    for (int32_t i = 0; i < m->evaluator.evals.n; i++)
+        any |= m->evaluator.evals.set[i].generate != NULL;
+    return any;
+}
+
+static void tell_address(const ml_generator *g) {
+    ml_python_parts parts = ml_python_host_get();
+
+    if (!g->serves)
+        return;
+    parts.host = "127.0.0.1";
+    parts.port = ml_rank_engine_port(g->served);
+    parts.key = ml_rank_engine_key(g->served);
+    ml_python_host_set(&parts);
+}
+
 static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     const ml_weights *w = &m->run->weights;
     ml_status st = open_publisher(m, c, err);
 
+    m->generator.serves = is_served(m);
     if (st == ML_OK)
         st = ml_generator_start(&m->generator, m->publisher->weights, c, err);
     if (st != ML_OK)
         return st;
+    tell_address(&m->generator);
     st = ml_publisher_start(m->publisher, &m->generator, w, err);
     m->publisher->frozen = c->debug.skip_sync;
     return st;
@@ -254,6 +282,8 @@ static ml_gen_ctx context_of(const ml_assembly *m) {
                          .tokenizer = m->run->tokenizer,
                          .chat_template = m->run->chat_template,
                          .turns = m->rollouts.turns,
+                         .generate = m->rollouts.generate,
+                         .n_vocab = m->run->spec.n_vocab,
                          .end = m->generator.eos.id,
                          .n_end = m->generator.eos.n,
                          .context = m->generator.engine.context };

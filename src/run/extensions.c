@@ -5,6 +5,7 @@
 
 #include "plugin/extension.h"
 #include "plugin/python_extensions.h"
+#include "plugin/python_train.h"
 #include "rl/builtins.h"
 
 /* Miles' own rollout functions are the default behaviour without the flag. */
@@ -99,6 +100,7 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
 
 void ml_loop_extensions_close(void) {
     ml_python_extensions_close();
+    ml_python_train_close();
 }
 
 /* --- the recipe ------------------------------------------------------------------ */
@@ -117,31 +119,50 @@ static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status find_extensions(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
-    bool custom = strcmp(o->loss_type, "custom_loss") == 0 && o->custom_loss;
-    bool corrects = o->num.use_tis || o->get_mismatch_metrics;
-    const miles_extension *advantage = NULL, *loss = NULL, *tis = NULL, *reducer = NULL;
-    ml_status st = ml_extension_find(&advantage, MILES_ADVANTAGE, o->advantage_estimator,
-                                     "advantage-estimator", err);
+/* Looks for an extension of training; Python functions are added to the list. */
+typedef struct finder {
+    ml_python_function python[4];
+    int n_python;
+    ml_status st;
+    ml_err *err;
+} finder;
 
-    if (st == ML_OK && custom)
-        st = ml_extension_find(&loss, MILES_LOSS, o->custom_loss,
-                               "custom-loss-function-path", err);
-    else if (st == ML_OK && strcmp(o->loss_type, "custom_loss") != 0)
-        st = ml_extension_find(&loss, MILES_LOSS, o->loss_type, "loss-type", err);
-    if (st == ML_OK && corrects)
-        st =
-            ml_extension_find(&tis, MILES_CORRECTION, o->custom_tis ? o->custom_tis : "tis",
-                              "custom-tis-function-path", err);
-    if (st == ML_OK && o->custom_reducer)
-        st = ml_extension_find(&reducer, MILES_REDUCER, o->custom_reducer,
-                               "custom-pg-loss-reducer-function-path", err);
-    /* miles_extension is the first member of its struct. */
-    r->advantage = (const void *)advantage;
-    r->loss = (const void *)loss;
-    r->correction = (const void *)tis;
-    r->reducer = (const void *)reducer;
-    return st;
+static const void *find_for_training(finder *f, miles_kind kind, const char *path,
+                                     const char *flag) {
+    ml_python_function fn = { flag, path, NULL };
+    const miles_extension *out = NULL;
+
+    if (f->st != ML_OK || !path)
+        return NULL;
+    out = ml_extension_builtin(kind, path);
+    if (!out && ml_python_is(path)) {
+        f->python[f->n_python++] = fn;
+        return ml_python_train_extension(kind, &fn);
+    }
+    if (!out)
+        f->st = ml_extension_find(&out, kind, path, flag, f->err);
+    return out; /* miles_extension is the first member of its struct */
+}
+
+static ml_status find_extensions(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
+    bool custom = strcmp(o->loss_type, "custom_loss") == 0;
+    bool corrects = o->num.use_tis || o->get_mismatch_metrics;
+    finder f = { .st = ML_OK, .err = err };
+
+    r->advantage = find_for_training(&f, MILES_ADVANTAGE, o->advantage_estimator,
+                                     "advantage-estimator");
+    r->loss = custom ? find_for_training(&f, MILES_LOSS, o->custom_loss,
+                                         "custom-loss-function-path")
+                     : find_for_training(&f, MILES_LOSS, o->loss_type, "loss-type");
+    if (corrects)
+        r->correction =
+            find_for_training(&f, MILES_CORRECTION, o->custom_tis ? o->custom_tis : "tis",
+                              "custom-tis-function-path");
+    r->reducer = find_for_training(&f, MILES_REDUCER, o->custom_reducer,
+                                   "custom-pg-loss-reducer-function-path");
+    if (f.st == ML_OK && f.n_python)
+        f.st = ml_python_train_open(f.python, f.n_python, o->args, err);
+    return f.st;
 }
 
 ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *o, ml_err *err) {

@@ -361,7 +361,7 @@ ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_
     if (st == ML_OK && ml_run_ranks_size(&c->ranks) > 1)
         return ml_rank_engine_open(g, w, c, err);
     g->gen = g->local;
-    return st;
+    return st == ML_OK && g->serves ? ml_rank_engine_serve(g, w, c, err) : st;
 }
 
 void ml_generator_published(ml_generator *g) {

@@ -246,6 +246,8 @@ static const struct {
     { "batch-steps", ROUND "--global-batch-size 3 --num-steps-per-rollout 2" },
     { "batch-samples", ROUND "--global-batch-size 1000000" },
     { "batch-samples", ROUND "--num-steps-per-rollout 1000000" },
+    { "gradient-shards", ROUND "--gradient-shards 3" },
+    { "gradient-shards-sizes", ROUND "--gradient-shards 2 --context-parallel-size 2" },
     { "serve-tls", "--model-path a --ssl-keyfile k" },
     { "eval-pairs", ROUND "--eval-prompt-data a b c" },
     { "stop-token-ids", ROUND "--rollout-stop-token-ids 7 x" },

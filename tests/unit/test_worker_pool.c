@@ -97,7 +97,7 @@ static void call_all(ml_worker_pool *p, const char *const *kind, int n, double l
 static ml_worker_pool *open_pool(ml_arena *a, const char *name, int64_t n,
                                  int64_t memory_bytes) {
     char path[1000];
-    ml_python_function fn = { "custom-rm-path", path, NULL, NULL };
+    ml_python_function fn = { "custom-rm-path", path, NULL };
     ml_worker_pool_opts opts;
     ml_worker_pool *p = NULL;
     ml_err err = { 0 };
@@ -105,7 +105,7 @@ static ml_worker_pool *open_pool(ml_arena *a, const char *name, int64_t n,
     CHECK(ml_file_replace(ml_test_path("functions.py"), ml_str_of(functions), &err) ==
           ML_OK);
     snprintf(path, sizeof path, "%s:%s", ml_test_path("functions.py"), name);
-    CHECK(ml_python_workers(&opts, a, &fn, 1, (ml_str){ 0 }, false, &err) == ML_OK);
+    CHECK(ml_python_workers(&opts, a, &fn, 1, (ml_str){ 0 }, &err) == ML_OK);
     opts.n = n;
     opts.memory_bytes = memory_bytes;
     if (ml_worker_pool_open(&p, &opts, &err) != ML_OK)

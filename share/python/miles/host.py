@@ -1,5 +1,6 @@
 """The program that runs this worker: requests to it, the run's arguments, user functions."""
 
+import contextvars
 import importlib
 import importlib.util
 import json
@@ -9,11 +10,24 @@ import sys
 import threading
 
 args = None  # the namespace of the run's flags
+call = contextvars.ContextVar("call", default=None)
 _socket = None
 _lock = threading.Lock()
 _endpoint = None
 _files = {}
 HEAD = struct.Struct("=IIQd")
+
+
+class Call:
+    """A call of a generate function: the seeds of its requests."""
+
+    def __init__(self, seed):
+        self.seed, self.n = seed, 0
+
+    def next_seed(self):
+        """Another one for each request of the call, whatever other calls do meanwhile."""
+        self.n += 1
+        return (self.seed + self.n * 0x9E3779B97F4A7C15) & (2**63 - 1)
 
 
 def _read(n):

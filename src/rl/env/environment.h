@@ -33,11 +33,12 @@ typedef struct ml_environment_opts {
     const miles_generate *ext; /* this extension, the command or a Python function */
     ml_worker_command command;
     ml_worker_pool_opts python;
-    const char *python_flag; /* "turn", or that of the function that executes tool calls */
-    ml_worker_pool *pool;    /* of python; set by ml_turns_open */
-    ml_str args;             /* the flags of the run, a JSON object */
-    int64_t memory_bytes;    /* limit of a worker process; 0: none */
-    double deadline_s;       /* per turn */
+    const char *python_flag; /* that names the function */
+    bool generates; /* it is no environment, but generates whole samples: gen_task.h */
+    ml_worker_pool *pool; /* of python; set by ml_turns_open */
+    ml_str args;          /* the flags of the run, a JSON object */
+    int64_t memory_bytes; /* limit of a worker process; 0: none */
+    double deadline_s;    /* per turn */
 } ml_environment_opts;
 
 typedef struct ml_environment ml_environment;

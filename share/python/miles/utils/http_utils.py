@@ -118,6 +118,18 @@ async def request(method, url, payload=None, headers=None):
         return text
 
 
+def _with_seed(url, payload):
+    """Requests to the run's engine have a seed, so that a run can be repeated."""
+    at = urllib.parse.urlsplit(url)
+    call = host.call.get()
+    if call is None or at.path != "/generate" or not host.key_of(at.hostname, at.port) or not isinstance(payload, dict):
+        return payload
+    params = payload.get("sampling_params") or {}
+    if not isinstance(params, dict) or params.get("sampling_seed") is not None:
+        return payload
+    return {**payload, "sampling_params": {**params, "sampling_seed": call.next_seed()}}
+
+
 def _is_final(error):
     """Whether the same request would be refused again."""
     return isinstance(error, HTTPStatusError) and 400 <= error.status_code < 500 and error.status_code not in (408, 429)
@@ -125,6 +137,7 @@ def _is_final(error):
 
 async def post(url, payload, max_retries=60, action="post", headers=None):
     """Sends a request until it succeeds, at most max_retries times, a second apart."""
+    payload = _with_seed(url, payload)
     for attempt in range(1, max(1, max_retries) + 1):
         try:
             return await request(action.upper(), url, None if action in ("get", "delete") else payload or {}, headers)
