@@ -61,7 +61,7 @@ for i in $(seq "$kills"); do
     if [ "$how" = KILL ]; then
         check "$i: the killed rank is named" grep -Eq 'rank [0-9]+ .*signal 9|rank [0-9]+ .*(left|has ended)' "$work/killed.log"
     else
-        check "$i: the silent rank is named" grep -Eq "rank [0-9]+ .*did not answer within $limit_s s" "$work/killed.log"
+        check "$i: the silent rank is named" grep -Eq "ranks? [0-9]+ .*did not answer within $limit_s s" "$work/killed.log"
         check "$i: a scheduler may restart it" [ "$status" -eq 3 ]
     fi
     check "$i: no rank is left" [ -z "$(ranks_of_job)" ]
