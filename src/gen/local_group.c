@@ -4,6 +4,7 @@
  * connection that breaks in the middle changes nothing.  Each rank of an engine has its own
  * connection, and packs its own rows. */
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/bug.h"
@@ -83,7 +84,7 @@ static ml_status join(ml_local *l, const ml_json *body, ml_arena *a, ml_err *err
     g = calloc(1, sizeof *g);
     if (!g)
         return ml_fail(err, ML_ENOMEM, "out of memory for a group");
-    memcpy(g->name, o.group, strlen(o.group) + 1);
+    snprintf(g->name, sizeof g->name, "%s", o.group);
     st = ml_weight_link_open(&g->link, &o, err);
     if (st != ML_OK) {
         free(g);
