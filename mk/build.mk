@@ -97,7 +97,7 @@ $(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
 	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
 # These embed files, which the compiler's list of dependencies does not show.
-$(B)/src/plugin/worker_script.o: share/miles_worker.py
+$(B)/src/plugin/python_modules.o: $(shell find share/python -name "*.py")
 $(B)/src/run/speeds.o: $(wildcard share/speeds/*.json)
 
 # Only this file knows the commit; the tests are not linked again for each one.

@@ -25,13 +25,13 @@ typedef struct sink {
 } sink;
 
 static void log_line(void *ud, ml_log_level level, const char *line) {
-    static const char *const names[] = { "warning", "info", "debug" };
+    static const char *const names[] = { "warning: ", "info: ", "debug: ", "" };
     const sink *to = ud;
     ml_text t = { 0 };
 
-    if ((int)level > to->level)
+    if ((int)level > to->level && level != ML_LOG_OUTPUT)
         return;
-    ml_text_printf(&t, "%s: %s", names[level], line);
+    ml_text_printf(&t, "%s%s", names[level], line);
     if (to->first) {
         ml_progress_pause();
         fprintf(stderr, "miles: %s\n", t.ptr);
@@ -72,6 +72,30 @@ static int wrong_usage(const ml_command *cmd, ml_text *wrong) {
     return ML_EXIT_USAGE;
 }
 
+/* Python functions get all flags. */
+static void give_args(ml_config *c, ml_cmd cmd) {
+    ml_text text = { 0 };
+    ml_str args;
+
+    ml_flags_args(&text, cmd, c);
+    args = (ml_str){ ml_arena_str(&c->arena, text.ptr, text.len), text.len };
+    ml_text_release(&text);
+    c->run.reward.args = c->run.extensions.path.args = c->run.algo.args = args;
+}
+
+/* Rank 0 reports for all of them, unless it is the one that does not answer. */
+static void report(const ml_command *cmd, const ml_comm *world, const sink *log,
+                   const ml_err *err) {
+    ml_text line = { 0 };
+
+    ml_text_printf(&line, "miles %s: %s", cmd->name, err->msg);
+    if (!log->first)
+        ml_rank_log_line(line.ptr);
+    if (log->first || ml_comm_first_silent(world))
+        fprintf(stderr, "%s\n", line.ptr);
+    ml_text_release(&line);
+}
+
 /* Parses the flags and runs the command.  All ranks of a job have the same flags: rank 0
  * prints what is wrong with them. */
 static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *world,
@@ -94,9 +118,11 @@ static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *wor
     }
     log->level = config.log_level;
     config.run.ranks.world = world;
+    if (cmd->bit & (ML_CMD_TRAIN | ML_CMD_EVAL | ML_CMD_REWARD))
+        give_args(&config, cmd->bit);
     st = cmd->run(&config, &err);
-    if (st && log->first)
-        fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
+    if (st)
+        report(cmd, world, log, &err);
     ml_config_release(&config);
     return finish_output(ml_exit_code(st));
 }

@@ -299,19 +299,19 @@ static const struct {
     { "hc_head_", "model.hc_head.hc_" },
 };
 
-static const char *name_in_text_model(ml_checkpoint *c, ml_str stored) {
+const char *ml_checkpoint_text_name(ml_arena *a, ml_str stored) {
     for (size_t i = 0; i < sizeof text_prefixes / sizeof *text_prefixes; i++) {
         size_t n = strlen(text_prefixes[i].stored);
         if (stored.len > n && memcmp(stored.ptr, text_prefixes[i].stored, n) == 0)
-            return ml_arena_printf(&c->arena, "%s%s", text_prefixes[i].name,
-                                   stored.ptr + n);
+            return ml_arena_printf(a, "%s%.*s", text_prefixes[i].name,
+                                   (int)(stored.len - n), stored.ptr + n);
     }
     return NULL;
 }
 
 static ml_status name_text_tensors(ml_checkpoint *c, ml_err *err) {
     for (int64_t i = 0; i < c->n_tensor; i++) {
-        const char *name = name_in_text_model(c, c->tensor[i].stored);
+        const char *name = ml_checkpoint_text_name(&c->arena, c->tensor[i].stored);
         if (!name)
             continue;
         c->tensor[i].t.name = ml_str_of(name);

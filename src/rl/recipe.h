@@ -7,6 +7,7 @@
 #ifndef ML_RL_RECIPE_H
 #define ML_RL_RECIPE_H
 
+#include "base/str.h"
 #include "miles/plugin.h"
 
 typedef struct ml_algo_opts {
@@ -19,6 +20,7 @@ typedef struct ml_algo_opts {
     bool disable_compute_advantages;
     bool normalize_advantages, use_opd;
     bool observe_training_entropy, get_mismatch_metrics, skip_actor_forward_only;
+    ml_str args; /* the flags of the run, a JSON object, for Python functions */
 } ml_algo_opts;
 
 typedef struct ml_recipe {

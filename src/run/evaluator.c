@@ -106,7 +106,7 @@ static ml_status open_extensions(ml_evaluator *e, const ml_run_opts *c,
     if (st == ML_OK && grades)
         st = ml_rewards_open_for(&set->rewards, e->arena, &own, err);
     if (st == ML_OK && s->custom_generate_path)
-        st = ml_turns_open_for(&set->turns, e->run, e->arena, &own, err);
+        st = ml_turns_open_for(&set->turns, &set->generate, e->run, e->arena, &own, err);
     return st;
 }
 
@@ -199,6 +199,7 @@ void ml_evaluator_close(ml_evaluator *e) {
     ml_supervisor_close(e->supervisor);
     for (int32_t i = 0; i < e->evals.n; i++) {
         ml_turns_close(e->evals.set[i].turns);
+        ml_worker_pool_close(e->evals.set[i].generate);
         ml_rewards_close(e->evals.set[i].rewards);
         ml_dataset_close(&e->evals.set[i].dataset);
     }

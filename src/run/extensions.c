@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "plugin/extension.h"
+#include "plugin/python_extensions.h"
+#include "plugin/python_train.h"
 #include "rl/builtins.h"
 
 /* Miles' own rollout functions are the default behaviour without the flag. */
@@ -17,6 +19,26 @@ static const char *own_rollout(const char *path) {
             return NULL;
     }
     return path;
+}
+
+/* A built-in extension, one of a shared object, or a Python function, which is added to the
+ * list. */
+static ml_status find_one(const miles_extension **out, miles_kind kind,
+                          const ml_python_function *fn, ml_python_function *python,
+                          int *n_python, ml_err *err) {
+    *out = ml_extension_builtin(kind, fn->path);
+    if (*out)
+        return ML_OK;
+    if (!ml_python_is(fn->path))
+        return ml_extension_find(out, kind, fn->path, fn->flag, err);
+    *out = ml_python_extension(kind, fn);
+    if (!*out)
+        return ml_fail(err, ML_EUNSUP,
+                       "--%s %s: a Python function is not supported here; use "
+                       "./my.so:name, a shared object",
+                       fn->flag, fn->path);
+    python[(*n_python)++] = *fn;
+    return ML_OK;
 }
 
 ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_paths *p,
@@ -60,14 +82,25 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
         { p->weights_written, MILES_HOOK, "custom-update-weight-post-write-path",
           &hook[MILES_WEIGHTS_WRITTEN] },
     };
+    enum { N_ROWS = sizeof rows / sizeof *rows };
+    ml_python_function python[N_ROWS];
     ml_status st = ML_OK;
+    int n_python = 0;
 
     *e = (ml_loop_extensions){ 0 };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows && st == ML_OK; i++)
+    for (size_t i = 0; i < N_ROWS && st == ML_OK; i++)
         if (rows[i].path)
-            st = ml_extension_find((const miles_extension **)rows[i].found, rows[i].kind,
-                                   rows[i].path, rows[i].flag, err);
+            st = find_one((const miles_extension **)rows[i].found, rows[i].kind,
+                          &(ml_python_function){ rows[i].flag, rows[i].path }, python,
+                          &n_python, err);
+    if (st == ML_OK && n_python)
+        st = ml_python_extensions_open(python, n_python, p->args, err);
     return st;
+}
+
+void ml_loop_extensions_close(void) {
+    ml_python_extensions_close();
+    ml_python_train_close();
 }
 
 /* --- the recipe ------------------------------------------------------------------ */
@@ -86,31 +119,50 @@ static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status find_extensions(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
-    bool custom = strcmp(o->loss_type, "custom_loss") == 0 && o->custom_loss;
-    bool corrects = o->num.use_tis || o->get_mismatch_metrics;
-    const miles_extension *advantage = NULL, *loss = NULL, *tis = NULL, *reducer = NULL;
-    ml_status st = ml_extension_find(&advantage, MILES_ADVANTAGE, o->advantage_estimator,
-                                     "advantage-estimator", err);
+/* Looks for an extension of training; Python functions are added to the list. */
+typedef struct finder {
+    ml_python_function python[4];
+    int n_python;
+    ml_status st;
+    ml_err *err;
+} finder;
 
-    if (st == ML_OK && custom)
-        st = ml_extension_find(&loss, MILES_LOSS, o->custom_loss,
-                               "custom-loss-function-path", err);
-    else if (st == ML_OK && strcmp(o->loss_type, "custom_loss") != 0)
-        st = ml_extension_find(&loss, MILES_LOSS, o->loss_type, "loss-type", err);
-    if (st == ML_OK && corrects)
-        st =
-            ml_extension_find(&tis, MILES_CORRECTION, o->custom_tis ? o->custom_tis : "tis",
-                              "custom-tis-function-path", err);
-    if (st == ML_OK && o->custom_reducer)
-        st = ml_extension_find(&reducer, MILES_REDUCER, o->custom_reducer,
-                               "custom-pg-loss-reducer-function-path", err);
-    /* miles_extension is the first member of its struct. */
-    r->advantage = (const void *)advantage;
-    r->loss = (const void *)loss;
-    r->correction = (const void *)tis;
-    r->reducer = (const void *)reducer;
-    return st;
+static const void *find_for_training(finder *f, miles_kind kind, const char *path,
+                                     const char *flag) {
+    ml_python_function fn = { flag, path, NULL };
+    const miles_extension *out = NULL;
+
+    if (f->st != ML_OK || !path)
+        return NULL;
+    out = ml_extension_builtin(kind, path);
+    if (!out && ml_python_is(path)) {
+        f->python[f->n_python++] = fn;
+        return ml_python_train_extension(kind, &fn);
+    }
+    if (!out)
+        f->st = ml_extension_find(&out, kind, path, flag, f->err);
+    return out; /* miles_extension is the first member of its struct */
+}
+
+static ml_status find_extensions(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
+    bool custom = strcmp(o->loss_type, "custom_loss") == 0;
+    bool corrects = o->num.use_tis || o->get_mismatch_metrics;
+    finder f = { .st = ML_OK, .err = err };
+
+    r->advantage = find_for_training(&f, MILES_ADVANTAGE, o->advantage_estimator,
+                                     "advantage-estimator");
+    r->loss = custom ? find_for_training(&f, MILES_LOSS, o->custom_loss,
+                                         "custom-loss-function-path")
+                     : find_for_training(&f, MILES_LOSS, o->loss_type, "loss-type");
+    if (corrects)
+        r->correction =
+            find_for_training(&f, MILES_CORRECTION, o->custom_tis ? o->custom_tis : "tis",
+                              "custom-tis-function-path");
+    r->reducer = find_for_training(&f, MILES_REDUCER, o->custom_reducer,
+                                   "custom-pg-loss-reducer-function-path");
+    if (f.st == ML_OK && f.n_python)
+        f.st = ml_python_train_open(f.python, f.n_python, o->args, err);
+    return f.st;
 }
 
 ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *o, ml_err *err) {

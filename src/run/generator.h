@@ -12,6 +12,7 @@
 #include "model/moves.h"
 #include "run/opts.h"
 #include "run/run.h"
+#include "run/run_router.h"
 
 /* An engine is killed after the weights of a rollout were published. */
 typedef struct ml_fault {
@@ -51,12 +52,14 @@ typedef struct ml_generator {
     /* For engines in other processes: the directory of published weights, and where an
      * engine keeps the copy that deltas change; NULL: none. */
     const char *weight_dir, *copy_dir;
-    ml_supervisor *supervisor;     /* of the engine processes; NULL: not yet, or none */
-    ml_faults faults;              /* to be injected into them */
-    bool pauses;                   /* the engine is paused during training */
-    bool leads;                    /* the engine's first rank, or its only one */
-    ml_gen *local;                 /* the engine in this process; NULL: none */
-    struct ml_rank_engine *served; /* to rank 0; NULL: there is one rank */
+    ml_supervisor *supervisor; /* of the engine processes; NULL: not yet, or none */
+    ml_faults faults;          /* to be injected into them */
+    bool pauses;               /* the engine is paused during training */
+    bool leads;                /* the engine's first rank, or its only one */
+    ml_gen *local;             /* the engine in this process; NULL: none */
+    bool serves; /* the user's functions send requests to the engine; set before start */
+    struct ml_rank_engine *served; /* to rank 0 or to these functions; NULL: to neither */
+    ml_run_router *router;         /* in front of the engines; NULL: none */
     ml_gen *gen; /* over all engines, or the one above; NULL: rank 0 has it */
 } ml_generator;
 
@@ -99,6 +102,9 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
  * they do not have the run's weights yet. */
 ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err);
 
+/* Opens g->router, if the run has several engines, or was told to. */
+ml_status ml_engines_route(ml_generator *g, const ml_run_opts *c, ml_err *err);
+
 /* The same for n processes that only evaluate, with this number of threads each; `dir` has
  * their weights and logs. */
 ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
@@ -111,6 +117,11 @@ ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
  * engines.  w: the engine's first weights.  Collective. */
 ml_status ml_rank_engine_open(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
                               ml_err *err);
+/* Serves g->local to functions of the user in other processes of this machine. */
+ml_status ml_rank_engine_serve(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
+                               ml_err *err);
+int ml_rank_engine_port(const struct ml_rank_engine *e);
+const char *ml_rank_engine_key(const struct ml_rank_engine *e);
 /* Stop ends the server's thread; the engine is closed before the rest.  NULL is allowed. */
 void ml_rank_engine_stop(struct ml_rank_engine *e);
 void ml_rank_engine_close(struct ml_rank_engine *e);

@@ -43,6 +43,7 @@ static ml_status open_server(ml_rank_engine *e, const ml_generator *g, const ml_
                                      .n_host = 1 },
                          .gen = g->local,
                          .tokenizer = g->run->tokenizer,
+                         .chat = g->run->chat_template,
                          .n_vocab = (int32_t)g->run->spec.n_vocab,
                          .context = g->engine.context,
                          .model_path = g->run->opts.hf_checkpoint,
@@ -78,6 +79,26 @@ static ml_status start_server(ml_rank_engine *e, const ml_generator *g, const ml
                       : ml_fail(err, ML_ENOMEM,
                                 "cannot create a thread for the engine's "
                                 "server");
+}
+
+ml_status ml_rank_engine_serve(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
+                               ml_err *err) {
+    ml_rank_engine *e = calloc(1, sizeof *e);
+    ml_status st;
+
+    g->served = e;
+    if (!e)
+        return ml_fail(err, ML_ENOMEM, "out of memory for the server of an engine");
+    st = ml_secret_random(&e->key, err);
+    return st == ML_OK ? start_server(e, g, w, c, err) : st;
+}
+
+int ml_rank_engine_port(const ml_rank_engine *e) {
+    return ml_server_port(e->server);
+}
+
+const char *ml_rank_engine_key(const ml_rank_engine *e) {
+    return e->key.text;
 }
 
 /* Rank 0 learns where the engines are. */

@@ -5,9 +5,11 @@
 
 #include "plugin/generate_path.h"
 #include "plugin/reward_path.h"
-#include "plugin/worker_command.h"
+#include "plugin/python.h"
+#include "plugin/python_extensions.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
+#include "run/python_rollout.h"
 
 /* --- sampling --------------------------------------------------------------- */
 
@@ -42,7 +44,7 @@ bool ml_reward_from_environment(const ml_run_opts *c) {
     const char *path = c->extensions.generate;
 
     return path && !c->extensions.execute_tool &&
-           (ml_worker_command_is(path) || strstr(path, ".so:"));
+           (ml_worker_command_is(path) || ml_python_is(path) || strstr(path, ".so:"));
 }
 
 /* Checks the grader named in a row's metadata. */
@@ -107,12 +109,43 @@ ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *
 
 /* --- the environment -------------------------------------------------------- */
 
-ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
-                            const ml_run_opts *c, ml_err *err) {
-    ml_turns_opts o = c->turns;
-    ml_status st = ml_generate_path_resolve(&o.environment, a, c->extensions.generate,
-                                            c->extensions.execute_tool, err);
+/* Functions that send requests need an engine that they can reach. */
+static ml_status check_engine(const char *flag, const ml_run_opts *c, ml_err *err) {
+    if (ml_run_ranks_size(&c->ranks) == 1 && !ml_run_elsewhere(c))
+        return ML_OK;
+    return ml_fail(err, ML_EUNSUP,
+                   "--%s: a Python function needs the engine of this process; use one "
+                   "rank, without --rollout-num-engines and external engines",
+                   flag);
+}
 
+static ml_status open_generate(ml_worker_pool **out, const ml_environment_opts *e,
+                               const ml_run_opts *c, ml_err *err) {
+    ml_worker_pool_opts o = e->python;
+
+    ml_status st = check_engine("custom-generate-function-path", c, err);
+
+    if (st != ML_OK)
+        return st;
+    if (c->mode.fully || c->rollout.partial)
+        return ml_fail(err, ML_EUNSUP,
+                       "--custom-generate-function-path: a Python function that generates "
+                       "excludes %s",
+                       c->mode.fully ? "--fully-async" : "--partial-rollout");
+    o.n = c->reward.n_thread;
+    o.memory_bytes = c->reward.memory_bytes;
+    return ml_worker_pool_open(out, &o, err);
+}
+
+ml_status ml_turns_open_for(ml_turns **out, ml_worker_pool **generate,
+                            const ml_train_run *run, ml_arena *a, const ml_run_opts *c,
+                            ml_err *err) {
+    ml_turns_opts o = c->turns;
+    ml_status st;
+
+    o.environment.args = c->reward.args;
+    st = ml_generate_path_resolve(&o.environment, a, c->extensions.generate,
+                                  c->extensions.execute_tool, err);
     o.environment.memory_bytes = c->reward.memory_bytes;
     o.environment.deadline_s = c->reward.deadline_s;
     o.text.tokenizer = run->tokenizer;
@@ -121,8 +154,11 @@ ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a
     if (st == ML_OK && c->data.template_kwargs)
         st = ml_json_parse(&o.text.kwargs, a, ml_str_of(c->data.template_kwargs),
                            "--apply-chat-template-kwargs", err);
-    if (st != ML_OK || (!o.environment.ext && !o.environment.command.line))
+    if (st != ML_OK ||
+        (!o.environment.ext && !o.environment.command.line && !o.environment.python.line))
         return st;
+    if (o.environment.generates)
+        return open_generate(generate, &o.environment, c, err);
     st = ml_turns_open(out, &o, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--custom-generate-function-path");
@@ -148,14 +184,19 @@ ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions
     ml_partial_buffer_init(&r->sync.partial_buffer, feed.n_per_prompt);
     r->sync.how = sampling_of(a, c);
     memcpy(r->sync.how.routed, run->opts.replay_rollout, sizeof run->opts.replay_rollout);
-    st = ml_reward_check(c, &run->dataset, err);
+    st = e->rollout && ml_python_extension_is(&e->rollout->base)
+             ? check_engine("rollout-function-path", c, err)
+             : ML_OK;
+    if (st == ML_OK)
+        st = ml_reward_check(c, &run->dataset, err);
     if (st == ML_OK)
         st = ml_rewards_open_for(&r->rewards, a, c, err);
-    return st == ML_OK ? ml_turns_open_for(&r->turns, run, a, c, err) : st;
+    return st == ML_OK ? ml_turns_open_for(&r->turns, &r->generate, run, a, c, err) : st;
 }
 
 void ml_rollouts_close(ml_rollouts *r) {
     ml_turns_close(r->turns);
+    ml_worker_pool_close(r->generate);
     ml_rewards_close(r->rewards);
     ml_partial_buffer_release(&r->sync.partial_buffer);
 }
@@ -190,7 +231,10 @@ ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *c
     r->sync.gen_ctx.group_rewards = r->group_rewards;
     r->custom.gen_ctx = r->sync.gen_ctx;
     r->custom.how = r->sync.how;
-    *out = r->custom.ext ? ml_rollout_custom(&r->custom) : ml_rollout_gen(&r->sync);
+    *out = ml_python_extension_is(r->custom.ext ? &r->custom.ext->base : NULL)
+               ? ml_rollout_python(&r->custom)
+           : r->custom.ext ? ml_rollout_custom(&r->custom)
+                           : ml_rollout_gen(&r->sync);
     if (c->mode.fully) {
         st = open_async(r, c, say, err);
         *out = st == ML_OK ? ml_rollout_async(r->async) : *out;

@@ -14,8 +14,9 @@
 
 typedef struct ml_rollouts {
     ml_rewards *rewards;
-    ml_turns *turns;    /* NULL: single-turn answers */
-    bool group_rewards; /* graded once all answers to a prompt are finished */
+    ml_turns *turns;          /* NULL: single-turn answers */
+    ml_worker_pool *generate; /* of a Python function that generates; NULL: none */
+    bool group_rewards;       /* graded once all answers to a prompt are finished */
     ml_gen_rollout sync;
     ml_custom_rollout custom;   /* replaces it, if there is an extension */
     ml_prefetch *prefetch;      /* NULL: none */
@@ -36,9 +37,11 @@ ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *c
 /* Stops generation in progress. */
 void ml_rollouts_stop(ml_rollouts *r);
 
-/* Opens the configured environment; *out is unchanged if there is none. */
-ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
-                            const ml_run_opts *c, ml_err *err);
+/* Opens the configured environment, or the workers of a function that generates; *out and
+ * *generate are unchanged if there is none. */
+ml_status ml_turns_open_for(ml_turns **out, ml_worker_pool **generate,
+                            const ml_train_run *run, ml_arena *a, const ml_run_opts *c,
+                            ml_err *err);
 
 /* A user's environment gives rewards; a sample for which it does not has reward 0, unless
  * another reward is configured. */

@@ -320,6 +320,7 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
 static ml_status follow(serve_job *j, ml_err *err) {
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
     return open_gen(j, err);
 }
 
@@ -331,6 +332,7 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.gen = j->gen;
     o.memory.release = ml_local_release;
     o.memory.take = ml_local_take;
+    o.group = ml_local_group_do;
     o.tokenizer = j->tokenizer;
     o.chat = j->chat;
     o.tools = tool_format(c);

@@ -15,7 +15,7 @@ const ml_flag ml_flags_algo[] = {
       .value = "NAME",
       .group = "advantages",
       .help = "grpo, gspo, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, or a "
-              "function of a shared object: ./my.so:name." },
+              "function: package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "disable-compute-advantages-and-returns",
       .type = ML_FLAG_BOOL,
       ML_AT(run.algo.disable_compute_advantages),
@@ -63,9 +63,9 @@ const ml_flag ml_flags_algo[] = {
     { .name = "custom-loss-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.algo.custom_loss),
-      .value = "OBJECT:NAME",
+      .value = "PATH",
       .group = "policy loss",
-      .help = "Custom loss of a shared object: ./my.so:name." },
+      .help = "Custom loss: package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "eps-clip",
       .type = ML_FLAG_F64,
       ML_AT(run.algo.num.eps_clip),
@@ -197,7 +197,8 @@ const ml_flag ml_flags_algo[] = {
       .def_note = "tis",
       .value = "NAME",
       .group = "off-policy correction",
-      .help = "tis, icepop, mis, or a function of a shared object: ./my.so:name." },
+      .help = "tis, icepop, mis, or a function: package.module.function, "
+              "./file.py:function or ./my.so:name." },
     { .name = "get-mismatch-metrics",
       .type = ML_FLAG_BOOL,
       ML_AT(run.algo.get_mismatch_metrics),
@@ -292,8 +293,8 @@ const ml_flag ml_flags_algo[] = {
       .def_note = "mean over the rollout",
       .value = "NAME",
       .group = "reduction",
-      .help = "Reduction of the policy loss only: drgrpo, dapo, or a function of a shared "
-              "object: ./my.so:name." },
+      .help = "Reduction of the policy loss only: drgrpo, dapo, or a function: "
+              "package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "drgrpo-divisor",
       .type = ML_FLAG_F64,
       ML_AT(run.algo.num.drgrpo_divisor),

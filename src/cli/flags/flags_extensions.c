@@ -25,7 +25,8 @@ const ml_flag ml_flags_extensions[] = {
       .value = "PATH",
       .group = "extensions",
       .cmds = GENERATES,
-      .help = "Environment that replies to the model after each turn: ./env.py with a "
+      .help = "Python function that generates a sample, package.module.function; or an "
+              "environment that replies to the model after each turn: ./env.py with a "
               "function turn(conversation), cmd:COMMAND for a program that answers JSON "
               "lines, ./my.so:name for a shared object, calculator, or Miles' "
               "miles.rollout.generate_hub.multi_turn.generate." },
@@ -61,7 +62,8 @@ const ml_flag ml_flags_extensions[] = {
       .group = "extensions",
       .help =
           "Custom rollout function: selects the prompts, and which samples to train on: "
-          "./my.so:name.  The names of Miles' own functions select the built-in one." },
+          "package.module.function, ./file.py:function or ./my.so:name.  The names of "
+          "Miles' own functions select the built-in one." },
     { .name = "data-source-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.source),
@@ -73,65 +75,72 @@ const ml_flag ml_flags_extensions[] = {
       ML_AT(run.extensions.path.buffer_filter),
       .value = "PATH",
       .group = "extensions",
-      .help =
-          "--partial-rollout: selects the unfinished groups to continue: ./my.so:name." },
+      .help = "--partial-rollout: selects the unfinished groups to continue: "
+              "package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "custom-reward-post-process-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.reward_post),
       .value = "PATH",
       .group = "extensions",
       .help = "Custom transformation of rewards, instead of normalisation within groups: "
-              "./my.so:name." },
+              "package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "rollout-sample-filter-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.sample_filter),
       .value = "PATH",
       .group = "extensions",
-      .help = "Selects the samples of a rollout that are not trained on: ./my.so:name." },
+      .help = "Selects the samples of a rollout that are not trained on: "
+              "package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "rollout-all-samples-process-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.samples_hook),
       .value = "PATH",
       .group = "extensions",
-      .help =
-          "Called with all samples of a rollout, including dropped groups: ./my.so:name." },
+      .help = "Called with all samples of a rollout, including dropped groups: "
+              "package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "custom-rollout-log-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.metrics),
       .value = "PATH",
       .group = "extensions",
-      .help = "Adds metrics to a rollout: ./my.so:name." },
+      .help = "Adds metrics to a rollout: package.module.function, ./file.py:function or "
+              "./my.so:name." },
     { .name = "custom-eval-rollout-log-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.eval_metrics),
       .value = "PATH",
       .group = "extensions",
       .cmds = GENERATES,
-      .help = "Adds metrics to an evaluation: ./my.so:name." },
+      .help = "Adds metrics to an evaluation: package.module.function, ./file.py:function "
+              "or ./my.so:name." },
     { .name = "custom-megatron-init-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.after_init),
       .value = "PATH",
       .group = "extensions",
-      .help = "Called before a run starts: ./my.so:name." },
+      .help = "Called before a run starts: package.module.function, ./file.py:function or "
+              "./my.so:name." },
     { .name = "custom-megatron-before-log-prob-hook-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.before_log_prob),
       .value = "PATH",
       .group = "extensions",
-      .help = "Called before each forward-only pass: ./my.so:name." },
+      .help = "Called before each forward-only pass: package.module.function, "
+              "./file.py:function or ./my.so:name." },
     { .name = "custom-megatron-before-train-step-hook-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.before_train_step),
       .value = "PATH",
       .group = "extensions",
-      .help = "Called before each optimizer step: ./my.so:name." },
+      .help = "Called before each optimizer step: package.module.function, "
+              "./file.py:function or ./my.so:name." },
     { .name = "custom-megatron-post-save-hook-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.after_save),
       .value = "PATH",
       .group = "extensions",
-      .help = "Called after a snapshot has been written: ./my.so:name." },
+      .help = "Called after a snapshot has been written: package.module.function, "
+              "./file.py:function or ./my.so:name." },
     { .name = "eval-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.eval),
@@ -139,7 +148,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "extensions",
       .cmds = GENERATES,
       .help = "Custom evaluation: selects the data sets and computes the metrics: "
-              "./my.so:name." },
+              "package.module.function, ./file.py:function or ./my.so:name." },
     { .name = "custom-async-data-buffer-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.buffer),
@@ -158,14 +167,16 @@ const ml_flag ml_flags_extensions[] = {
       .value = "PATH",
       .group = "extensions",
       .help = "Called with the training data of a rollout, including log-probs and "
-              "advantages, before its first step: ./my.so:name." },
+              "advantages, before its first step: package.module.function, "
+              "./file.py:function or ./my.so:name." },
     { .name = "custom-update-weight-post-write-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.weights_written),
       .value = "PATH",
       .group = "extensions",
       .help = "Called after weights for remote engines are written and before the engines "
-              "load them, for example to copy them: ./my.so:name." },
+              "load them, for example to copy them: package.module.function, "
+              "./file.py:function or ./my.so:name." },
     ML_REFUSED("custom-convert-samples-to-train-data-path", TEXT, MILES, TRAIN,
                "the loss defines the columns of the training data; use "
                "--rollout-sample-filter-path, --custom-reward-post-process-path or "

@@ -24,8 +24,9 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.custom_rm_path),
       .value = "PATH",
       .group = "rewards",
-      .help = "Custom reward, instead of --rm-type: ./reward.py with a function "
-              "reward(sample), cmd:COMMAND for a program that answers JSON lines, or "
+      .help = "Custom reward, instead of --rm-type: package.module.function or "
+              "./file.py:function for a Python function, cmd:COMMAND for a program that "
+              "answers JSON lines, or "
               "./my.so:name for a shared object.  math=0.8,./reward.py=0.2 is a weighted "
               "sum." },
     { .name = "rm-url",

@@ -43,10 +43,12 @@ static eval_job *next_job(const ml_eval_queue *q) {
 }
 
 static ml_status evaluate(ml_eval_queue *q, eval_job *j, ml_err *err) {
-    ml_gen *gen = q->opts.evals->gen_ctx.gen;
+    ml_evals evals = *q->opts.evals;
+    ml_gen *gen = evals.gen_ctx.gen;
     ml_status st = gen->load(gen, j->path, j->version, ML_SWITCH_RECOMPUTE, err);
 
-    return st == ML_OK ? ml_evals_run(q->opts.evals, &j->scores, err) : st;
+    evals.rollout = j->rollout;
+    return st == ML_OK ? ml_evals_run(&evals, &j->scores, err) : st;
 }
 
 static void *work(void *ud) {

@@ -58,8 +58,11 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
     ml_arena_init(&x->arena, "an evaluation's samples");
     if (set->rewards)
         x->gen_ctx.rewards = set->rewards;
-    if (set->turns)
+    if (set->turns || set->generate) {
         x->gen_ctx.turns = set->turns;
+        x->gen_ctx.generate = set->generate;
+    }
+    x->gen_ctx.evaluates = true;
     ml_work_count_clear(x->gen_ctx.work_count);
     ml_group_set_init(&x->groups, &x->gen_ctx, &set->how, &set->dataset);
     st = ml_group_set_generate(&x->groups, start_all, x, err);
@@ -171,7 +174,8 @@ static ml_status run_row(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
                              .set = name,
                              .n_set = e->n,
                              .generate = host_ask,
-                             .add_metric = host_add };
+                             .add_metric = host_add,
+                             .rollout = e->rollout };
     miles_error why = { "" };
     int failed;
 
@@ -207,13 +211,15 @@ ml_status ml_evals_report(const ml_eval_scores *scores, int64_t rollout, ml_aren
 
 ml_status ml_evals_observe(const ml_evals *e, int64_t rollout, const ml_observers *to,
                            ml_err *err) {
+    ml_evals own = *e;
     ml_eval_scores scores = { 0 };
     ml_arena a;
     ml_status st;
 
     ml_arena_init(&a, "an evaluation");
     ml_metrics_init(&scores.metrics, &a);
-    st = ml_evals_run(e, &scores, err);
+    own.rollout = rollout;
+    st = ml_evals_run(&own, &scores, err);
     if (st == ML_OK)
         st = ml_evals_report(&scores, rollout, &a, to, err);
     ml_arena_release(&a);

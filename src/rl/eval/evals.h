@@ -17,8 +17,9 @@ typedef struct ml_eval_set {
     ml_dataset dataset;
     ml_sampling how;
     int32_t n_per_prompt;
-    ml_rewards *rewards; /* of this set only; NULL: gen_ctx.rewards of ml_evals */
-    ml_turns *turns;     /* likewise */
+    ml_rewards *rewards;      /* of this set only; NULL: gen_ctx.rewards of ml_evals */
+    ml_turns *turns;          /* likewise */
+    ml_worker_pool *generate; /* likewise */
 } ml_eval_set;
 
 typedef struct ml_evals {
@@ -29,6 +30,7 @@ typedef struct ml_evals {
     const miles_metrics *metrics; /* additional metrics; NULL: none */
     const miles_eval *ext;        /* runs the whole evaluation; NULL: evaluate all sets */
     bool keep_answers;            /* return the answers, to be recorded */
+    int64_t rollout;              /* for the extension; -1: not known */
 } ml_evals;
 
 /* The result of an evaluation. */

@@ -211,6 +211,10 @@ ml_status ml_gen_task_submit(ml_gen_task *x, ml_err *err) {
     uint64_t ticket;
     ml_status st;
 
+    if (x->group->set->ctx->generate) {
+        ml_gen_task_call(x);
+        return ML_OK;
+    }
     memcpy(ask.routed, how->routed, sizeof ask.routed);
     st = gen->submit(gen, &ask, take_tokens, x, &ticket, err);
     if (st == ML_OK)
@@ -242,20 +246,26 @@ static ml_status begin(ml_gen_task *x, uint64_t draw, ml_err *err) {
     return st;
 }
 
-ml_status ml_gen_group_start(ml_gen_group *g, uint64_t draw, ml_err *err) {
+ml_status ml_gen_group_prepare(ml_gen_group *g, ml_err *err) {
     shared_prompt d = { 0 };
     ml_status st = read_prompt(g, &d, err);
 
-    /* Allocate all before the first is submitted: from then on the generator's thread owns
-     * the arena. */
     for (int32_t i = 0; i < g->id.n_sample && st == ML_OK; i++)
         g->task[i] = new_task(g, &d, i);
+    ml_tokens_release(&d.ids);
+    return st;
+}
+
+ml_status ml_gen_group_start(ml_gen_group *g, uint64_t draw, ml_err *err) {
+    /* Allocates all before the first is submitted: from then on the generator's thread owns
+     * the arena. */
+    ml_status st = ml_gen_group_prepare(g, err);
+
     open_group(g);
     for (int32_t i = 0; i < g->id.n_sample && st == ML_OK; i++)
         st = begin(g->task[i], draw + (uint64_t)i, err);
     if (st != ML_OK)
         ml_gen_group_give_up(g);
-    ml_tokens_release(&d.ids);
     return st;
 }
 

@@ -46,7 +46,12 @@ typedef struct ml_gen_ctx {
     const ml_tokenizer *tokenizer;
     const ml_chat_template *chat_template; /* NULL: prompts are text */
     ml_turns *turns;                       /* NULL: an answer has a single turn */
-    const int32_t *end;                    /* [n_end] the model's end tokens */
+    /* Workers of a Python function that generates samples, with requests to the run's
+     * engine; NULL: the generator does. */
+    ml_worker_pool *generate;
+    bool evaluates;     /* tells the function so */
+    int64_t n_vocab;    /* of the model; its tokens are checked */
+    const int32_t *end; /* [n_end] the model's end tokens */
     int32_t n_end;
     ml_work_count
         *work_count;    /* progress counter of generated and graded answers, or NULL */
@@ -64,6 +69,8 @@ typedef struct ml_gen_task {
     ml_turn *turn;   /* NULL: there is no environment */
     struct ml_gen_task *next_waiting; /* for a reply of the environment */
     bool replied;                     /* protected by the set's lock */
+    ml_text made;                     /* the answer of a function that generates it */
+    ml_worker_end made_end;
     _Atomic uint64_t ticket;
     uint64_t draw;
     bool begun;

@@ -20,6 +20,15 @@ void ml_gen_task_end_turn(ml_gen_task *x);
 /* Appends the environment's reply: the sample continues or ends. */
 void ml_gen_task_take_reply(ml_gen_task *x);
 
+/* --- gen_task_python.c --- */
+
+#define ML_GENERATE_LIMIT_S 3600.0 /* of a call of the function */
+
+/* Calls the function that generates the sample. */
+void ml_gen_task_call(ml_gen_task *x);
+/* Takes the sample that it has generated. */
+void ml_gen_task_take_made(ml_gen_task *x);
+
 /* --- gen_task_reward.c --- */
 
 /* Submits an ended sample for grading, if it is to be graded, or closes the task.  The

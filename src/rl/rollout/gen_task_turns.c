@@ -93,9 +93,15 @@ static void go_on(ml_gen_task *x, const ml_tokens *ids) {
 }
 
 void ml_gen_task_take_reply(ml_gen_task *x) {
-    const ml_reply *r = &x->turn->reply;
-    ml_tokens ids = x->turn->ids;
+    const ml_reply *r;
+    ml_tokens ids;
 
+    if (x->group->set->ctx->generate) {
+        ml_gen_task_take_made(x);
+        return;
+    }
+    r = &x->turn->reply;
+    ids = x->turn->ids;
     x->turn->ids = (ml_tokens){ 0 };
     if (x->aborted) {
         ml_gen_task_complete(x, ML_SAMPLE_ABORTED);

@@ -158,7 +158,7 @@ static bool is_closed(ml_group_set *s) {
 void ml_group_set_step_end(void *set) {
     ml_group_set *s = set;
 
-    if (s->lockstep)
+    if (s->lockstep && !s->ctx->generate) /* whose requests need further steps */
         wait_for_replies(s);
     take_replies(s);
     if (s->decide && !is_closed(s))
@@ -180,9 +180,19 @@ void ml_group_set_close(ml_group_set *s) {
 }
 
 static void wait_for_all(ml_group_set *s) {
+    bool aborts = s->ctx->generate != NULL;
+
     pthread_mutex_lock(&s->lock);
-    while (s->n_open > 0 || !s->closed)
+    while (s->n_open > 0 || !s->closed) {
+        if (s->closed && s->decide && aborts) { /* the requests of the user's functions */
+            aborts = false;
+            pthread_mutex_unlock(&s->lock);
+            s->ctx->gen->abort_all(s->ctx->gen);
+            pthread_mutex_lock(&s->lock);
+            continue;
+        }
         pthread_cond_wait(&s->change, &s->lock);
+    }
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -215,7 +225,8 @@ void ml_gen_group_abort(ml_gen_group *g) {
         if (!x || x->ended)
             continue;
         x->aborted = true; /* between two turns it has no valid ticket */
-        gen->abort(gen, x->ticket);
+        if (!g->set->ctx->generate)
+            gen->abort(gen, x->ticket);
     }
 }
 

@@ -110,7 +110,9 @@ void ml_group_set_release(ml_group_set *s); /* does not free the groups */
  * arena.  From any thread. */
 ml_gen_group *ml_group_set_add(ml_group_set *s, ml_group id, ml_arena *a);
 
-/* Starts the samples of a group.  Their random number streams are draw + 0, 1, ... */
+/* Makes the samples of a group, with their prompts. */
+ml_status ml_gen_group_prepare(ml_gen_group *g, ml_err *err);
+/* Makes and starts the samples of a group.  Their random number streams are draw + 0, 1, ... */
 ml_status ml_gen_group_start(ml_gen_group *g, uint64_t draw, ml_err *err);
 /* Continues samples that were aborted before (partial rollout).  Samples that had ended are
  * only graded, if they have no reward.  A response longer than max_new is cut there; it ends

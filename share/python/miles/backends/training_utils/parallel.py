@@ -1,0 +1,7 @@
+"""The ranks of a training function: one."""
+
+from miles.training import ParallelState
+
+
+def get_parallel_state():
+    return ParallelState()

@@ -1,0 +1,36 @@
+/* python.h - user functions in Python, which run in worker processes (base/worker_pool.h).
+ *
+ * share/python has the worker's program and the package `miles`, whose modules user code
+ * imports.  A worker imports all functions of a pool before its first call.
+ *
+ * thread: before other threads start. */
+#ifndef ML_PLUGIN_PYTHON_H
+#define ML_PLUGIN_PYTHON_H
+
+#include <stdbool.h>
+
+#include "base/arena.h"
+#include "base/worker_pool.h"
+
+/* Whether path names Python: "file.py", "file.py:name", "package.module.name" or
+ * "package.module:name". */
+bool ml_python_is(const char *path);
+
+typedef struct ml_python_function {
+    const char *flag; /* that names it, without dashes; it selects the signature */
+    const char *path;
+    const char *fallback; /* the name in "file.py"; NULL: it must be given */
+} ml_python_function;
+
+/* The workers of these functions, which get `args`, the flags of the run as a JSON object.
+ * Errors begin with the flag. */
+ml_status ml_python_workers(ml_worker_pool_opts *out, ml_arena *a,
+                            const ml_python_function *fn, int n, ml_str args, ml_err *err);
+
+/* Imports the functions once in a temporary process, so that a syntax error or a failing
+ * import is reported before anything else is loaded.  *about, if not NULL, is what the
+ * worker says about the function: "generate" if it is one of Miles' generate functions. */
+ml_status ml_python_try(const ml_worker_pool_opts *opts, ml_arena *a, const char **about,
+                        ml_err *err);
+
+#endif
