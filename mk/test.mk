@@ -26,7 +26,7 @@ sanitized = $(call in_config,$(1),$(filter-out $(UNSANITIZED),$(2)))
 
 # Attention and the LM head take minutes under a sanitizer or an emulator: there they run at
 # the machine's best level with a few threads, and in the short tier inside models only.
-QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine slice conv decay linear-rnn row-gate scale moe-scale
+QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine slice conv decay linear-rnn row-gate scale moe-scale lora
 TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f /proc/cpuinfo && \
   echo avx512 || echo avx2))
 # $(call quick_checkop,CONFIG): the ops that are not slow.
