@@ -49,6 +49,8 @@ typedef struct ml_config {
         bool logits, grads, entropy, stats, dry_run;
         double temperature;
         ml_batching batching;
+        const char *lora_adapter_path; /* one adapter for all sequences */
+        ml_string_list lora_paths;     /* NAME=DIR */
     } score;
     struct {
         const char *save_hf, *save_gguf; /* one of them */

@@ -248,6 +248,7 @@ static const struct {
                              "--num-rollout 1 --rollout-batch-size 4" },
     { "score-output", "--hf-checkpoint m --input i" },
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
+    { "score-adapters", SCORE "--lora-adapter-path a --lora-paths x=b" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
     { "convert-output", "--hf-checkpoint m --save-hf a --save-gguf b.gguf" },

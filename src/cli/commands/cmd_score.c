@@ -6,6 +6,7 @@
 #include "base/bug.h"
 #include "base/clock.h"
 #include "cli/cli.h"
+#include "cli/commands/score_adapters.h"
 #include "cli/commands/sequences.h"
 #include "model/plan.h"
 #include "model/tensors.h"
@@ -24,6 +25,7 @@ typedef struct score_job {
     ml_checkpoint *checkpoint;
     ml_backend be;
     ml_sequences seq;
+    ml_score_adapters adapters;
     ml_weights weights, grads;
     ml_kv kv;
     ml_plan *plan;
@@ -122,30 +124,39 @@ static ml_status put_rows(score_job *j, int32_t i, int32_t row, int32_t at, int3
     return st;
 }
 
-static ml_status put_grads(score_job *j, ml_err *err) {
-    int32_t tensor = j->seq.n * per_sequence(j);
-    float loss = (float)(j->nll / (double)j->seq.n_next), *piece = NULL;
-    ml_status st = put(j, tensor++, 0, 1, &loss, err);
+static ml_status put_grad(score_job *j, int32_t tensor, const ml_weights *grads,
+                          const ml_spec *s, const ml_named *named, ml_err *err) {
+    ml_slices all = ml_named_slices(named);
+    int64_t step = (int64_t)(PIECE_BYTES / sizeof(float)) / all.n_value;
+    ml_status st = ML_OK;
+    float *piece;
 
-    for (int32_t i = 0; i < j->n_named && st == ML_OK; i++) {
-        ml_slices all = ml_named_slices(&j->named[i]);
-        int64_t step = (int64_t)(PIECE_BYTES / sizeof *piece) / all.n_value;
-        step = step < 1 ? 1 : step;
-        float *grown = realloc(piece, (size_t)(step * all.n_value) * sizeof *piece);
-        if (!grown) {
-            free(piece);
-            return ml_fail(err, ML_ENOMEM, "out of memory for %lld gradients",
-                           (long long)(step * all.n_value));
-        }
-        piece = grown;
-        for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
-            int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
-            ml_named_read(&j->grads, &j->spec, &j->named[i], r, n, ML_F32, piece);
-            st = put(j, tensor, r * all.n_value, n * all.n_value, piece, err);
-        }
-        tensor++;
+    step = step < 1 ? 1 : step;
+    piece = malloc((size_t)(step * all.n_value) * sizeof *piece);
+    if (!piece)
+        return ml_fail(err, ML_ENOMEM, "out of memory for %lld gradients",
+                       (long long)(step * all.n_value));
+    for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
+        int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
+        ml_named_read(grads, s, named, r, n, ML_F32, piece);
+        st = put(j, tensor, r * all.n_value, n * all.n_value, piece, err);
     }
     free(piece);
+    return st;
+}
+
+static ml_status put_grads(score_job *j, ml_err *err) {
+    const ml_score_adapters *x = &j->adapters;
+    int32_t tensor = j->seq.n * per_sequence(j);
+    float loss = (float)(j->nll / (double)j->seq.n_next);
+    ml_status st = put(j, tensor++, 0, 1, &loss, err);
+
+    for (int32_t i = 0; i < j->n_named && st == ML_OK; i++)
+        st = put_grad(j, tensor++, &j->grads, &j->spec, &j->named[i], err);
+    for (int32_t i = 0; i < x->n && st == ML_OK; i++)
+        for (int32_t k = 0; k < x->n_named[i] && st == ML_OK; k++)
+            st = put_grad(j, tensor++, &x->lora[i].grads, &x->lora[i].spec, &x->named[i][k],
+                          err);
     return st;
 }
 
@@ -156,7 +167,7 @@ static void list_named(score_job *j) {
     ml_named *list = ML_NEW(&j->arena, ml_named, n);
 
     for (int32_t i = 0; i < n; i++)
-        if (!j->spec.param[all[i].param].frozen)
+        if (!j->spec.param[all[i].param].frozen && !j->adapters.n)
             list[j->n_named++] = all[i];
     j->named = list;
 }
@@ -179,6 +190,8 @@ static ml_status open_output(score_job *j, ml_err *err) {
     if (c->score.grads)
         list_named(j);
     n += j->n_named;
+    for (int32_t i = 0; i < j->adapters.n; i++)
+        n += j->adapters.n_named[i];
     t = ML_NEW(&j->arena, ml_st_tensor, n + 1);
     for (int32_t i = 0; i < j->seq.n; i++) {
         snprintf(name, sizeof name, "logprobs.%d", i);
@@ -198,6 +211,13 @@ static ml_status open_output(score_job *j, ml_err *err) {
         declare(j, &t[at], name, d->n_dim, d->shape[0], d->shape[1]);
         t[at++].shape[2] = d->shape[2];
     }
+    for (int32_t i = 0; i < j->adapters.n; i++)
+        for (int32_t k = 0; k < j->adapters.n_named[i]; k++) {
+            const ml_named *d = &j->adapters.named[i][k];
+            declare(j, &t[at], ml_score_adapters_grad(&j->adapters, &j->arena, i, k),
+                    d->n_dim, d->shape[0], d->shape[1]);
+            t[at++].shape[2] = d->shape[2];
+        }
     layout.n = at;
     layout.tensor = t;
     return ml_st_create(&j->out, c->score.output, &layout, err);
@@ -210,14 +230,23 @@ typedef struct memory_row {
     size_t bytes;
 } memory_row;
 
-static size_t memory_plan(const score_job *j, memory_row row[8]) {
+enum { MEMORY_ROWS = 9 };
+
+static size_t grad_bytes(const score_job *j) {
+    if (!j->config->score.grads)
+        return 0;
+    return j->adapters.n ? ml_score_adapters_bytes(&j->adapters, true)
+                         : ml_weights_bytes(&j->spec, NULL, ML_WEIGHT_F32);
+}
+
+static size_t memory_plan(const score_job *j, memory_row row[MEMORY_ROWS]) {
     size_t total = 0;
-    bool grads = j->config->score.grads;
     memory_row all[] = {
         { "program", j->base_bytes },
         { "weights", ml_weights_bytes(&j->spec, j->checkpoint,
                                       ml_weights_dtype(&j->be, j->config->run.dtype)) },
-        { "gradients", grads ? ml_weights_bytes(&j->spec, NULL, ML_WEIGHT_F32) : 0 },
+        { "adapters", ml_score_adapters_bytes(&j->adapters, false) },
+        { "gradients", grad_bytes(j) },
         { "activations", ml_plan_act_bytes(j->plan) },
         { "scratch", ml_plan_scratch_bytes(j->plan) },
         { "KV pages", tokenwise(j)
@@ -230,21 +259,21 @@ static size_t memory_plan(const score_job *j, memory_row row[8]) {
         row[i] = all[i];
         total += all[i].bytes;
     }
-    row[7] = (memory_row){ "total", total };
+    row[MEMORY_ROWS - 1] = (memory_row){ "total", total };
     return total;
 }
 
 static void print_memory(const score_job *j) {
-    memory_row row[8];
+    memory_row row[MEMORY_ROWS];
     memory_plan(j, row);
     printf("memory plan of %s, %lld parameters:\n", j->spec.family,
            (long long)ml_spec_param_count(&j->spec));
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < MEMORY_ROWS; i++)
         printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
 }
 
 static void print_stats(const score_job *j, double seconds) {
-    memory_row row[8];
+    memory_row row[MEMORY_ROWS];
     size_t planned = memory_plan(j, row), peak = ml_memory_peak(&j->be);
     const ml_plan_stats *op = ml_plan_stats_of(j->plan);
 
@@ -262,15 +291,42 @@ static void print_stats(const score_job *j, double seconds) {
 
 /* --- steps ------------------------------------------------------------------ */
 
+/* The derivative of the loss with respect to a log-prob of sequence i. */
+static float derivative(const score_job *j, int32_t i) {
+    const ml_score_adapters *x = &j->adapters;
+
+    if (!x->n)
+        return -1.0f / (float)j->seq.n_next;
+    return x->of[i] < 0 ? 0.0f : -1.0f / (float)x->n_next[x->of[i]];
+}
+
+static void set_derivatives(score_job *j, int32_t first, int32_t end) {
+    for (int32_t i = first, row = 0; i < end; i++)
+        for (int32_t k = 0; k < loss_rows(j, j->seq.len[i]); k++, row++)
+            j->dlogprob[row] = j->batch.rows.loss_id[row] < 0 ? 0.0f : derivative(j, i);
+}
+
+static void add_rows(score_job *j, int32_t i, int32_t at, int32_t n, const int32_t *page) {
+    ml_batch_add(&j->batch, j->seq.id[i] + at, j->target + at, n, at, page);
+    if (j->adapters.n)
+        ml_batch_set_adapter(&j->batch, j->adapters.of[i]);
+}
+
+static ml_run run_of(const score_job *j) {
+    return (ml_run){ .weights = &j->weights,
+                     .grads = j->adapters.n ? NULL : &j->grads,
+                     .lora = j->adapters.n ? &j->adapters.table : NULL,
+                     .rows = &j->batch.rows };
+}
+
 static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *err) {
-    ml_run run = { .weights = &j->weights, .grads = &j->grads, .rows = &j->batch.rows };
-    float each = -1.0f / (float)j->seq.n_next;
+    ml_run run = run_of(j);
     ml_status st = ML_OK;
 
     ml_batch_clear(&j->batch);
     for (int32_t i = first; i < end; i++) {
         set_targets(j, i);
-        ml_batch_add(&j->batch, j->seq.id[i], j->target, j->seq.len[i], 0, NULL);
+        add_rows(j, i, 0, j->seq.len[i], NULL);
     }
     ml_plan_forward(j->plan, &run);
     j->n_step++;
@@ -282,8 +338,7 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
         row += loss_rows(j, j->seq.len[i]);
     }
     if (st == ML_OK && j->config->score.grads) {
-        for (int32_t k = 0; k < j->batch.rows.n_loss; k++)
-            j->dlogprob[k] = j->batch.rows.loss_id[k] < 0 ? 0.0f : each;
+        set_derivatives(j, first, end);
         ml_plan_backward(j->plan, &run, j->dlogprob, NULL);
         st = j->be.dev->sync(j->be.stream, err);
     }
@@ -293,13 +348,14 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
 /* Each token is a step of one row, as in decode; keys are read from the KV pages. */
 static ml_status score_tokenwise(score_job *j, int32_t i, const int32_t *page,
                                  ml_err *err) {
-    ml_run run = { .weights = &j->weights, .kv = &j->kv, .rows = &j->batch.rows };
+    ml_run run = run_of(j);
     ml_status st = ML_OK;
 
+    run.kv = &j->kv;
     set_targets(j, i);
     for (int32_t k = 0; k < j->seq.len[i] && st == ML_OK; k++) {
         ml_batch_clear(&j->batch);
-        ml_batch_add(&j->batch, j->seq.id[i] + k, j->target + k, 1, k, page);
+        add_rows(j, i, k, 1, page);
         ml_plan_forward(j->plan, &run);
         j->n_step++;
         j->n_row++;
@@ -349,6 +405,9 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
                      c->score.input);
     if (st == ML_OK)
         st = ml_backend_open(&j->be, &opts, err);
+    if (st == ML_OK)
+        st = ml_score_adapters_open(&j->adapters, &j->arena, c, &j->spec, &j->seq, &j->be,
+                                    err);
     return st;
 }
 
@@ -356,6 +415,7 @@ static ml_status make_plan(score_job *j, ml_err *err) {
     ml_batch_caps caps = plan_caps(j);
     ml_plan_opts opts = { .caps = caps,
                           .backward = j->config->score.grads,
+                          .frozen = j->adapters.n > 0,
                           .logits = j->config->score.logits,
                           .kv_shared = tokenwise(j) };
 
@@ -370,7 +430,7 @@ static ml_status take_memory(score_job *j, ml_err *err) {
     ml_status st = ml_weights_load(&j->weights, &j->spec, j->checkpoint,
                                    j->config->run.dtype, &j->be, &j->arena, err);
 
-    if (st == ML_OK && j->config->score.grads)
+    if (st == ML_OK && j->config->score.grads && !j->adapters.n)
         st = ml_weights_zeros(&j->grads, &j->spec, &j->be, &j->arena, err);
     if (st == ML_OK && tokenwise(j))
         st = ml_kv_open(&j->kv, &j->spec, caps.n_page, caps.n_seq, &j->be, &j->arena, err);
@@ -404,13 +464,18 @@ static ml_status run_job(score_job *j, ml_err *err) {
         print_memory(j);
         return ML_OK;
     }
-    st = open_output(j, err);
+    if (j->config->score.grads)
+        st = ml_score_adapters_take(&j->adapters, &j->arena, err);
+    if (st == ML_OK)
+        st = open_output(j, err);
     if (st == ML_OK)
         st = take_memory(j, err);
     if (st != ML_OK)
         return st;
     start = ml_clock_s();
     st = score_all(j, err);
+    for (int32_t i = 0; j->config->score.grads && i < j->adapters.n; i++)
+        ml_lora_join_grads(&j->adapters.lora[i]);
     if (st == ML_OK && j->config->score.grads)
         st = put_grads(j, err);
     if (st == ML_OK) {
@@ -432,6 +497,7 @@ ml_status ml_cmd_score(const ml_config *c, ml_err *err) {
     free(j.logprob);
     ml_plan_free(j.plan);
     ml_kv_close(&j.kv);
+    ml_score_adapters_close(&j.adapters);
     ml_weights_close(&j.grads);
     ml_weights_close(&j.weights);
     if (j.be.name)
