@@ -304,6 +304,7 @@ typedef struct ml_lora_site {
 typedef struct ml_lora_table {
     const ml_lora_site *const *adapter; /* [n_adapter], each [sites of the model] */
     int32_t n_adapter;
+    bool all; /* rows without an index have adapter 0: the one being trained */
 } ml_lora_table;
 
 /* As an id: the token of the i-th draw, which only the device needs to know. */
@@ -327,7 +328,7 @@ typedef struct ml_rows {
     const int32_t *slot;     /* [n_seq] state slot of each sequence */
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
-    const int32_t *adapter; /* [n_token] adapter of each row, or -1; NULL: no row has one */
+    const int32_t *adapter; /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
     float temperature;      /* logits are divided by it */
     /* Context parallel: the sequences are pieces of others, whose KV pages they have; NULL:
      * they are not. */

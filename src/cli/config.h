@@ -56,6 +56,7 @@ typedef struct ml_config {
         const char *save_hf, *save_gguf; /* one of them */
         int dtype;                       /* ml_dtype_choice, or a quantization */
         int64_t max_shard_bytes;         /* 0: keep the sharding */
+        const char *lora_adapter_path;   /* merged into the weights; NULL: none */
     } convert;
     struct {
         bool add_special, decode, skip_special;

@@ -105,6 +105,13 @@ ml_status ml_lora_take_grads(ml_lora *l, ml_err *err) {
     return st;
 }
 
+void ml_lora_free_grads(ml_lora *l) {
+    ml_weights_close(&l->grads);
+    if (l->apart.dev)
+        l->apart.dev->free(&l->apart);
+    ml_lora_bind(l);
+}
+
 void ml_lora_zero_grads(ml_lora *l) {
     l->be->optim->zero(l->be->stream, l->grads.buf.ptr, l->grads.buf.bytes);
     if (l->apart.ptr)
@@ -198,16 +205,37 @@ void ml_lora_merge(const ml_lora *l, const ml_spec *base, ml_weights *w) {
 
 /* --- others --------------------------------------------------------------------- */
 
+ml_status ml_lora_restore(ml_lora *l, const ml_spec *base, const char *dir, ml_err *err) {
+    ml_lora saved;
+    ml_status st = ml_lora_load(&saved, base, dir, l->be, err);
+    bool same;
+
+    if (st != ML_OK)
+        return st;
+    same = saved.n_site == l->n_site && ml_weights_alike(&saved.weights, &l->weights);
+    for (int32_t i = 0; same && i < l->n_site; i++)
+        same = saved.link[i].a == l->link[i].a && saved.link[i].b == l->link[i].b &&
+               saved.link[i].scale == l->link[i].scale;
+    if (same)
+        st = ml_weights_copy(&l->weights, &saved.weights, l->be, err);
+    else
+        st = ml_fail(err, ML_EUSAGE,
+                     "%s has other layers, ranks or scales than this run: use the --lora-* "
+                     "and --target-modules flags of the saved run",
+                     dir);
+    ml_lora_close(&saved);
+    return st;
+}
+
 void ml_lora_mark(const ml_lora *l, bool *wanted) {
     for (int32_t i = 0; i < l->n_site; i++)
         wanted[i] = wanted[i] || l->link[i].a != ML_NONE;
 }
 
 void ml_lora_close(ml_lora *l) {
+    if (l->be)
+        ml_lora_free_grads(l);
     ml_weights_close(&l->weights);
-    ml_weights_close(&l->grads);
-    if (l->apart.dev)
-        l->apart.dev->free(&l->apart);
     ml_peft_config_close(&l->config);
     ml_spec_close(&l->spec);
     ml_arena_release(&l->arena);

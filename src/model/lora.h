@@ -80,6 +80,7 @@ void ml_lora_mark(const ml_lora *l, bool *wanted);
  * once after all runs of a step, so that they do not depend on how a batch is divided. */
 size_t ml_lora_grad_bytes(const ml_lora *l);
 ml_status ml_lora_take_grads(ml_lora *l, ml_err *err);
+void ml_lora_free_grads(ml_lora *l);
 void ml_lora_zero_grads(ml_lora *l);
 void ml_lora_join_grads(ml_lora *l);
 
@@ -87,7 +88,11 @@ void ml_lora_join_grads(ml_lora *l);
  * the arena. */
 const ml_named *ml_lora_named(const ml_lora *l, ml_arena *a, int32_t *n);
 
-/* Writes both files into an existing directory; PEFT reads them. */
-ml_status ml_lora_save(const ml_lora *l, const char *dir, ml_err *err);
+/* Writes both files into an existing directory; PEFT reads them.  w: its weights, or a copy of
+ * them. */
+ml_status ml_lora_save(const ml_lora *l, const ml_weights *w, const char *dir, ml_err *err);
+
+/* Takes the values of an adapter with the same layers and ranks from a directory. */
+ml_status ml_lora_restore(ml_lora *l, const ml_spec *base, const char *dir, ml_err *err);
 
 #endif

@@ -334,8 +334,8 @@ static ml_named *all_tensors(const ml_lora *l, ml_arena *a, int32_t *n) {
     return list;
 }
 
-static ml_status write_tensors(const ml_lora *l, const char *path, ml_arena *a,
-                               ml_err *err) {
+static ml_status write_tensors(const ml_lora *l, const ml_weights *from, const char *path,
+                               ml_arena *a, ml_err *err) {
     int32_t n;
     ml_named *named = all_tensors(l, a, &n);
     ml_st_tensor *t = ML_NEW(a, ml_st_tensor, n);
@@ -364,7 +364,7 @@ static ml_status write_tensors(const ml_lora *l, const char *path, ml_arena *a,
             st = ml_fail(err, ML_ENOMEM, "out of memory for %zu values", count);
             break;
         }
-        ml_named_read(&l->weights, &l->spec, d, 0, all.n_slice, ML_F32, v);
+        ml_named_read(from, &l->spec, d, 0, all.n_slice, ML_F32, v);
         st = ml_st_write(w, i, 0, v, count * sizeof *v, err);
         free(v);
     }
@@ -374,12 +374,13 @@ static ml_status write_tensors(const ml_lora *l, const char *path, ml_arena *a,
     return st;
 }
 
-ml_status ml_lora_save(const ml_lora *l, const char *dir, ml_err *err) {
+ml_status ml_lora_save(const ml_lora *l, const ml_weights *w, const char *dir,
+                       ml_err *err) {
     ml_arena a;
     ml_status st;
 
     ml_arena_init(&a, "writing an adapter");
-    st = write_tensors(l, ml_arena_printf(&a, "%s/%s", dir, ML_LORA_FILE), &a, err);
+    st = write_tensors(l, w, ml_arena_printf(&a, "%s/%s", dir, ML_LORA_FILE), &a, err);
     if (st == ML_OK)
         st = ml_file_replace(ml_arena_printf(&a, "%s/%s", dir, ML_LORA_CONFIG),
                              l->config.text, err);

@@ -87,7 +87,7 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             ml_plan_experts_view(p, node, &a->w[k]);
         }
     a->attr = &n->attr;
-    a->lora = r->lora;
+    a->lora = r->weights ? r->weights->lora : NULL;
     a->rows =
         p->spec->value[n->out[0]].axis == ML_PER_CONTEXT ? ml_key_rows(r->rows) : r->rows;
     a->loss_rows = p->opts.loss_rows;

@@ -90,7 +90,6 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 typedef struct ml_run {
     const ml_weights *weights;
     const ml_weights *grads;   /* backward only; the same parts; NULL: opts.frozen */
-    const ml_lora_table *lora; /* of rows that have an adapter; NULL: none does */
     /* Where the embedding's gradient is accumulated; NULL: with its table's.  A tied
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */

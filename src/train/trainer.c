@@ -100,8 +100,11 @@ static bool has_embedding(const ml_trainer *t) {
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
     const ml_shard_range *range = t->weights->range;
     size_t bytes = has_embedding(t) ? embed_bytes(t->spec, range) : 0;
-    ml_status st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
+    ml_status st;
 
+    if (t->opts.lora)
+        return ml_lora_take_grads(t->opts.lora, err);
+    st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
     if (st == ML_OK && bytes) {
         st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
         t->embed_grad = t->grads.t[ml_trainer_tied_table(t->spec)];
@@ -110,7 +113,20 @@ static ml_status take_grads(ml_trainer *t, ml_err *err) {
     return st == ML_OK ? take_again_grads(t, err) : st;
 }
 
+/* What is trained: an adapter, or the weights. */
+static const ml_weights *grads_of(const ml_trainer *t) {
+    return t->opts.lora ? &t->opts.lora->grads : &t->grads;
+}
+
+static const ml_spec *trained_spec(const ml_trainer *t) {
+    return t->opts.lora ? &t->opts.lora->spec : t->spec;
+}
+
 static void zero_grads(ml_trainer *t) {
+    if (t->opts.lora) {
+        ml_lora_zero_grads(t->opts.lora);
+        return;
+    }
     t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
     if (t->embed_buf.ptr)
         t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
@@ -122,6 +138,8 @@ static void zero_grads(ml_trainer *t) {
 static void join_grads(ml_trainer *t) {
     const ml_shard_range *range = t->weights->range;
 
+    if (t->opts.lora)
+        ml_lora_join_grads(t->opts.lora);
     for (int32_t i = 0; t->again_buf.ptr && i < t->spec->n_param; i++)
         if (t->again_grads[i].data)
             t->be->optim->add(
@@ -212,7 +230,9 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
-        st = ml_optimizer_open(&t->optimizer, s, w, be, &t->opts.optimizer, err);
+        st = ml_optimizer_open(&t->optimizer, trained_spec(t),
+                               opts->lora ? &opts->lora->weights : w, be,
+                               &t->opts.optimizer, err);
     if (st == ML_OK)
         *out = t;
     else
@@ -233,6 +253,8 @@ static void close_runners(ml_runner *r) {
 }
 
 static void free_grads(ml_trainer *t) {
+    if (t->opts.lora)
+        ml_lora_free_grads(t->opts.lora);
     ml_weights_close(&t->grads);
     if (t->embed_buf.dev)
         t->embed_buf.dev->free(&t->embed_buf);
@@ -276,7 +298,7 @@ ml_status ml_trainer_take(ml_trainer *t, ml_err *err) {
 }
 
 const ml_weights *ml_trainer_grads(const ml_trainer *t) {
-    return &t->grads;
+    return grads_of(t);
 }
 
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
@@ -289,6 +311,10 @@ void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count) {
 
 const ml_spec *ml_trainer_spec(const ml_trainer *t) {
     return t->spec;
+}
+
+const ml_lora *ml_trainer_lora(const ml_trainer *t) {
+    return t->opts.lora;
 }
 
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
@@ -321,6 +347,10 @@ void ml_trainer_set_samples(ml_trainer *t, int64_t n) {
     t->n_sample = n;
 }
 
+void ml_trainer_set_version(ml_trainer *t, uint64_t version) {
+    t->weights->version = t->optimizer.weights->version = version;
+}
+
 /* --- plans ------------------------------------------------------------------ */
 
 static bool covers(ml_batch_caps a, ml_batch_caps b) {
@@ -333,6 +363,7 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err) {
     ml_plan_opts opts = { .backward = backward,
+                          .frozen = t->opts.lora != NULL,
                           .recompute = t->opts.recompute,
                           .logits = backward && t->opts.keep_logits && !t->spec->critic,
                           .loss_rows = t->opts.loss_rows,
@@ -614,7 +645,7 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     ml_trainer *t = x->t;
     ml_micro *m = &t->train.micro;
     ml_run run = { .weights = t->weights,
-                   .grads = &t->grads,
+                   .grads = t->opts.lora ? NULL : &t->grads,
                    .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
                    .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
                    .rows = &m->batch.rows };
@@ -713,7 +744,7 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
         return st;
     st = share_result(t, a, terms, out, err);
     if (st == ML_OK && !out->bad[0])
-        st = ml_optimizer_reduce(&t->optimizer, &t->grads, t->opts.whole_grads, err);
+        st = ml_optimizer_reduce(&t->optimizer, grads_of(t), t->opts.whole_grads, err);
     return st;
 }
 
@@ -760,8 +791,9 @@ static void say_bad_grad(const ml_trainer *t, const ml_update *u, ml_step_result
     char name[512];
     snprintf(out->bad, sizeof out->bad,
              "the gradient of %s (op %s) has %lld values that are not finite",
-             ml_param_name(&t->spec->param[u->bad_param], 0, name, sizeof name),
-             op_of(t->spec, u->bad_param), (long long)u->n_bad);
+             ml_param_name(&trained_spec(t)->param[u->bad_param], 0, name, sizeof name),
+             t->opts.lora ? ml_op_infos[ML_OP_LORA].name : op_of(t->spec, u->bad_param),
+             (long long)u->n_bad);
 }
 
 static void tell_optimizer(const ml_trainer *t, double began) {
@@ -784,8 +816,9 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (st != ML_OK)
         return st;
     if (!out->bad[0]) {
-        st = ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
+        st = ml_optimizer_step(&t->optimizer, grads_of(t), out->lr, out->weight_decay,
                                1.0 / step->denominator, &u, err);
+        t->weights->version = t->optimizer.weights->version;
         if (st == ML_OK && u.applied)
             st = ml_trainer_send_tied(t, t->weights, true, err);
         if (st == ML_OK)

@@ -21,6 +21,7 @@
 #define ML_TRAIN_TRAINER_H
 
 #include "base/work_count.h"
+#include "model/lora.h"
 #include "model/plan.h"
 #include "train/lr.h"
 #include "train/micro.h"
@@ -55,6 +56,9 @@ typedef struct ml_trainer_opts {
      * trainer. */
     const ml_mesh *mesh;
     const int32_t *stage;
+    /* NULL, or the adapter on top of the weights (ml_weights.lora): it alone is trained, and
+     * the weights have no gradients and no optimizer state.  Outlives the trainer. */
+    ml_lora *lora;
     bool contiguous;  /* context parallel: one piece of a micro-batch instead of zigzag */
     bool whole_grads; /* ranks get all gradients of their part, for inspection; false: each
                          has the sums of its own ranges only */
@@ -133,8 +137,11 @@ ml_ranks *ml_trainer_ranks(ml_trainer *t);
 /* Data places, over which samples are dealt out, and this rank's. */
 int32_t ml_trainer_data_size(const ml_trainer *t);
 int32_t ml_trainer_data_place(const ml_trainer *t);
+/* The adapter that it trains; NULL: none. */
+const ml_lora *ml_trainer_lora(const ml_trainer *t);
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);
+void ml_trainer_set_version(ml_trainer *t, uint64_t version); /* of the weights */
 
 #endif

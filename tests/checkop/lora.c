@@ -92,7 +92,7 @@ static void bind(const ck_case *c, ml_op_args *a) {
                                   .scale = scale_of((int32_t)i) };
         of[i] = &site[i];
     }
-    *table = (ml_lora_table){ of, (int32_t)n };
+    *table = (ml_lora_table){ .adapter = of, .n_adapter = (int32_t)n };
     a->lora = table;
 }
 

@@ -67,7 +67,7 @@ static void open_adapters(fixture *f) {
         MUST(ml_lora_take_grads(&f->lora[i], &err));
         f->site[i] = f->lora[i].site;
     }
-    f->table = (ml_lora_table){ f->site, N_ADAPTER };
+    f->table = (ml_lora_table){ .adapter = f->site, .n_adapter = N_ADAPTER };
     ml_spec_lora_insert(&f->adapted, NULL, 18);
 }
 
@@ -93,6 +93,7 @@ static void open_fixture(fixture *f, const char *family, int n_thread) {
         f->len[i] = (int32_t)t->shape[0];
     }
     open_adapters(f);
+    f->weights.lora = &f->table;
 }
 
 static void close_fixture(fixture *f) {
@@ -138,7 +139,7 @@ static void score(fixture *f, const ml_spec *s, const ml_weights *w, const entry
     static float each[MAX_ROWS];
     ml_plan *p = NULL;
     ml_batch b;
-    ml_run run = { .weights = w, .grads = grads, .rows = &b.rows, .lora = &f->table };
+    ml_run run = { .weights = w, .grads = grads, .rows = &b.rows };
 
     MUST(ml_plan_new(
         &p, s, &f->be,

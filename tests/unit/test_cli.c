@@ -219,6 +219,11 @@ static const struct {
     { "train-critic-returns", ROUND "--advantage-estimator ppo "
                                     "--disable-compute-advantages-and-returns" },
     { "train-ref-interval", ROUND "--ref-update-interval 2" },
+    { "lora-targets", ROUND "--lora-rank 4" },
+    { "lora-elsewhere",
+      ROUND "--lora-rank 4 --target-modules q_proj --rollout-num-engines 2" },
+    { "lora-copies", ROUND "--lora-rank 4 --target-modules q_proj --keep-old-actor" },
+    { "lora-dropout", ROUND "--lora-rank 4 --target-modules q_proj --lora-dropout 0.1" },
     { "train-teacher", ROUND "--opd-teacher-load t" },
     { "train-opd-type", ROUND "--use-opd" },
     { "train-opd-load", ROUND "--use-opd --opd-type megatron" },

@@ -68,14 +68,14 @@ static void check_round_trip(const char *family, ml_lora_opts o, int32_t n_alias
     open_fixture(&f, family);
     y = folder(ml_arena_printf(&f.arena, "%s.again", family));
     a = made(&f, o);
-    MUST(ml_lora_save(&a, x, &err));
+    MUST(ml_lora_save(&a, &a.weights, x, &err));
     MUST(ml_lora_load(&b, &f.spec, x, &f.be, &err));
     CHECK(a.spec.n_param == b.spec.n_param && a.weights.buf.bytes == b.weights.buf.bytes);
     CHECK(memcmp(a.weights.buf.ptr, b.weights.buf.ptr, a.weights.buf.bytes) == 0);
     CHECK(a.n_alias == b.n_alias && (a.n_alias > 0) == (n_alias > 0));
     for (int32_t i = 0; i < a.n_site; i++)
         CHECK(memcmp(&a.link[i], &b.link[i], sizeof a.link[i]) == 0);
-    MUST(ml_lora_save(&b, y, &err));
+    MUST(ml_lora_save(&b, &b.weights, y, &err));
     CHECK(same_file(ml_arena_printf(&f.arena, "%s/%s", x, ML_LORA_FILE),
                     ml_arena_printf(&f.arena, "%s/%s", y, ML_LORA_FILE)));
     CHECK(same_file(ml_arena_printf(&f.arena, "%s/%s", x, ML_LORA_CONFIG),

@@ -12,6 +12,7 @@
 enum {
     PIECE = 128,     /* rows */
     PIECES_EACH = 2, /* from this many pieces per thread on, threads take whole pieces */
+    ALONE = 1 << 17, /* so many products are faster on one thread than divided */
 };
 
 typedef struct piece {
@@ -53,8 +54,8 @@ static lora sizes_of(const ml_cpu_stream *s, const ml_op_args *a) {
                    .rank = a->attr->lora.max_rank };
 }
 
-/* Scratch of a stream for every product of a piece. */
-static size_t gemm_bytes(const ml_cpu_stream *s, const lora *l) {
+/* Scratch of a stream for every product of m rows. */
+static size_t gemm_bytes(const ml_cpu_stream *s, const lora *l, int64_t m) {
     ml_tensor a = { .n_dim = 2, .shape = { l->rank, l->n_in } };
     ml_tensor b = { .n_dim = 2, .shape = { l->n_out, l->rank } };
     size_t x, y;
@@ -63,8 +64,8 @@ static size_t gemm_bytes(const ml_cpu_stream *s, const lora *l) {
         a.shape[1] = l->n_out;
         b.shape[0] = l->n_in;
     }
-    x = ml_gemm_scratch(s, &a, PIECE);
-    y = ml_gemm_scratch(s, &b, PIECE);
+    x = ml_gemm_scratch(s, &a, m);
+    y = ml_gemm_scratch(s, &b, m);
     return align64(x > y ? x : y);
 }
 
@@ -75,9 +76,9 @@ static size_t lay_out(lora *l, char *at) {
     size_t n_thread = (size_t)ml_pool_size(l->s->pool);
     size_t low = align64((size_t)(l->n_row * l->n_head * l->rank) * sizeof(float));
     size_t wide = align64((size_t)(PIECE * wider(l)) * sizeof(float));
-    size_t together = gemm_bytes(l->s, l), runs, n = 0;
+    size_t together = gemm_bytes(l->s, l, l->n_row > PIECE ? l->n_row : PIECE), runs, n = 0;
 
-    l->gemm_bytes = gemm_bytes(&alone, l);
+    l->gemm_bytes = gemm_bytes(&alone, l, PIECE);
     runs = align64((size_t)l->n_row * sizeof(piece));
     l->piece = (piece *)(void *)at;
     l->low = (float *)(void *)(at + (n += runs));
@@ -101,6 +102,12 @@ static const ml_lora_site *site_of(const lora *l, int32_t adapter) {
     return &l->a->lora->adapter[adapter][l->a->attr->lora.site];
 }
 
+/* The adapter of a token. */
+static int32_t adapter_of(const lora *l, int32_t token) {
+    const int32_t *of = l->a->rows->adapter;
+    return of ? of[token] : l->a->lora->all ? 0 : -1;
+}
+
 static void add_row(lora *l, int32_t row, int32_t adapter, int32_t group) {
     piece *last = l->n_piece ? &l->piece[l->n_piece - 1] : NULL;
 
@@ -120,16 +127,14 @@ static void find_expert_pieces(lora *l) {
 
     for (int32_t e = 0; e < n_expert; e++)
         for (int32_t i = start[e]; i < start[e + 1]; i++)
-            add_row(l, i, l->a->rows->adapter[pair[i] / k], e);
+            add_row(l, i, adapter_of(l, pair[i] / k), e);
 }
 
 static void find_pieces(lora *l) {
-    if (!l->a->lora || !l->a->rows->adapter)
-        return;
     if (l->a->in[2].data)
         find_expert_pieces(l);
     for (int32_t i = 0; !l->a->in[2].data && i < l->n_row; i++)
-        add_row(l, i, l->a->rows->adapter[i], 0);
+        add_row(l, i, adapter_of(l, i), 0);
 }
 
 /* --- products ------------------------------------------------------------------- */
@@ -258,7 +263,7 @@ static void backward_piece(const lora *l, const worker *k, const piece *p) {
     }
 }
 
-/* Adds a piece to the gradients of A and B. */
+/* Adds a run to the gradients of A and B. */
 static void add_gradients(const lora *l, const worker *k, const piece *p) {
     const ml_lora_site *site = site_of(l, p->adapter);
 
@@ -307,6 +312,10 @@ static void each_piece(const lora *l, piece_fn *fn) {
         ml_pool_run(l->s->pool, l->n_piece, 1, run_pieces, &j);
         return;
     }
+    if (l->n_row * l->n_head * (l->n_in + l->n_out) * l->rank < ALONE) {
+        run_pieces(&j, 0, l->n_piece, 0);
+        return;
+    }
     for (int64_t p = 0; p < l->n_piece; p++)
         fn(l, &all, &l->piece[p]);
 }
@@ -343,6 +352,11 @@ void ml_cpu_lora_forward(ml_stream *s, const ml_op_args *a) {
     each_piece(&l, forward_piece);
 }
 
+/* Whether a piece belongs to the run that ends before it. */
+static bool continues(const piece *run, const piece *p) {
+    return run->end == p->begin && run->adapter == p->adapter && run->group == p->group;
+}
+
 /* The gradient of y is that of z. */
 static void pass_gradient(const lora *l) {
     const ml_op_args *a = l->a;
@@ -370,6 +384,10 @@ void ml_cpu_lora_backward(ml_stream *s, const ml_op_args *a) {
     find_pieces(&l);
     each_piece(&l, backward_piece);
     all = worker_of(&l, l.s, 0);
-    for (int64_t p = 0; p < l.n_piece; p++)
-        add_gradients(&l, &all, &l.piece[p]);
+    for (int64_t p = 0, next; p < l.n_piece; p = next) {
+        piece run = l.piece[p];
+        for (next = p + 1; next < l.n_piece && continues(&run, &l.piece[next]); next++)
+            run.end = l.piece[next].end;
+        add_gradients(&l, &all, &run);
+    }
 }

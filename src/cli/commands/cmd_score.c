@@ -315,7 +315,6 @@ static void add_rows(score_job *j, int32_t i, int32_t at, int32_t n, const int32
 static ml_run run_of(const score_job *j) {
     return (ml_run){ .weights = &j->weights,
                      .grads = j->adapters.n ? NULL : &j->grads,
-                     .lora = j->adapters.n ? &j->adapters.table : NULL,
                      .rows = &j->batch.rows };
 }
 
@@ -438,6 +437,7 @@ static ml_status take_memory(score_job *j, ml_err *err) {
         st = ml_plan_alloc(j->plan, err);
     if (st != ML_OK)
         return st;
+    j->weights.lora = j->adapters.n ? &j->adapters.table : NULL;
     ml_batch_init(&j->batch, &j->arena, caps);
     j->batch.rows.temperature = (float)j->config->score.temperature;
     j->target = ML_NEW(&j->arena, int32_t, j->seq.max_len);
