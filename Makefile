@@ -6,6 +6,7 @@
 #   make test        what every change must pass, within minutes
 #   make test-long   everything else: second compiler, all sanitizers, longer fuzzing, arm64
 #   make test-soak   servers under load for half an hour each
+#   make install     PREFIX=/usr/local; make deb, make wheel: packages (mk/install.mk)
 #
 # Objects live under build/$(CONFIG)/, so that configurations stand side by side:
 #   make CC=clang CONFIG=clang        make SAN=address,undefined CONFIG=asan
@@ -32,6 +33,7 @@ include mk/cuda.mk
 include mk/mpi.mk
 include mk/test.mk
 include mk/gates.mk
+include mk/install.mk
 
 clean:
 	rm -rf build miles

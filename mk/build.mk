@@ -1,7 +1,7 @@
 # build.mk - what is built from what.
 #
 #   src/ without main.c                 libmiles.a
-#   src/cli/main.c                      miles
+#   src/cli/main.c, version.c           miles
 #   src/comm/mpi/                       libmiles_mpi.so (mk/mpi.mk)
 #   tests/support/                      libtest.a
 #   tests/{unit,golden,parity}/*.c      a program each
@@ -25,7 +25,7 @@ else
 OTHER_ARCH := src/backend/cpu/arm/% src/backend/cpu/x86/%
 endif
 
-SRC := $(filter-out src/cli/main.c src/comm/mpi/% $(OTHER_ARCH), \
+SRC := $(filter-out src/cli/main.c src/cli/version.c src/comm/mpi/% $(OTHER_ARCH), \
   $(sort $(shell find $(MODULES:%=src/%) -name '*.c')))
 objects = $(patsubst %.c,$(B)/%.o,$(1))
 programs = $(patsubst %.c,$(B)/%,$(sort $(wildcard $(1))))
@@ -46,7 +46,7 @@ programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(RANKS) $(CHECKOP) $(LOAD) $(T
 miles: $(B)/miles
 	cp $< $@
 
-$(B)/miles: $(B)/src/cli/main.o $(B)/libmiles.a
+$(B)/miles: $(B)/src/cli/main.o $(B)/src/cli/version.o $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
@@ -97,8 +97,16 @@ $(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
 	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
 # These embed files, which the compiler's list of dependencies does not show.
-$(B)/src/plugin/worker_script.o: share/miles_worker.py
+$(B)/src/plugin/python_modules.o: $(shell find share/python -name "*.py")
 $(B)/src/run/speeds.o: $(wildcard share/speeds/*.json)
+
+# Only this file knows the commit; the tests are not linked again for each one.
+COMMIT := $(shell git describe --always --dirty --exclude='*' 2>/dev/null)
+$(B)/src/cli/version.o: private FILE_CFLAGS = $(if $(COMMIT),-DML_COMMIT='"$(COMMIT)"')
+$(B)/src/cli/version.o: $(B)/commit
+$(B)/commit: FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
 
 $(B)/flags: FORCE
 	@mkdir -p $(@D)

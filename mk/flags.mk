@@ -35,9 +35,15 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -Isrc -Iinclude -I. -ffp-contract=off \
 ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
 # Debian's libevent-dev is there for one architecture at a time: for another one than this
 # machine's, the libraries themselves are named.
-LIBEVENT := $(if $(filter-out $(shell uname -m),$(ARCH)),-l:libevent_extra-2.1.so.7 \
-  -l:libevent_core-2.1.so.7,-levent_extra -levent_core)
-LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lzstd -lxxhash -lz -lsnappy -llz4 -lbrotlidec -lsqlite3 -lyaml -lm
+LIBEVENT := $(if $(filter-out $(shell uname -m),$(ARCH)),-l:libevent_openssl-2.1.so.7 \
+  -l:libevent_extra-2.1.so.7 -l:libevent_core-2.1.so.7,-levent_openssl -levent_extra -levent_core)
+LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lssl -lcrypto -lzstd -lxxhash -lz -lsnappy -llz4 -lbrotlidec -lsqlite3 -lyaml -lm
+
+# STATIC=1: everything but the C library is part of the program (mk/install.mk).
+ifeq ($(STATIC),1)
+LIBS := -Wl,-Bstatic $(filter-out -lm,$(LIBS)) -lbrotlicommon -lstdc++ -Wl,-Bdynamic -lm
+ALL_LDFLAGS += -static-libgcc
+endif
 
 # FILE_CFLAGS: what one file needs beyond the rest.
 AVX2 := -mavx2 -mfma

@@ -47,7 +47,7 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
   test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
-  test_mesh test_run_ranks test_shared_rollout test_local_ranks) $(FEW_RANKS) $(LOAD)
+  test_mesh test_run_ranks test_shared_rollout test_local_ranks test_weight_tcp) $(FEW_RANKS) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
@@ -90,12 +90,14 @@ $(call tests,400,$(CHECKOP))
 $(call load,$(CONFIG),15)
 $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
+300 e2e/tls tools/with-python.sh openai tests/e2e/serve_tls.py --miles $(B)/miles
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
 300 e2e/ranks tests/e2e/ranks.sh $(B)
+60 e2e/install tests/e2e/install.sh $(B)
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
@@ -137,6 +139,7 @@ $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 1200 ranks tests/e2e/ranks.sh $(B) long
+900 rank-kills tests/e2e/rank_kills.sh $(B) 6
 2400 mutants tools/mutants.sh
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
 3600 arm $(MAKE) --no-print-directory arm
@@ -145,10 +148,12 @@ $(call fuzz_lines,300)
 $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
 $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
+1200 install tests/e2e/install.sh $(B) long
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
 1200 diff/torch-dump tools/with-python.sh torch tools/diff_torch_dump.py --build $(B)
 1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
+1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
 600 diff/wandb tools/with-python.sh wandb tools/diff_wandb.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
@@ -162,6 +167,7 @@ long_kills = 1800 kills/$(1) env MILES_LONG=1 $(B)/tests/unit/$(2) $(3)$(NL)
 # a thousand clients and instrumented; series of kills; every mix of requests and more seeds.
 define SOAK_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
+3600 rank-kills tests/e2e/rank_kills.sh $(B) 50
 !1800 asan/build $(SELF) $(ASAN) programs
 !1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
@@ -178,6 +184,7 @@ $(call long_kills,snapshot,test_train_snapshot,killed)
 1800 mixes env MILES_LONG=1 $(B)/tests/parity/test_engine_parity
 1800 moves env MILES_LONG=1 $(B)/tests/ranks/test_moves
 1800 pipelines env MILES_LONG=1 $(B)/tests/ranks/test_pp
+3600 meshes env MILES_LONG=1 $(B)/tests/ranks/test_meshes
 $(foreach n,2 3 4 5,900 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
 endef
 

@@ -49,7 +49,7 @@ need_libevent() { # need_libevent COMPILER FOREIGN
         return
     fi
     need libevent-dev test -e /usr/include/event2/event.h
-    for part in core extra; do
+    for part in core extra openssl; do
         need "libevent-$part-2.1-7$2" can_link "$1" event2/event.h ":libevent_$part-2.1.so.7"
     done
 }
@@ -67,6 +67,7 @@ for group; do
         need "libpcre2-dev$foreign" can_link "$cc" pcre2.h pcre2-8
         need "libutf8proc-dev$foreign" can_link "$cc" utf8proc.h utf8proc
         need_libevent "$cc" "$foreign"
+        need "libssl-dev$foreign" can_link "$cc" openssl/ssl.h ssl
         need "libzstd-dev$foreign" can_link "$cc" zstd.h zstd
         need "libxxhash-dev$foreign" can_link "$cc" xxhash.h xxhash
         need "zlib1g-dev$foreign" can_link "$cc" zlib.h z
@@ -84,6 +85,7 @@ for group; do
         need zstd have zstd
         need python3 have python3
         need curl have curl
+        need openssl have openssl
         ;;
     ranks) # several processes: mk/mpi.mk
         need libopenmpi-dev have mpicc

@@ -27,7 +27,7 @@ SHARDED = os.path.join(HERE, "..", "tests", "golden", "sharded")
 SHARDED_MODEL, SHARD_SIZE = "qwen3", "60KB"
 LENGTHS = [37, 70, 1, 150]
 FURTHER, FURTHER_LENGTH = 12, 100
-FROZEN = ("e_score_correction_bias", "layer_scalar")  # tensors without a gradient
+FROZEN = ("e_score_correction_bias", "layer_scalar", "gate.bias", "tid2eid")  # tensors without a gradient
 
 COMMON = dict(vocab_size=83, hidden_size=48, intermediate_size=56, num_hidden_layers=2,
               num_attention_heads=4, num_key_value_heads=2, head_dim=12,
@@ -135,6 +135,16 @@ MODELS = {
     "glm_moe_dsa": ("glm_moe_dsa", dict(
         **DEEPSEEK_MOE, **MLA, **INDEXER, q_lora_rank=20, first_k_dense_replace=2, num_hidden_layers=3,
         indexer_types=["full", "shared", "full"])),
+    "deepseek_v4": ("deepseek_v4", dict(
+        num_hidden_layers=4, num_key_value_heads=1, head_dim=20, partial_rotary_factor=0.3, q_lora_rank=20,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                     "compressed_sparse_attention"],
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=32), sliding_window=8,
+        mlp_layer_types=["hash_moe", "hash_moe", "moe", "moe"], o_groups=2, o_lora_rank=12, index_n_heads=16,
+        index_head_dim=10, index_topk=6, moe_intermediate_size=20, intermediate_size=20, n_routed_experts=8,
+        num_experts_per_tok=2, swiglu_limit=1.0, hc_sinkhorn_iters=4,
+        rope_parameters=dict(rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                             original_max_position_embeddings=64))),
     "olmo2": ("olmo2", dict()),
     "phi3": ("phi3", dict(sliding_window=40, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
@@ -145,11 +155,28 @@ MODELS = {
 }
 
 
+def old_deepseek_v4(old, rope):
+    ratio = dict(sliding_attention=0, compressed_sparse_attention=4, heavily_compressed_attention=128)
+    rates = old.pop("compress_rates")
+    old["compress_ratios"] = [ratio[t] for t in old.pop("layer_types")] + [0]  # and of the MTP layer
+    old["compress_rate_csa"] = rates["compressed_sparse_attention"]
+    old["compress_rate_hca"] = rates["heavily_compressed_attention"]
+    old["num_hash_layers"] = old.pop("mlp_layer_types").count("hash_moe")
+    old.pop("partial_rotary_factor")
+    old["rope_theta"] = rope["main"]["rope_theta"]
+    old["compress_rope_theta"] = rope["compress"]["rope_theta"]
+    keys = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
+    old["rope_scaling"] = dict(type="yarn", **{k: rope["compress"][k] for k in keys})
+    return old
+
+
 def old_style(config):
     """The same config with the keys that published checkpoints have."""
     old = dict(config)
     rope = old.pop("rope_parameters", None)
     old["torch_dtype"] = old.pop("dtype")
+    if old["model_type"] == "deepseek_v4":
+        return old_deepseek_v4(old, rope)
     if old["model_type"] == "nemotron_h":
         letter = dict(linear_attention="M", full_attention="*", mlp="-", moe="E")
         old["hybrid_override_pattern"] = "".join(letter[t] for t in old.pop("layers_block_type"))
@@ -188,6 +215,10 @@ def spread(model, generator):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("tid2eid"):
+                n = model.config.n_routed_experts
+                rows = [torch.randperm(n, generator=generator)[: buffer.shape[1]] for _ in buffer]
+                buffer.copy_(torch.stack(rows))
             if name.endswith("layer_scalar"):
                 buffer.copy_(0.8 + 0.1 * torch.randn(buffer.shape, generator=generator))
 
@@ -223,8 +254,24 @@ def put_expert(grads, names, name, e, projections, grad):
     raise SystemExit(f"{name}: expert {e} has no name in the checkpoint")
 
 
+# Parameters of DeepSeek-V4 in transformers and in its checkpoints, in this order.
+V4_NAMES = [
+    ("lm_head.", "head."), (".compressor.indexer.scorer.", ".indexer."), (".compressor.indexer.q_b_", ".indexer.q_b_"),
+    (".compressor.indexer.", ".indexer.compressor."), (".self_attn.", ".attn."), (".mlp.", ".ffn."),
+    (".input_layernorm.", ".attn_norm."), (".post_attention_layernorm.", ".ffn_norm."), (".attn_hc.", ".hc_attn_"),
+    (".ffn_hc.", ".hc_ffn_"), (".sinks", ".attn_sink"), (".kv_norm.", ".norm."), (".position_bias", ".ape"),
+    (".q_a_proj.", ".wq_a."), (".q_b_proj.", ".wq_b."), (".kv_proj.", ".wkv."), (".compressor.gate_proj.", ".compressor.wgate."),
+    (".o_a_proj.", ".wo_a."), (".o_b_proj.", ".wo_b."), (".q_a_norm.", ".q_norm."), ("experts.gate_proj.", "experts.w1."),
+    ("experts.up_proj.", "experts.w3."), ("experts.down_proj.", "experts.w2."),
+]
+
+
 def published(name, names):
-    """Nemotron's checkpoints call the model backbone."""
+    """Nemotron's checkpoints call the model backbone; those of DeepSeek-V4 have other names altogether."""
+    if any(".hc_attn_fn" in n for n in names):
+        for old, new in V4_NAMES:
+            name = name.replace(old, new)
+        return name
     other = name.replace("model.", "backbone.", 1)
     return other if any(n.startswith("backbone.") for n in names) else name
 
@@ -240,8 +287,8 @@ def gradients(model, names):
         elif name.endswith("experts.gate_up_proj"):
             gate, up = p.grad.chunk(2, dim=1)
             for e in range(p.shape[0]):
-                put_expert(grads, names, name, e, ("gate_proj", "w1"), gate[e])
-                put_expert(grads, names, name, e, ("up_proj", "w3"), up[e])
+                put_expert(grads, names, published(name, names), e, ("gate_proj", "w1"), gate[e])
+                put_expert(grads, names, published(name, names), e, ("up_proj", "w3"), up[e])
         elif name.endswith("experts.up_proj"):
             for e in range(p.shape[0]):
                 put_expert(grads, names, published(name, names), e, ("up_proj",), p.grad[e])

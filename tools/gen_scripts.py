@@ -5,7 +5,7 @@ launch script of Miles, from the flags that the scripts contain.
 FLAGS_JSON maps a script to its driver and to its flags as written there.  Shell variables get the
 values that the scripts give them, or the first of several; words that belong to the shell are left
 out, and so are sizes of the architecture, which a tiny model does not have.  Paths begin with
-$ROOT.  A line: script, driver, model of tests/golden (or "-"), words."""
+$ROOT.  A line: script, driver, model of tests/golden (or "-") with a number of layers, words."""
 import json
 import re
 import sys
@@ -26,6 +26,15 @@ VALUES = {  # of variables, as the scripts set them
     "TRAIN_GPUS_PER_NODE": "8", "mode": "p2p",
     "RM_FUNC": "examples.on_policy_distillation.qwen3_5_35b_selfdistill.rm.reward_func_pure_opd",
 }
+SCRIPT_VALUES = {  # of variables, where scripts set them differently
+    "run-glm4.5-air-8node": {"NUM_TRAIN_NODES": "4", "NUM_ROLLOUT_GPUS": "32"},
+    "run-kimi-k2-64node": {"NUM_TRAIN_NODES": "32", "NUM_ROLLOUT_GPUS": "256"},
+    "run-qwen3-235B-A22B-16node": {"NUM_TRAIN_NODES": "8", "NUM_ROLLOUT_GPUS": "64",
+                                   "DECODER_LAST_PIPELINE_NUM_LAYERS": "22"},
+}
+LAYERS = [  # the name of a script that divides layers into pipeline stages, and how many layers its model has
+    (r"qwen3-235B", 94), (r"kimi-k2", 61), (r"glm4\.5-air", 46), (r"glm4\.5-355B", 92), (r"qwen3-next", 48),
+]
 MODELS = [  # the name of a checkpoint, its model here
     (r"VL|geo3k", "wrappers/qwen3_vl"), (r"Qwen3\.[56]", "wrappers/qwen3_5"), (r"Qwen2", "data/qwen2"),
     (r"Qwen3-Next", "data/qwen3_next"), (r"Qwen3-(30B|235B)", "data/qwen3_moe"), (r"Qwen3", "data/qwen3"),
@@ -39,47 +48,49 @@ SHAPE = {"num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", 
          "vocab-size", "num-experts", "moe-router-topk", "moe-ffn-hidden-size", "rotary-base", "norm-epsilon"}
 
 
-def value(word):
+def value(word, values):
     word = word.strip("\"'")
     for _ in range(3):
-        word = re.sub(r"\$\{?(?!ROOT)(\w+)\}?", lambda m: VALUES.get(m[1], "$ROOT/" + m[1]), word)
+        word = re.sub(r"\$\{?(?!ROOT)(\w+)\}?", lambda m: values.get(m[1], "$ROOT/" + m[1]), word)
     word = word.replace("$ROOT/$ROOT", "$ROOT")
     return word if word.startswith("{") or not re.search(r"[\"'()\[\]<>|;`]", word) else None
 
 
-def one(words):
+def one(words, values):
     """The value of a flag that takes one, or none: not a shell's."""
     text = " ".join(words)
     product = re.match(r"\$\(\(\s*([\d\s*${}A-Z_]+)", text)
     if product:
         n = 1
         for factor in product[1].split("*"):
-            n *= int(value(factor.strip()))
+            n *= int(value(factor.strip(), values))
         return [str(n)]
-    return [v for v in [value(words[0])] if v] if words else []
+    return [v for v in [value(words[0], values)] if v] if words else []
 
 
-def many(words):
+def many(words, values):
     found = []
     for w in words:
         if w == "$(seq":
             break
-        found += [v for v in [value(w)] if v]
+        found += [v for v in [value(w, values)] if v]
     return found
 
 
 def main():
     for name, script in json.load(open(sys.argv[1])).items():
-        words = []
-        model = "-"
-        for flag, *values in script["flags"]:
+        words, model = [], "-"
+        values = dict(VALUES, **next((v for part, v in SCRIPT_VALUES.items() if part in name), {}))
+        for flag, *given in script["flags"]:
             bare = flag[2:]
             if bare in SHAPE:
                 continue
-            got = [] if flag == "--colocate" else many(values) if bare in LISTS else one(values)
+            got = [] if flag == "--colocate" else many(given, values) if bare in LISTS else one(given, values)
             if bare == "hf-checkpoint":
-                text = values[0] if "MODEL_NAME" not in values[0] else name
+                text = given[0] if "MODEL_NAME" not in given[0] else name
                 model = next((m for p, m in MODELS if re.search(p, text, re.I)), "-")
+            if bare == "pipeline-model-parallel-size" and got != ["1"]:
+                model += next((":%d" % n for p, n in LAYERS if re.search(p, name, re.I)), "")
             words += [flag] + [g.replace(" ", "") for g in got]
         print(name.replace("+", "/"), script["driver"] or "-", model, *words)
 

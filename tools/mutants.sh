@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # mutants.sh - plants each fault of tests/mutants/ in a copy of the source and wants a test to find
 # it: test_engine_parity, or for faults of ranks (ranks-*.patch) test_ranks, of experts on ranks
-# (ep-*.patch) test_ep.
+# (ep-*.patch) test_ep, of pipelines (pp-*.patch)
+# test_meshes.
 #
 # A fault is a patch whose first line says what goes wrong.  A patch that does not apply any
 # more is a failure: the code it stands in has changed, so should the patch.
@@ -11,6 +12,7 @@ cd "$(dirname "$0")/.." || exit 2
 parity=tests/parity/test_engine_parity
 ranks=tests/ranks/test_ranks
 experts=tests/ranks/test_ep
+meshes=tests/ranks/test_meshes
 copy=build/mutants
 mkdir -p "$copy"
 # Only what differs is copied, so that little is compiled again.
@@ -26,7 +28,7 @@ run() {
     [ "$test" = "$parity" ] && only=('f32 qwen3' 'qwen3: engines')
     timeout 900 "build/release/$test" "${only[@]}" >run.log 2>&1
 }
-for test in $parity $ranks $experts; do
+for test in $parity $ranks $experts $meshes; do
     if ! build || ! run; then
         echo "without a fault $test does not pass:"
         tail -n 20 build.log run.log
@@ -41,6 +43,7 @@ for fault in tests/mutants/*.patch; do
     case $name in
     ranks-*) test=$ranks ;;
     ep-*) test=$experts ;;
+    pp-*) test=$meshes ;;
     *) test=$parity ;;
     esac
     if ! patch -p1 -s --no-backup-if-mismatch <"$fault" >patch.log 2>&1; then

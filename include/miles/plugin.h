@@ -236,6 +236,11 @@ typedef struct miles_reward_in {
     bool boxed;               /* the response is the content of a \boxed{} */
     const char *raw_response; /* with the token that finished it, as Miles passes it */
     size_t raw_response_len;
+    int64_t group;         /* shared by the responses to one prompt */
+    int64_t n_response;    /* the last tokens are the response */
+    int32_t status;        /* miles_status */
+    const uint8_t *mask;   /* [n_response] 1: trained on; NULL: all are */
+    const float *log_prob; /* [n_response] when sampled; NULL: not known */
 } miles_reward_in;
 
 /* NaN and infinity are not valid rewards: such a sample is counted as invalid. */

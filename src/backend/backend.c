@@ -7,24 +7,23 @@
 #include "backend/cuda_door.h"
 #include "base/library.h"
 
-#define LIBRARY "libmiles_cuda.so"
-
 static ml_status open_cuda(ml_backend *out, const ml_backend_opts *o, ml_err *err) {
     ml_cuda_host host = { .stamp = ML_CUDA_STAMP,
                           .sealed = ml_mem_sealed,
                           .mem_name = ml_mem_name };
-    void *so = ml_library_open(LIBRARY, false);
+    void *so = ml_library_open(ML_CUDA_LIBRARY, false);
     ml_cuda_open_fn *open;
     ml_status st;
 
     if (!so)
         return ml_fail(err, ML_EUNSUP,
-                       "--device cuda needs " LIBRARY
+                       "--device cuda needs " ML_CUDA_LIBRARY
                        " beside the program, which `make` builds if nvcc is installed: %s",
                        dlerror());
     *(void **)&open = dlsym(so, ML_CUDA_DOOR);
     if (!open)
-        return ml_fail(err, ML_EUNSUP, LIBRARY " has no " ML_CUDA_DOOR ": rebuild it");
+        return ml_fail(err, ML_EUNSUP,
+                       ML_CUDA_LIBRARY " has no " ML_CUDA_DOOR ": rebuild it");
     st = ml_backend_cpu_open(&host.cpu, o->n_thread, o->cpu_level, err);
     if (st == ML_OK) {
         st = open(out, &host, o->f32, err);

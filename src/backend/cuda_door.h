@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "backend/draw.h"
 
+#define ML_CUDA_LIBRARY "libmiles_cuda.so"
 #define ML_CUDA_DOOR "miles_cuda_open" /* an ml_cuda_open_fn */
 
 /* Sizes of the shared structs; they differ when the two sides were built from different

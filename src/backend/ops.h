@@ -33,7 +33,8 @@
  *                                                     o [n,Hq*e] stat [n,Hq,2] kpage vpage?
  *  ADD          a b [n,H]              -              y [n,H]
  *  GLU          g u [n,I] (or gu [n,2I])  -           y [n,I]
- *  MOE_ROUTE    logits [n,E]           bias [E]?      weight [n,k] expert i32 [n,k] group
+ *  MOE_ROUTE    logits [n,E] expert f32 [n,k]?  bias [E]?  weight [n,k] expert i32 [n,k]
+ *                                                     group
  *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
  *  MOE_LINEAR   x [n*k,K] group        w [E,N,K] b [E,N]?  y [n*k,N]
  *  MOE_COMBINE  y [n*k,H] weight? group -             x [n,H]      without weights: sums
@@ -56,8 +57,10 @@
  *                                                     c [n,S]
  *  STREAM_MIX   x [n,S*H] y [n,H]? c [n,C]?  -        z [n,R*H]    sums of residual streams
  *  LAYERNORM    x [n,C]                w [C] b [C]    y [n,C]
- *  INDEX        q [n,h*d] k [n,d] weight [n,h]  -     chosen i32 [n,k] kpage [page,16,d]
+ *  INDEX        q [n,h*d] k [n,d] weight [n,h]  -     chosen i32 [n,k] kpage [page,16/r,d]
  *  ATTN_CHOSEN  q [n,Hq*d] k [n,d] chosen  -          o [n,Hq*e] kpage [page,16,d]
+ *               q [n,Hq*d] kc [n,2d] chosen?  sink [Hq]?  o kpage cpage [page,16/r,d]
+ *  COMPRESS     kv gate [n,W]          bias [r,W]     c [n,d] kept [slot,s*r,2W]  W = s*d
  *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
  *                                                     stat [n_loss,2] logits [n_loss,V]?
  *  GATHER_COLS  x [n,C]                -              y [ranks*n,C]  the ranks' x in order
@@ -78,6 +81,12 @@
  *
  * chosen: key positions, ascending, padded with -1.  The values of ATTN_CHOSEN are the
  * first elements of its keys.
+ *
+ * r: rows that are compressed into one key; s: 1, or 2 for windows that overlap.  The
+ * compressed key of a window is in the row that ends it, row p of a sequence with
+ * (p + 1) % r == 0; other rows have none.  Key g is visible from its row on.  16/r is
+ * rounded up (ml_page_keys).  kept: the last s*r rows of kv and gate of a sequence, row p
+ * in place p % (s*r); state like tail.
  *
  * tail, state: recurrent state of a sequence in its state slot, read unless the
  * sequence's first position is 0, then updated; absent (whole sequences): not kept.  dv+:
@@ -141,6 +150,7 @@
     X(ORDER_ROWS, "order-rows")                                                            \
     X(SEND_ROWS, "send-rows")                                                              \
     X(RETURN_ROWS, "return-rows")                                                          \
+    X(COMPRESS, "compress")                                                                \
     X(LORA, "lora")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
@@ -164,7 +174,8 @@ typedef enum ml_routing_kind {
 #define ML_VTILE 1024 /* vocabulary columns per LM-head tile, at absolute multiples */
 
 #define ML_SLICE_PARTS 3
-#define ML_STREAMS 8 /* residual streams at most */
+#define ML_COMPRESS_ROWS 128 /* rows of a compressed key at most */
+#define ML_STREAMS 8         /* residual streams at most */
 #define ML_CONV_RUNS 3
 
 /* relu(x) x, a GLU of x with itself, is the squared ReLU. */
@@ -185,6 +196,7 @@ typedef struct ml_rope {
     /* Attention temperature (Llama 4): a further factor that grows with the position,
      * 1 + temper log(1 + floor((position + 1) / temper_step)); temper_step 0: none. */
     float temper, temper_step;
+    int32_t stride; /* positions are rounded down to its multiples; 0: they are not */
 } ml_rope;
 
 /* n columns, from column `from` of a rank's rows to column `to` of the merged rows
@@ -206,6 +218,8 @@ typedef struct ml_op_attr {
         const ml_rope *rope; /* ROPE_TABLE */
         int32_t head_dim, dim;
         bool interleaved; /* pairs (0,1) (2,3).. instead of (0,dim/2) (1,dim/2+1).. */
+        int32_t at;       /* the first rotated element of a head */
+        bool inverse;     /* rotates by the negative angles */
     } rope;
     struct {
         int32_t n_head, n_kv, head_dim;
@@ -214,21 +228,28 @@ typedef struct ml_op_attr {
         /* A row attends to keys from the last multiple of `chunk` on, itself a multiple of
          * ML_PAGE; 0: from 0 on.  Not together with a window. */
         int32_t chunk;
+        /* ATTN_CHOSEN: `chosen` (absent: all) are compressed keys of `ratio` rows each, and
+         * a row attends to them and to its window; 0: chosen are the keys of rows. */
+        int32_t ratio;
         float scale, softcap; /* softcap 0: none */
-    } attn;                   /* ATTN_CHOSEN: n_kv 1, no window, no softcap */
+    } attn;                   /* ATTN_CHOSEN: n_kv 1, no softcap, a window with `ratio` */
     struct {
         int32_t n_head, head_dim, top_k;
+        int32_t ratio;             /* rows of a key; 0: 1 */
         float scale, weight_scale; /* factors of the q.k products, of the weights */
     } index;
     int32_t n_head; /* HEAD_LINEAR, CONCAT */
     struct {
         ml_act act;
         bool fused; /* one input, gate half first; then never in place */
+        float
+            limit; /* SILU: g is clamped to at most limit, u to -limit .. limit; 0: none */
     } glu;
     struct {
         int32_t n_expert, top_k;
         int32_t n_group, top_group; /* only the best top_group groups are used; 0: all */
         bool sigmoid;               /* scores are sigmoids of the logits, not a softmax */
+        bool sqrt_softplus;         /* scores are sqrt(log(1 + e^logit)) */
         bool renorm;                /* selected weights are divided by their sum */
         float scale;                /* factor of the weights, applied last */
     } moe;
@@ -239,9 +260,10 @@ typedef struct ml_op_attr {
             int64_t at, width; /* offset and width within a group */
         } part[ML_SLICE_PARTS];
     } slice;
-    float min_step;  /* DECAY: lower bound of the step size */
-    float scale;     /* SCALE without a weight: the factor */
-    float cutoff;    /* CUTOFF: z, standard deviations above the mean */
+    int32_t compress_ratio; /* COMPRESS: rows of a window */
+    float min_step;         /* DECAY: lower bound of the step size */
+    float scale;            /* SCALE without a weight: the factor */
+    float cutoff;           /* CUTOFF: z, standard deviations above the mean */
     float match_eps; /* MATCH_RMS: lower bound of the mean square that is divided by */
     /* STREAM_MIX: stream r of z is the sum of (base[r][s] + c[r][s]) x_s over the S
      * streams of x, plus (base[r][S] + c[r][S]) y.  A row of c has only the columns of x
@@ -328,8 +350,9 @@ typedef struct ml_rows {
     const int32_t *slot;     /* [n_seq] state slot of each sequence */
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
-    const int32_t *adapter; /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
-    float temperature;      /* logits are divided by it */
+    const int32_t
+        *adapter;      /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
+    float temperature; /* logits are divided by it */
     /* Context parallel: the sequences are pieces of others, whose KV pages they have; NULL:
      * they are not. */
     const struct ml_context_rows *context;
@@ -344,6 +367,17 @@ typedef struct ml_context_rows {
                              of the ranks' rows, of which each rank has n_share */
     int32_t n_rank, n_share;
 } ml_context_rows;
+
+/* Keys in a page that are compressed from `ratio` rows each, at most. */
+static inline int32_t ml_page_keys(int32_t ratio) {
+    return (ML_PAGE + ratio - 1) / ratio;
+}
+
+/* The place of key g of a sequence with these pages. */
+static inline int64_t ml_page_slot(const int32_t *page, int32_t g, int32_t ratio) {
+    int64_t at = ((int64_t)g * ratio + ratio - 1) / ML_PAGE;
+    return (int64_t)page[at] * ml_page_keys(ratio) + g - at * ML_PAGE / ratio;
+}
 
 /* The rows whose keys an attention op is given. */
 static inline const ml_rows *ml_key_rows(const ml_rows *r) {

@@ -3,10 +3,15 @@
 #define ML_BASE_LIBRARY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
-/* Looks in the program's directory, then in the system's library path; NULL: dlerror says
- * why.  shared: its symbols are visible to libraries that are loaded later.  A library is
- * never unloaded: neither CUDA's runtime nor MPI survives dlclose. */
+/* Looks for a library in the program's directory, then in ../lib/miles of it, where
+ * `make install` puts it. */
+bool ml_library_find(char *path, size_t cap, const char *name);
+
+/* Opens what ml_library_find finds, else what the system's library path has; NULL: dlerror
+ * says why.  shared: its symbols are visible to libraries that are loaded later.  A library
+ * is never unloaded: neither CUDA's runtime nor MPI survives dlclose. */
 void *ml_library_open(const char *name, bool shared);
 
 #endif

@@ -6,10 +6,8 @@
  * and restarted for the next request, so that a late response is never matched to a later
  * request.
  *
- * A worker leads a process group.  A second process, the guard, waits until this program
- * ends, for whatever reason, and then kills the group.
- *
- * thread: one at a time; the thread that starts a worker must outlive it. */
+ * thread: one at a time; the thread that starts a worker must outlive it
+ * (guarded_process.h). */
 #ifndef ML_BASE_LINE_PROCESS_H
 #define ML_BASE_LINE_PROCESS_H
 
@@ -24,9 +22,6 @@ typedef struct ml_line_process ml_line_process;
 typedef struct ml_worker_command {
     const char *line; /* for /bin/sh; NULL: no worker */
     const char *name; /* in messages; NULL: the line */
-    const char
-        *hello; /* sent after every start; the worker answers "ready" or {"error": why}
-                   before its first request. NULL: none */
 } ml_worker_command;
 
 typedef enum ml_line_process_end {
@@ -35,20 +30,21 @@ typedef enum ml_line_process_end {
     ML_LINE_PROCESS_DIED
 } ml_line_process_end;
 
+/* Whether path is "cmd:" and a command line. */
+static inline bool ml_worker_command_is(const char *path) {
+    return path[0] == 'c' && path[1] == 'm' && path[2] == 'd' && path[3] == ':';
+}
+
 /* Does not start the worker yet.  memory_bytes, --reward-memory, limits the resident
  * memory of the worker and its children; 0: no limit. */
 ml_line_process *ml_line_process_new(const ml_worker_command *command,
                                      int64_t memory_bytes);
 void ml_line_process_free(ml_line_process *w); /* kills; NULL is allowed */
 
-/* Starts the worker if it is not running and waits, at most a minute, until it is ready.
- * On failure `out` has a message. */
-ml_line_process_end ml_line_process_start(ml_line_process *w, ml_text *out);
-
 /* Sends `line`, which contains no line break, and waits for the response, which is stored
  * in `out` without its line break.  On failure `out` has a message.  Starts the worker if
- * necessary.  If the command has no hello, the first request after the first start has an
- * extra minute; later ones have the deadline alone. */
+ * necessary.  The first request after the first start has an extra minute; later ones have
+ * the deadline alone. */
 ml_line_process_end ml_line_process_ask(ml_line_process *w, ml_text *out, ml_str line,
                                         double deadline_s);
 

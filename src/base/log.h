@@ -5,7 +5,12 @@
 #ifndef ML_BASE_LOG_H
 #define ML_BASE_LOG_H
 
-typedef enum ml_log_level { ML_LOG_WARN, ML_LOG_INFO, ML_LOG_DEBUG } ml_log_level;
+typedef enum ml_log_level {
+    ML_LOG_WARN,
+    ML_LOG_INFO,
+    ML_LOG_DEBUG,
+    ML_LOG_OUTPUT /* of a user's program: shown at every level */
+} ml_log_level;
 
 typedef void ml_log_sink(void *ud, ml_log_level level, const char *line);
 

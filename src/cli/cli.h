@@ -64,8 +64,14 @@ const ml_command *ml_command_near(const char *name);
 void ml_help_all(ml_text *out); /* miles --help */
 /* miles score --help; all: every flag, including those without effect here. */
 void ml_help_command(ml_text *out, const ml_command *cmd, bool all);
-void ml_help_docs(ml_text *out);          /* docs/cli.md */
-void ml_help_complete_bash(ml_text *out); /* a completion script */
+void ml_help_docs(ml_text *out); /* docs/cli.md */
+/* Manual pages in roff, section 1; cmd NULL: miles(1), which lists the commands. */
+void ml_help_man(ml_text *out, const ml_command *cmd);
+/* A completion script for this shell; false: there is none. */
+bool ml_help_complete(ml_text *out, const char *shell);
+
+/* miles --version; the first line is "miles VERSION COMMIT". */
+void ml_version_text(ml_text *out);
 
 /* "auto|f32", "DIR", "N": the placeholder after the flag's name; nothing for a bool. */
 void ml_flag_value(const ml_flag *f, ml_text *out);

@@ -66,7 +66,7 @@ typedef struct ml_config {
         int64_t n_prompt, input_len, output_len, n_warmup, seed;
         double range_ratio;
         /* engine */
-        int64_t max_running, chunk;
+        int64_t max_running, chunk, tp;
         double mem_fraction; /* 0: as much as the running requests could use */
         bool no_prefix_cache;
         ml_step_flags steps;
@@ -92,8 +92,10 @@ typedef struct ml_config {
         const char *admin_key, *admin_key_file, *worker_key, *worker_key_file;
         ml_string_list hosts, origins;
         bool insecure;
+        const char *tls_cert, *tls_key, *tls_password, *tls_client_ca;
     } access;
-    ml_router_opts router; /* max_concurrent -1: no limit */
+    ml_string_list ft_components; /* of --use-fault-tolerance */
+    ml_router_opts router;        /* max_concurrent -1: no limit */
     ml_string_list worker_urls;
     bool no_health, no_retries;
     struct {

@@ -174,6 +174,7 @@ void ml_help_all(ml_text *out) {
         "\nmiles <command> --help, or miles help <command>, shows the main "
         "flags;\n--help-all shows every flag, including ignored flags of other "
         "programs.\nmiles --version, or -V, prints the version.\nmiles --print-completion "
-        "bash prints a completion script for bash.\n\nexit status: 0 success, 1 failure, 2 "
+        "bash|zsh|fish prints a completion script.\nmiles --print-man [<command>] prints "
+        "a manual page.\n\nexit status: 0 success, 1 failure, 2 "
         "usage error, 3 another process failed,\n70 bug in miles\n");
 }

@@ -25,13 +25,13 @@ typedef struct sink {
 } sink;
 
 static void log_line(void *ud, ml_log_level level, const char *line) {
-    static const char *const names[] = { "warning", "info", "debug" };
+    static const char *const names[] = { "warning: ", "info: ", "debug: ", "" };
     const sink *to = ud;
     ml_text t = { 0 };
 
-    if ((int)level > to->level)
+    if ((int)level > to->level && level != ML_LOG_OUTPUT)
         return;
-    ml_text_printf(&t, "%s: %s", names[level], line);
+    ml_text_printf(&t, "%s%s", names[level], line);
     if (to->first) {
         ml_progress_pause();
         fprintf(stderr, "miles: %s\n", t.ptr);
@@ -72,6 +72,17 @@ static int wrong_usage(const ml_command *cmd, ml_text *wrong) {
     return ML_EXIT_USAGE;
 }
 
+/* Python functions get all flags. */
+static void give_args(ml_config *c, ml_cmd cmd) {
+    ml_text text = { 0 };
+    ml_str args;
+
+    ml_flags_args(&text, cmd, c);
+    args = (ml_str){ ml_arena_str(&c->arena, text.ptr, text.len), text.len };
+    ml_text_release(&text);
+    c->run.reward.args = c->run.extensions.path.args = args;
+}
+
 /* Parses the flags and runs the command.  All ranks of a job have the same flags: rank 0
  * prints what is wrong with them. */
 static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *world,
@@ -94,6 +105,8 @@ static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *wor
     }
     log->level = config.log_level;
     config.run.ranks.world = world;
+    if (cmd->bit & (ML_CMD_TRAIN | ML_CMD_EVAL | ML_CMD_REWARD))
+        give_args(&config, cmd->bit);
     st = cmd->run(&config, &err);
     if (st && log->first)
         fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
@@ -102,7 +115,8 @@ static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *wor
 }
 
 /* Commands that several ranks run together. */
-#define RANKED (ML_CMD_TRAIN | ML_CMD_SFT | ML_CMD_EVAL)
+#define RANKED                                                                             \
+    (ML_CMD_TRAIN | ML_CMD_SFT | ML_CMD_EVAL | ML_CMD_SCORE | ML_CMD_BENCH_ENGINE)
 
 static int run_command(const ml_command *cmd, int argc, char **argv) {
     static sink log = { ML_LOG_WARN, true };
@@ -185,6 +199,30 @@ static int print_help(int argc, char **argv) {
     return print(&text, stdout, ML_EXIT_OK);
 }
 
+/* miles --print-man [command] */
+static int print_man(int argc, char **argv) {
+    const ml_command *cmd = NULL;
+    ml_text text = { 0 };
+    int n_word;
+
+    if (argc > 2) {
+        cmd = command_of(argc - 1, argv + 1, &n_word);
+        if (!cmd)
+            return unknown_command(argv[2]);
+    }
+    ml_help_man(&text, cmd);
+    return print(&text, stdout, ML_EXIT_OK);
+}
+
+static int print_completion(const char *shell) {
+    ml_text text = { 0 };
+
+    if (ml_help_complete(&text, shell))
+        return print(&text, stdout, ML_EXIT_OK);
+    fprintf(stderr, "miles: --print-completion: expected bash, zsh or fish\n");
+    return ML_EXIT_USAGE;
+}
+
 int main(int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : "";
     int n_word;
@@ -208,12 +246,13 @@ int main(int argc, char **argv) {
     if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0)
         ml_help_all(&text);
     else if (strcmp(first, "--version") == 0 || strcmp(first, "-V") == 0)
-        ml_text_printf(&text, "miles %s\n", ML_VERSION);
+        ml_version_text(&text);
     else if (strcmp(first, "--print-docs") == 0)
         ml_help_docs(&text);
-    else if (strcmp(first, "--print-completion") == 0 && argc == 3 &&
-             strcmp(argv[2], "bash") == 0)
-        ml_help_complete_bash(&text);
+    else if (strcmp(first, "--print-man") == 0)
+        return print_man(argc, argv);
+    else if (strcmp(first, "--print-completion") == 0)
+        return print_completion(argc > 2 ? argv[2] : "");
     else
         return unknown_command(first);
     return print(&text, stdout, ML_EXIT_OK);

@@ -13,6 +13,7 @@ static const char *const group_names[ML_MESH_GROUPS] = {
     [ML_GROUP_REDUCE] = "reduce",
     [ML_GROUP_EXPERT] = "ep",
     [ML_GROUP_EXPERT_DATA] = "expert data",
+    [ML_GROUP_EXPERT_GATHER] = "etp",
     [ML_GROUP_GATHER] = "gather",
     [ML_GROUP_REPLICA] = "replica",
 };
@@ -27,6 +28,7 @@ static const unsigned group_dims[ML_MESH_GROUPS] = {
     [ML_GROUP_REDUCE] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_EXPERT] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_EXPERT_DATA] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
+    [ML_GROUP_EXPERT_GATHER] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_GATHER] = IN(ML_MESH_TP) | IN(ML_MESH_DP),
     [ML_GROUP_REPLICA] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
 };
@@ -74,12 +76,13 @@ ml_status ml_mesh_size(ml_mesh_sizes *out, int32_t world, ml_mesh_opts o, ml_err
     } sizes[] = { { "--tensor-model-parallel-size", o.tp },
                   { "--context-parallel-size", o.cp },
                   { "--pipeline-model-parallel-size", o.pp },
-                  { "--expert-model-parallel-size", o.ep } };
+                  { "--expert-model-parallel-size", o.ep },
+                  { "--expert-tensor-parallel-size", o.etp } };
     int64_t model = 1;
     int32_t stage;
 
     ML_BUG_IF(world < 1);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         ml_status st = check_size(sizes[i].flag, sizes[i].value, err);
         if (st != ML_OK)
             return st;
@@ -97,6 +100,7 @@ ml_status ml_mesh_size(ml_mesh_sizes *out, int32_t world, ml_mesh_opts o, ml_err
     *out = (ml_mesh_sizes){ { o.tp ? o.tp : 1, o.cp ? o.cp : 1, world / (int32_t)model,
                               o.pp ? o.pp : 1 },
                             o.ep ? o.ep : 1,
+                            o.etp ? o.etp : 1,
                             1 };
     stage = stage_size(out);
     if (stage % out->ep)
@@ -104,6 +108,13 @@ ml_status ml_mesh_size(ml_mesh_sizes *out, int32_t world, ml_mesh_opts o, ml_err
                        "--expert-model-parallel-size %d does not divide the %d rank%s of a "
                        "pipeline stage; choose a divisor of %d",
                        (int)out->ep, (int)stage, stage == 1 ? "" : "s", (int)stage);
+    if (stage % ((int64_t)out->ep * out->etp))
+        return ml_fail(err, ML_EUSAGE,
+                       "--expert-tensor-parallel-size %d does not fit: its product with "
+                       "--expert-model-parallel-size %d must divide the %d rank%s of a "
+                       "pipeline stage; choose a divisor of %d",
+                       (int)out->etp, (int)out->ep, (int)stage, stage == 1 ? "" : "s",
+                       (int)(stage / out->ep));
     return size_gather(out, o, err);
 }
 
@@ -123,7 +134,7 @@ int32_t ml_mesh_rank(const ml_mesh_sizes *m, const int32_t at[ML_MESH_DIMS]) {
 }
 
 int32_t ml_mesh_at_ep(const ml_mesh_sizes *m, int32_t rank) {
-    return rank % m->ep; /* ep divides a stage */
+    return rank / m->etp % m->ep; /* etp ep divides a stage */
 }
 
 int32_t ml_mesh_at_data(const ml_mesh_sizes *m, int32_t rank) {
@@ -152,8 +163,10 @@ static bool together(const ml_mesh_sizes *m, int32_t a, int32_t b, ml_mesh_group
         if (at_a[d] != at_b[d] && !(group_dims[g] & IN(d)))
             return false;
     switch (g) {
-    case ML_GROUP_EXPERT: return a / m->ep == b / m->ep;
-    case ML_GROUP_EXPERT_DATA: return a % m->ep == b % m->ep;
+    case ML_GROUP_EXPERT:
+        return a / (m->etp * m->ep) == b / (m->etp * m->ep) && a % m->etp == b % m->etp;
+    case ML_GROUP_EXPERT_DATA: return a % (m->etp * m->ep) == b % (m->etp * m->ep);
+    case ML_GROUP_EXPERT_GATHER: return a / m->etp == b / m->etp;
     case ML_GROUP_GATHER: return data_a / m->gather == data_b / m->gather;
     case ML_GROUP_REPLICA: return data_a % m->gather == data_b % m->gather;
     default: return true;

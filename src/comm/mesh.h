@@ -5,8 +5,13 @@
  *
  *     rank = tp + T (cp + C (dp + D pp))
  *
- * where D follows: the ranks that T C P leaves.  A stage is the T C D ranks with one pp;
- * groups of experts are runs of `ep` consecutive ranks of a stage.
+ * where D follows: the ranks that T C P leaves.  A stage is the T C D ranks with one pp.  The
+ * ranks of a stage have other numbers for the experts of its layers,
+ *
+ *     rank of the stage = etp + E (ep + N edp)
+ *
+ * N expert parallel ranks have different experts, E ranks divide the weights of the same
+ * experts and gather them before use, and what is left has the same part of them.
  *
  * The T D ranks with the same cp and pp have different samples: a rank's place among them
  * is its data place, tp + T dp.  Runs of `gather` data places divide the weights and gather
@@ -26,14 +31,15 @@ typedef enum ml_mesh_dim {
 
 /* What the flags say; 0 counts as 1. */
 typedef struct ml_mesh_opts {
-    int32_t tp, cp, pp, ep;
+    int32_t tp, cp, pp, ep, etp;
     bool fsdp;         /* all data places divide the weights, or those of a replica: */
     int32_t replicate; /* sets of weights among the data places, with fsdp only */
 } ml_mesh_opts;
 
 typedef struct ml_mesh_sizes {
     int32_t size[ML_MESH_DIMS], ep;
-    int32_t gather; /* ranks that divide the weights; a multiple of tp */
+    int32_t etp;    /* ranks that divide the weights of the same experts */
+    int32_t gather; /* ranks that divide other weights; a multiple of tp */
 } ml_mesh_sizes;
 
 /* Groups of ranks, which differ in the directions that are named, and in no other. */
@@ -44,9 +50,10 @@ typedef enum ml_mesh_group {
     ML_GROUP_DATA,        /* dp x tp: their ranks have different samples */
     ML_GROUP_REDUCE,      /* dp x tp x cp: a stage; gradients are summed over it */
     ML_GROUP_EXPERT,      /* the ranks that share the experts of a layer */
-    ML_GROUP_EXPERT_DATA, /* the ranks of a stage with the same experts */
-    ML_GROUP_GATHER,      /* the ranks that divide the weights */
-    ML_GROUP_REPLICA,     /* the ranks of a stage with the same part of the weights */
+    ML_GROUP_EXPERT_DATA, /* the ranks of a stage with the same part of the same experts */
+    ML_GROUP_EXPERT_GATHER, /* the ranks that divide the weights of the same experts */
+    ML_GROUP_GATHER,        /* the ranks that divide the weights */
+    ML_GROUP_REPLICA,       /* the ranks of a stage with the same part of the weights */
     ML_MESH_GROUPS
 } ml_mesh_group;
 

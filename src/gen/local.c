@@ -319,6 +319,23 @@ static ml_status load(ml_gen *g, const char *dir, uint64_t version, ml_switch ho
     return st;
 }
 
+ml_status ml_local_group_do(ml_gen *g, ml_group_op op, const char *json, uint64_t version,
+                            ml_switch how, ml_err *err) {
+    ml_command c = {
+        .kind = ML_DO_GROUP, .op = op, .version = version, .how = how, .err = err
+    };
+    ml_status st;
+
+    c.dir = strdup(json);
+    st = c.dir ? have_done(of(g), &c)
+               : ml_fail(err, ML_ENOMEM, "out of memory for a request");
+    if (st != ML_OK) {
+        ml_weight_set_free(c.set);
+        free(c.dir);
+    }
+    return st;
+}
+
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err) {
     ml_command c = { .kind = ML_DO_SWITCH, .weights = w, .how = how, .err = err };
     return have_done(of(g), &c);
@@ -337,6 +354,7 @@ ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err) {
 
 static void free_local(ml_local *l) {
     ml_engine_close(l->engine);
+    ml_local_leave_groups(l);
     ml_rank_group_close(&l->group);
     ml_weight_set_free(l->own);
     free(l->abort);

@@ -44,4 +44,19 @@ ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err 
 void ml_local_release(ml_gen *g, bool kv, bool weights);
 ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err);
 
+/* SGLang's requests for weights over the network (gen/weight_link.h). */
+typedef enum ml_group_op {
+    ML_GROUP_INIT,    /* /init_weights_update_group */
+    ML_GROUP_DESTROY, /* /destroy_weights_update_group */
+    ML_GROUP_BEGIN, /* /begin_weight_update: the next updates are used together, at the end */
+    ML_GROUP_UPDATE, /* /update_weights_from_distributed */
+    ML_GROUP_END,    /* /end_weight_update */
+} ml_group_op;
+
+/* json: the body of the request.  version 0: the current version + 1.  Returns when it is
+ * done, and the weights are in use after UPDATE (outside BEGIN and END) and END.  An error
+ * leaves the weights as they were.  On several ranks each gets its own part. */
+ml_status ml_local_group_do(ml_gen *g, ml_group_op op, const char *json, uint64_t version,
+                            ml_switch how, ml_err *err);
+
 #endif

@@ -68,6 +68,11 @@ static ml_status switch_weights(ml_local *l, ml_command *c) {
     return ML_OK;
 }
 
+ml_status ml_local_replace(ml_local *l, ml_command *c) {
+    c->weights = &c->set->w;
+    return switch_weights(l, c);
+}
+
 /* Every rank of a group has a set of its own. */
 static ml_status do_switch(ml_local *l, ml_command *c) {
     if (l->group.orders && !l->opts.weights)
@@ -97,8 +102,7 @@ static ml_status do_load(ml_local *l, ml_command *c) {
     }
     if (st != ML_OK)
         return st;
-    c->weights = &c->set->w;
-    st = switch_weights(l, c);
+    st = ml_local_replace(l, c);
     if (st == ML_OK) {
         free(l->dir);
         l->dir = c->dir;
@@ -119,7 +123,7 @@ static ml_status do_release(ml_local *l, ml_command *c) {
         ml_engine_release_kv(l->engine);
         l->no_kv = true;
     }
-    if (c->flag[1] && l->own)
+    if (c->flag[1] && l->own && !l->own->received) /* else they could not be restored */
         drop_weights(l);
     return ml_rank_group_meet(&l->group, c->err);
 }
@@ -167,6 +171,7 @@ ml_status ml_local_do(ml_local *l, ml_command *c) {
     case ML_DO_RELEASE: return do_release(l, c);
     case ML_DO_TAKE: return do_take(l, c);
     case ML_DO_SWITCH: return do_switch(l, c);
+    case ML_DO_GROUP: return ml_local_do_group(l, c);
     case ML_DO_SET_STEP_END:
         l->step_end = c->step_end;
         l->step_end_ud = c->ud;

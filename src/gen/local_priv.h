@@ -7,12 +7,29 @@
 
 #include "gen/rank_group.h"
 #include "gen/local.h"
+#include "gen/weight_link.h"
+#include "model/weight_inbox.h"
 
 /* A set of weights, loaded or dummy, that this generator owns. */
 typedef struct ml_weight_set {
     ml_weights w;
     ml_arena arena;
+    bool received; /* over TCP: no directory has these weights */
 } ml_weight_set;
+
+/* A process that trains, which this engine gets weights from. */
+typedef struct ml_local_group {
+    struct ml_local_group *next;
+    char name[ML_WEIGHT_MAX_GROUP + 1];
+    ml_weight_link link;
+} ml_local_group;
+
+/* The set of an update of several requests, from begin to end. */
+typedef struct ml_incoming {
+    ml_weight_set *set; /* NULL: there is none */
+    ml_weight_inbox inbox;
+    char version[80]; /* to ask for */
+} ml_incoming;
 
 typedef struct ml_local ml_local;
 
@@ -25,6 +42,7 @@ typedef enum ml_command_kind {
     ML_DO_RELEASE,
     ML_DO_TAKE,
     ML_DO_SWITCH,
+    ML_DO_GROUP,
     ML_DO_SET_STEP_END, /* concerns the first rank only */
 } ml_command_kind;
 
@@ -39,11 +57,13 @@ struct ml_command {
     /* arguments; each operation uses some */
     const ml_weights *weights;
     ml_weight_set *set;
-    char *dir; /* of a load: owned by the generator after success */
+    char *dir; /* of a load, or the JSON of a group's operation: the generator's after
+                  success */
     ml_step_end_fn *step_end;
     void *ud;
     uint64_t version;
     ml_switch how;
+    ml_group_op op;
     bool flag[2];
 };
 
@@ -54,6 +74,8 @@ struct ml_local {
     ml_engine *engine;
     ml_weight_set *own; /* the weights in use, or NULL: they are the caller's */
     char *dir;          /* checkpoint of `own`; NULL: dummy weights */
+    ml_local_group *groups;
+    ml_incoming incoming;
     bool paused, no_kv, no_weights;
     ml_command *retry; /* commands to run again after a step */
     ml_step_end_fn *step_end;
@@ -94,6 +116,13 @@ ml_status ml_order_receive(ml_local *l, ml_order *o, ml_err *err);
 
 /* local_commands.c: ML_EAGAIN: to be run again after a step. */
 ml_status ml_local_do(ml_local *l, ml_command *c);
+/* Replaces the weights by c->set, which it takes over on success. */
+ml_status ml_local_replace(ml_local *l, ml_command *c);
+
+/* local_group.c: weights over TCP. */
+ml_status ml_local_do_group(ml_local *l, ml_command *c);
+void ml_local_leave_groups(ml_local *l);
+
 /* version: of the new set.  dir NULL: dummy weights. */
 ml_status ml_weight_set_new(ml_weight_set **out, const ml_local_opts *o, const char *dir,
                             uint64_t version, ml_err *err);

@@ -42,7 +42,7 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     r->stats.n_prompt_token += c->params.n_prompt;
     r->stats.n_cached_token += u->n_cached;
     r->stats.n_answer_token += u->answer.n;
-    if (u->version && !r->weights.load)
+    if (u->version && !r->weights.steps.n)
         r->stats.version = u->version;
     pthread_mutex_unlock(&r->lock);
     c->fn(c->ud, u);
@@ -98,7 +98,7 @@ static ml_status check_version(const ml_remote_call *c, const ml_gen_update *u,
     bool loaded;
 
     pthread_mutex_lock(&r->lock);
-    loaded = r->weights.load != NULL;
+    loaded = r->weights.steps.n > 0;
     newest = r->weights.newest;
     pthread_mutex_unlock(&r->lock);
     if (r->opts.sglang)
@@ -257,7 +257,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, voi
     ml_arena_init(&c->arena, "request");
     pthread_mutex_lock(&r->lock);
     *ticket = c->ticket = ++r->n_ticket;
-    c->version = r->weights.load ? r->stats.version : 0;
+    c->version = r->weights.steps.n ? r->stats.version : 0;
     r->stats.n_running++;
     pthread_mutex_unlock(&r->lock);
     keep(c, req);
@@ -339,8 +339,7 @@ void ml_remote_drop_waiting(void *remote) {
 
 static void abort_all(ml_gen *g) {
     ml_loop_post(of(g)->loop, abort_waiting, of(g));
-    (void)ml_remote_request_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}",
-                                false, NULL);
+    (void)ml_remote_post_all(of(g), "/abort_request", "{\"abort_all\":true}");
 }
 
 static void hold(void *ud) {
@@ -384,8 +383,7 @@ static void set_paused(ml_gen *g, bool paused) {
 }
 
 static void pause_all(ml_gen *g) {
-    (void)ml_remote_request_all(of(g), "POST", "/pause_generation",
-                                "{\"mode\":\"retract\"}", false, NULL);
+    (void)ml_remote_post_all(of(g), "/pause_generation", "{\"mode\":\"retract\"}");
     ml_remote_run_on_loop(of(g), hold, of(g));
     set_paused(g, true);
 }
@@ -393,11 +391,11 @@ static void pause_all(ml_gen *g) {
 static void resume_all(ml_gen *g) {
     set_paused(g, false);
     ml_remote_run_on_loop(of(g), let_go, of(g));
-    (void)ml_remote_request_all(of(g), "POST", "/continue_generation", "{}", false, NULL);
+    (void)ml_remote_post_all(of(g), "/continue_generation", "{}");
 }
 
 static bool flush(ml_gen *g) {
-    return ml_remote_request_all(of(g), "POST", "/flush_cache", "{}", false, NULL) == ML_OK;
+    return ml_remote_post_all(of(g), "/flush_cache", "{}") == ML_OK;
 }
 
 static void stats(ml_gen *g, ml_gen_stats *out) {
@@ -466,30 +464,37 @@ static void close_gen(ml_gen *g) {
     free_remote(r);
 }
 
+void ml_remote_server_init(ml_remote *r, ml_remote_server *s, const char *url,
+                           const char *key) {
+    size_t n = strlen(url);
+    ml_text own = { 0 };
+
+    while (n && url[n - 1] == '/')
+        n--;
+    ml_text_add(&own, url, n);
+    s->remote = r;
+    s->url = own.ptr;
+    s->key = key ? ml_arena_str(&r->arena, key, strlen(key)) : NULL;
+    s->headers = ml_arena_printf(&r->arena, ML_REMOTE_JSON "%s%s%s",
+                                 key ? "Authorization: Bearer " : "", key ? key : "",
+                                 key ? "\n" : "");
+}
+
 static void keep_opts(ml_remote *r, const ml_remote_opts *o) {
     r->opts = *o;
     r->opts.url = NULL;
-    r->server = ML_NEW(&r->arena, ml_remote_server, o->n_url);
-    for (int32_t i = 0; i < o->n_url; i++) {
-        size_t n = strlen(o->url[i]);
-        ml_text url = { 0 };
-        while (n && o->url[i][n - 1] == '/')
-            n--;
-        ml_text_add(&url, o->url[i], n);
-        r->server[i].remote = r;
-        r->server[i].url = url.ptr;
-    }
-    r->headers = ml_arena_printf(&r->arena, ML_REMOTE_JSON "%s%s%s",
-                                 o->api_key ? "Authorization: Bearer " : "",
-                                 o->api_key ? o->api_key : "", o->api_key ? "\n" : "");
+    r->server = ML_NEW(&r->arena, ml_remote_server, ML_REMOTE_MOST_SERVERS);
+    for (int32_t i = 0; i < o->n_url; i++)
+        ml_remote_server_init(r, &r->server[i], o->url[i], o->api_key);
 }
 
 ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
     ml_remote *r;
     ml_status st;
 
-    if (o->n_url < 1)
-        return ml_fail(err, ML_EUSAGE, "no server address given");
+    if (o->n_url < 1 || o->n_url > ML_REMOTE_MOST_SERVERS)
+        return ml_fail(err, ML_EUSAGE, "expected 1 to %d server addresses, not %d",
+                       (int)ML_REMOTE_MOST_SERVERS, (int)o->n_url);
     r = calloc(1, sizeof *r);
     if (!r)
         return ml_fail(err, ML_ENOMEM, "out of memory for a generator");

@@ -8,14 +8,18 @@
 typedef struct question {
     struct broadcast *all;
     const char *url;
+    int32_t step; /* the one that was sent last */
     ml_remote_query query;
 } question;
 
 typedef struct broadcast {
     ml_remote *remote;
-    const char *method, *path, *body;
+    const char *method;
+    ml_remote_steps steps;
     question *question;
     int32_t n, n_left;
+    ml_text
+        *listed; /* URLs that have succeeded, each between line ends; NULL: not listed */
     ml_status st;
     ml_err *err;
     pthread_mutex_t lock;
@@ -29,18 +33,29 @@ static bool is_refusal(const question *q) {
     return reply && strstr(reply, "\"success\"") && strstr(reply, "false");
 }
 
+static void send_query(void *ud);
+
 static void answered(void *ud, const ml_err *err) {
     question *q = ud;
     broadcast *b = q->all;
     int status = q->query.status;
+    bool good = !err && status == 200 && !is_refusal(q);
 
+    if (good && q->step + 1 < b->steps.n) {
+        q->step++;
+        send_query(q);
+        return;
+    }
     pthread_mutex_lock(&b->lock);
+    if (good && b->listed)
+        ml_text_printf(b->listed, "\n%s\n", q->url);
     if (b->st == ML_OK && err)
         b->st = ml_fail(b->err, ML_EAGAIN, "%s", err->msg);
-    else if (b->st == ML_OK && (status != 200 || is_refusal(q)))
-        b->st = ml_fail(b->err, status >= 500 ? ML_EAGAIN : ML_EPEER,
-                        "%s%s returned status %d: %.300s", q->url, b->path, status,
-                        q->query.reply.ptr ? q->query.reply.ptr : "");
+    else if (b->st == ML_OK && !good)
+        b->st =
+            ml_fail(b->err, status >= 500 ? ML_EAGAIN : ML_EPEER,
+                    "%s%s returned status %d: %.300s", q->url, b->steps.step[q->step].path,
+                    status, q->query.reply.ptr ? q->query.reply.ptr : "");
     if (--b->n_left == 0)
         pthread_cond_signal(&b->done);
     pthread_mutex_unlock(&b->lock);
@@ -49,13 +64,15 @@ static void answered(void *ud, const ml_err *err) {
 static void send_query(void *ud) {
     question *q = ud;
     broadcast *b = q->all;
+    const ml_remote_step *step = &b->steps.step[q->step];
+    ml_text reply = q->query.reply;
 
-    q->query = (ml_remote_query){ .done = answered, .ud = q };
+    q->query = (ml_remote_query){ .done = answered, .ud = q, .reply = reply };
     ml_remote_query_start(b->remote, &q->query,
                           &(ml_http_request){ .method = b->method,
-                                              .body = ml_str_of(b->body),
+                                              .body = ml_str_of(step->body),
                                               .max_body = ML_REMOTE_CONTROL_BYTES },
-                          q->url, b->path);
+                          q->url, step->path);
 }
 
 /* Sends all requests and waits for the answers. */
@@ -95,8 +112,7 @@ static int32_t workers_of(ml_remote *r, const char *url, const char **out, int32
     question q = { .url = url };
     broadcast b = { .remote = r,
                     .method = "GET",
-                    .path = ML_REMOTE_WORKERS_PATH,
-                    .body = "",
+                    .steps = { &(ml_remote_step){ ML_REMOTE_WORKERS_PATH, "" }, 1 },
                     .question = &q,
                     .n = 1 };
     const ml_json *root, *urls;
@@ -129,27 +145,50 @@ static const char *url_of(ml_remote *r, int32_t server, bool lost_too, ml_arena 
     return url;
 }
 
-ml_status ml_remote_request_all(ml_remote *r, const char *method, const char *path,
-                                const char *body, bool lost_too, ml_err *err) {
-    enum { MOST = 1024 };
+static bool is_done(const ml_text *done, const char *url) {
+    ml_text line = { 0 };
+    bool yes;
+
+    ml_text_printf(&line, "\n%s\n", url);
+    yes = done && done->ptr && strstr(done->ptr, line.ptr);
+    ml_text_release(&line);
+    return yes;
+}
+
+ml_status ml_remote_request_all(ml_remote *r, const char *method, ml_remote_steps steps,
+                                ml_text *done, ml_err *err) {
+    enum { MOST = ML_REMOTE_MOST_SERVERS };
     ml_arena a;
     const char **url;
-    broadcast b = { .remote = r, .method = method, .path = path, .body = body, .err = err };
+    broadcast b = {
+        .remote = r, .method = method, .steps = steps, .listed = done, .err = err
+    };
+    int32_t n = 0, n_server;
     ml_status st;
 
+    pthread_mutex_lock(&r->lock);
+    n_server = r->opts.n_url;
+    pthread_mutex_unlock(&r->lock);
     ml_arena_init(&a, "remote servers");
     url = ML_NEW(&a, const char *, MOST);
-    for (int32_t i = 0; i < r->opts.n_url && b.n < MOST; i++) {
-        const char *front = url_of(r, i, lost_too, &a);
-        b.n += front ? workers_of(r, front, url + b.n, MOST - b.n, &a) : 0;
+    for (int32_t i = 0; i < n_server && n < MOST; i++) {
+        const char *front = url_of(r, i, done != NULL, &a);
+        n += front ? workers_of(r, front, url + n, MOST - n, &a) : 0;
     }
-    b.question = ML_NEW(&a, question, b.n);
-    for (int32_t i = 0; i < b.n; i++)
-        b.question[i].url = url[i];
+    b.question = ML_NEW(&a, question, n);
+    for (int32_t i = 0; i < n; i++)
+        if (!is_done(done, url[i]))
+            b.question[b.n++].url = url[i];
     st = run(&b);
     release(&b);
     ml_arena_release(&a);
     return st;
+}
+
+ml_status ml_remote_post_all(ml_remote *r, const char *path, const char *body) {
+    ml_remote_steps one = { &(ml_remote_step){ path, body }, 1 };
+
+    return ml_remote_request_all(r, "POST", one, NULL, NULL);
 }
 
 /* --- on the loop's thread ------------------------------------------------------- */

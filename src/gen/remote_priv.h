@@ -65,25 +65,39 @@ typedef struct ml_remote_call {
     ml_timer *timer;
 } ml_remote_call;
 
+/* Requests that bring a server to the current weights, one after the other.  The strings and
+ * the array are in the arena of the generator. */
+typedef struct ml_remote_steps {
+    const ml_remote_step *step; /* [n] */
+    int32_t n;
+} ml_remote_steps;
+
 typedef struct ml_remote_server {
     ml_remote *remote;
-    char *url;      /* changes on the loop's thread, under the mutex */
-    char *next_url; /* under the mutex: the address it has moved to, or NULL */
+    char *url;       /* changes on the loop's thread, under the mutex */
+    char *next_url;  /* under the mutex: the address it has moved to, or NULL */
+    char *headers;   /* of requests to it, with its key */
+    const char *key; /* NULL: none */
     int32_t n_call;
     bool lost;   /* it may have outdated weights, or be dead; changes under the mutex */
     bool banned; /* too many invalid replies: not used any more; changes under the mutex */
     int32_t n_bad; /* consecutive invalid replies */
     bool refused;  /* it refused to load the weights, and the warning was logged */
     ml_timer *timer;
-    ml_remote_query query; /* that reloads its weights */
+    ml_remote_query query;  /* that reloads its weights */
+    ml_remote_steps reload; /* the requests of this attempt, */
+    int32_t next_step;      /* and the next of them */
 } ml_remote_server;
 
 struct ml_remote {
     ml_gen gen; /* first */
     ml_arena arena;
     ml_remote_opts opts;
-    ml_remote_server *server; /* [opts.n_url] */
-    char *headers;
+    ml_remote_server
+        *server; /* [opts.n_url] of ML_REMOTE_MOST_SERVERS; more are added on the
+                                 loop's thread, under the mutex */
+    ml_remote_watch_fn *watch; /* on the loop's thread only */
+    void *watch_ud;
     pthread_t thread;
     ml_loop *loop;
     ml_http_client *client;
@@ -100,9 +114,8 @@ struct ml_remote {
     pthread_mutex_t lock; /* guards the fields below */
     uint64_t n_ticket;
     struct {
-        const char *load; /* body of the load request, or NULL: none was loaded yet */
-        const char *pull; /* body of the pull request before it, or NULL: no pull */
-        uint64_t newest;  /* newest version that servers were told to load */
+        ml_remote_steps steps; /* for a server that comes back; none: none was loaded yet */
+        uint64_t newest;       /* newest version that servers were told to load */
     } weights;
     ml_gen_stats stats;
     bool given_up;
@@ -121,6 +134,7 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
 size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec);
 
 enum {
+    ML_REMOTE_MOST_SERVERS = 4096,
     ML_REMOTE_CONTROL_BYTES = 1 << 20, /* limit of a reply to anything but /generate */
     ML_REMOTE_MOST_BAD = 8             /* invalid replies until the sender is given up */
 };
@@ -142,12 +156,19 @@ void ml_remote_drop_waiting(void *remote);
 
 /* remote_control.c */
 
-/* Sends the same request to every server; returns when all have answered, with the first
- * failure: ML_EAGAIN for no connection or status >= 500, ML_EPEER for a refusal.  Lost
- * servers are skipped unless lost_too is set; they get the state when they come back.
+/* Sends the same requests to every server, to each one after the other; returns when all
+ * have answered, with the first failure: ML_EAGAIN for no connection or status >= 500,
+ * ML_EPEER for a refusal.  done NULL: lost servers are skipped; they get the state when they
+ * come back.  Otherwise servers that it lists are skipped, and those that succeed are added.
  * Not from the loop's thread. */
-ml_status ml_remote_request_all(ml_remote *r, const char *method, const char *path,
-                                const char *body, bool lost_too, ml_err *err);
+ml_status ml_remote_request_all(ml_remote *r, const char *method, ml_remote_steps steps,
+                                ml_text *done, ml_err *err);
+/* The same for one POST request to servers that are not lost. */
+ml_status ml_remote_post_all(ml_remote *r, const char *path, const char *body);
+
+/* remote.c: fills an unused server. */
+void ml_remote_server_init(ml_remote *r, ml_remote_server *s, const char *url,
+                           const char *key);
 
 /* Runs a function on the loop's thread and waits for it. */
 void ml_remote_run_on_loop(ml_remote *r, ml_loop_fn *fn, void *ud);

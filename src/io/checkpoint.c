@@ -286,30 +286,32 @@ static ml_status open_index(ml_checkpoint *c, const char *name, ml_err *err) {
     return st;
 }
 
-/* --- multimodal checkpoints ------------------------------------------------------- */
+/* --- other names ------------------------------------------------------------------- */
 
-/* Where multimodal models have their text model, in transformers before and since 4.52. */
+/* Where multimodal models have their text model, in transformers before and since 4.52;
+ * released checkpoints of DeepSeek-V4, whose names transformers changes. */
 static const struct {
     const char *stored, *name;
 } text_prefixes[] = {
-    { "language_model.model.", "model." },
-    { "language_model.lm_head.", "lm_head." },
-    { "model.language_model.", "model." },
+    { "language_model.model.", "model." }, { "language_model.lm_head.", "lm_head." },
+    { "model.language_model.", "model." }, { "layers.", "model.layers." },
+    { "embed.", "model.embed_tokens." },   { "norm.", "model.norm." },
+    { "hc_head_", "model.hc_head.hc_" },
 };
 
-static const char *name_in_text_model(ml_checkpoint *c, ml_str stored) {
+const char *ml_checkpoint_text_name(ml_arena *a, ml_str stored) {
     for (size_t i = 0; i < sizeof text_prefixes / sizeof *text_prefixes; i++) {
         size_t n = strlen(text_prefixes[i].stored);
         if (stored.len > n && memcmp(stored.ptr, text_prefixes[i].stored, n) == 0)
-            return ml_arena_printf(&c->arena, "%s%s", text_prefixes[i].name,
-                                   stored.ptr + n);
+            return ml_arena_printf(a, "%s%.*s", text_prefixes[i].name,
+                                   (int)(stored.len - n), stored.ptr + n);
     }
     return NULL;
 }
 
 static ml_status name_text_tensors(ml_checkpoint *c, ml_err *err) {
     for (int64_t i = 0; i < c->n_tensor; i++) {
-        const char *name = name_in_text_model(c, c->tensor[i].stored);
+        const char *name = ml_checkpoint_text_name(&c->arena, c->tensor[i].stored);
         if (!name)
             continue;
         c->tensor[i].t.name = ml_str_of(name);

@@ -44,4 +44,8 @@ void ml_checkpoint_close(ml_checkpoint *c); /* NULL is allowed */
 const ml_st_tensor *ml_checkpoint_find(const ml_checkpoint *c, ml_str name,
                                        const ml_st_file **file);
 
+/* The name that a tensor of a multimodal checkpoint's text model has in a checkpoint of that
+ * model alone, in the arena; NULL: the same. */
+const char *ml_checkpoint_text_name(ml_arena *a, ml_str stored);
+
 #endif

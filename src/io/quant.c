@@ -12,7 +12,7 @@
 
 /* How the codes of a matrix [rows, cols] (outputs, inputs) are packed. */
 typedef enum packing {
-    BYTES,       /* e4m3, a byte each */
+    BYTES,       /* e4m3 or int8, a byte each */
     NIBBLES,     /* e2m1, two in a byte, the even column in the low half */
     WORDS,       /* unsigned integers, along the columns of a row in words of 32 bits */
     WORDS_DOWN,  /* the same, words [cols / n, rows]: along the inputs (GPTQ) */
@@ -35,7 +35,7 @@ typedef struct codes {
     int32_t zero_add;    /* GPTQ stores the zero point minus one */
     int32_t zero_def;    /* the zero point without a tensor of them */
     float factor;        /* of the whole tensor */
-    bool divide;         /* by the factor */
+    bool divide;         /* scales are divided by it, not elements multiplied */
 } codes;
 
 /* --- values --------------------------------------------------------------------- */
@@ -52,6 +52,10 @@ static float e4m3(int code) {
 static float e2m1(int code) {
     static const float size[8] = { 0, 0.5f, 1, 1.5f, 2, 3, 4, 6 };
     return code & 8 ? -size[code & 7] : size[code & 7];
+}
+
+static float int8(int code) {
+    return (float)(int8_t)code;
 }
 
 /* 2^(code - 127): exponents of 8 bits (E8M0). */
@@ -136,7 +140,8 @@ static float scale_at(const codes *q, int64_t m, int64_t r, int64_t g) {
 /* Elements [c, c + n) of a row of matrix m, all of one group. */
 static void read_group(const codes *q, int64_t m, int64_t r, int64_t c, int64_t n,
                        int64_t g, float *out) {
-    const float scale = scale_at(q, m, r, g);
+    const float stored = scale_at(q, m, r, g);
+    const float scale = q->divide ? stored / q->factor : stored;
     const int64_t at = (m * q->rows + r) * q->cols + c;
 
     if (q->how == BYTES)
@@ -150,10 +155,7 @@ static void read_group(const codes *q, int64_t m, int64_t r, int64_t c, int64_t 
         for (int64_t i = 0; i < n; i++)
             out[i] = (float)(integer_at(q, q->code, r, c + i) - zero) * scale;
     }
-    if (q->divide)
-        for (int64_t i = 0; i < n; i++)
-            out[i] /= q->factor;
-    else if (q->factor != 1.0f)
+    if (!q->divide && q->factor != 1.0f)
         for (int64_t i = 0; i < n; i++)
             out[i] *= q->factor;
 }
@@ -195,11 +197,13 @@ static void read_codes(const ml_quant *base, int64_t at, int64_t step, int64_t n
 
 /* --- config.json ------------------------------------------------------------------ */
 
-static const char *const methods[] = { "fp8",  "mxfp8", "mxfp4",   "compressed-tensors",
-                                       "gptq", "awq",   "modelopt" };
+static const char *const methods[] = { "fp8",         "fbgemm_fp8",         "mxfp8",
+                                       "mxfp4",       "compressed-tensors", "gptq",
+                                       "awq",         "modelopt",           "modelopt_fp8",
+                                       "modelopt_fp4" };
 
 bool ml_quant_method_known(const char *method, const char **known) {
-    *known = "fp8, mxfp8, mxfp4, compressed-tensors, modelopt, gptq and awq";
+    *known = "fp8, fbgemm_fp8, mxfp8, mxfp4, compressed-tensors, modelopt, gptq and awq";
     for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
         if (!strcmp(method, methods[i]))
             return true;
@@ -208,12 +212,12 @@ bool ml_quant_method_known(const char *method, const char **known) {
 
 typedef struct resolver {
     ml_checkpoint *c;
-    const char *path;      /* of config.json */
-    const ml_json *config; /* quantization_config, or NULL */
-    ml_map by_name;        /* of the tensors as stored */
-    bool *used;            /* [n_tensor] belongs to a weight */
-    const float *e4m3, *e2m1;
-    int64_t block_rows, block_cols; /* of FP8 */
+    const char *path;                /* of config.json */
+    const ml_json *config;           /* quantization_config, or NULL */
+    ml_map by_name;                  /* of the tensors as stored */
+    bool *used;                      /* [n_tensor] belongs to a weight */
+    const float *e4m3, *e2m1, *int8; /* values of codes */
+    int64_t block_rows, block_cols;  /* of FP8 */
     ml_err *err;
 } resolver;
 
@@ -266,15 +270,20 @@ static void read_block_size(resolver *r) {
 
 /* --- tensors of a weight ---------------------------------------------------------- */
 
-/* The tensor named base + suffix, which then belongs to the weight; NULL: none. */
-static const ml_st_tensor *take(resolver *r, ml_str base, const char *suffix) {
+/* The index of the tensor named base + suffix; -1: none. */
+static int64_t find(const resolver *r, ml_str base, const char *suffix) {
     char name[1024];
     int n = snprintf(name, sizeof name, "%.*s%s", (int)base.len, base.ptr, suffix);
-    int64_t i;
 
     if (n < 0 || (size_t)n >= sizeof name)
-        return NULL;
-    i = ml_map_get(&r->by_name, (ml_str){ name, (size_t)n }, -1);
+        return -1;
+    return ml_map_get(&r->by_name, (ml_str){ name, (size_t)n }, -1);
+}
+
+/* The tensor named base + suffix, which then belongs to the weight; NULL: none. */
+static const ml_st_tensor *take(resolver *r, ml_str base, const char *suffix) {
+    int64_t i = find(r, base, suffix);
+
     if (i < 0)
         return NULL;
     r->used[i] = true;
@@ -347,51 +356,91 @@ static codes *new_quant(resolver *r, packing how, const ml_st_tensor *t) {
 
 /* --- formats ---------------------------------------------------------------------- */
 
-/* One scale for all, one for each row, for 1x32 elements (MXFP8), or for each block. */
-static ml_status size_fp8_blocks(const resolver *r, codes *q) {
-    const ml_st_tensor *s = q->scale;
-    bool exponent = s->dtype == ML_ST_U8 || s->dtype == ML_ST_F8_E8M0;
+/* One scale for all, one for each row, for 1x32 elements (MXFP8), or for each block; those
+ * of a stack of matrices are stacked. */
+static ml_status size_byte_blocks(const resolver *r, codes *q, bool stack) {
+    ml_st_tensor s = *q->scale;
+    bool exponent = s.dtype == ML_ST_U8 || s.dtype == ML_ST_F8_E8M0;
 
-    if (count_of(s) == 1)
+    if (stack && s.n_dim == 3) {
+        s.n_dim = 2;
+        memmove(s.shape, s.shape + 1, 2 * sizeof *s.shape);
+    }
+    if (!stack && count_of(&s) == 1)
         set_blocks(q, q->rows, q->cols);
-    else if (exponent && has_shape(s, q->rows, blocks(q->cols, 32)))
+    else if (exponent && has_shape(&s, q->rows, blocks(q->cols, 32)))
         set_blocks(q, 1, 32);
-    else if (has_shape(s, blocks(q->rows, r->block_rows), blocks(q->cols, r->block_cols)))
+    else if (has_shape(&s, blocks(q->rows, r->block_rows), blocks(q->cols, r->block_cols)))
         set_blocks(q, r->block_rows, r->block_cols);
-    else if (has_shape(s, q->rows, 1) || (s->n_dim == 1 && s->shape[0] == q->rows))
+    else if (has_shape(&s, q->rows, 1) || (!stack && s.n_dim == 1 && s.shape[0] == q->rows))
         set_blocks(q, 1, q->cols);
+    else if (has_shape(&s, 1, 1))
+        set_blocks(q, q->rows, q->cols);
     else {
         char want[160];
         snprintf(want, sizeof want,
                  "a scale for the tensor, for each of %" PRId64
                  " rows or for each block of %" PRId64 "x%" PRId64,
                  q->rows, r->block_rows, r->block_cols);
-        return fail_shape(r, s, want);
+        return fail_shape(r, q->scale, want);
     }
     return ML_OK;
 }
 
-static ml_status resolve_fp8(resolver *r, ml_st_tensor *t, ml_str base, const char *name) {
+/* Codes of a byte, F8_E4M3 or I8, of a matrix or of a stack of them: x.weight, or x alone
+ * with x_scale_inv. */
+static ml_status resolve_bytes(resolver *r, ml_st_tensor *t, ml_str base, const char *part,
+                               const char *name) {
     codes *q = new_quant(r, BYTES, t);
+    bool stack = t->n_dim == 3;
+    char inverse[40], scale[40];
     ml_status st;
 
-    q->value = r->e4m3;
-    q->scale = take(r, base, ".weight_scale_inv");
+    snprintf(inverse, sizeof inverse, "%s_scale_inv", part);
+    snprintf(scale, sizeof scale, "%s_scale", part);
+    q->value = t->dtype == ML_ST_I8 ? r->int8 : r->e4m3;
+    q->scale = take(r, base, inverse);
     if (!q->scale)
-        q->scale = take(r, base, ".weight_scale");
+        q->scale = take(r, base, scale);
+    if (!q->scale && *part)
+        q->scale = take(r, base, ".scale");
     if (!q->scale)
-        return fail_missing(r, base, ".weight_scale_inv (or .weight_scale)");
-    if (t->n_dim != 2 || !t->shape[0] || !t->shape[1])
+        return fail_missing(r, base,
+                            *part ? ".weight_scale_inv (or .weight_scale, .scale)"
+                                  : "_scale_inv (or _scale)");
+    if ((t->n_dim != 2 && !stack) || !count_of(t))
         return fail_shape(r, t, "a matrix");
-    if (!is_scale_dtype(q->scale->dtype))
-        return fail_shape(r, q->scale, "a scale of F32, BF16, F16, F8_E8M0 or U8");
-    q->rows = t->shape[0];
-    q->cols = t->shape[1];
-    st = size_fp8_blocks(r, q);
+    if (!is_scale_dtype(q->scale->dtype) ||
+        (stack && (q->scale->n_dim != 3 || q->scale->shape[0] != t->shape[0])))
+        return fail_shape(r, q->scale,
+                          stack ? "scales for each matrix of the stack"
+                                : "a scale of F32, BF16, F16, F8_E8M0 or U8");
+    q->rows = t->shape[stack];
+    q->cols = t->shape[stack + 1];
+    st = size_byte_blocks(r, q, stack);
     (void)take(r, base, ".input_scale");
     if (st == ML_OK)
         put_weight(t, q, name);
     return st;
+}
+
+/* compressed-tensors mxfp4-pack-quantized, experts of DeepSeek-V4: codes [rows, cols / 2],
+ * an exponent for 32. */
+static ml_status resolve_mxfp4_rows(resolver *r, ml_st_tensor *t, ml_str base,
+                                    const char *scale, const char *name) {
+    codes *q = new_quant(r, NIBBLES, t);
+
+    q->value = r->e2m1;
+    q->scale = take(r, base, scale);
+    if (t->n_dim != 2 || !count_of(t) || t->shape[1] % 16)
+        return fail_shape(r, t, "a matrix of two codes in a byte, in groups of 32");
+    q->rows = t->shape[0];
+    q->cols = t->shape[1] * 2;
+    set_blocks(q, 1, 32);
+    if (!has_shape(q->scale, q->rows, q->cols / 32))
+        return fail_shape(r, q->scale, "an exponent for each 32 elements of a row");
+    put_weight(t, q, name);
+    return ML_OK;
 }
 
 /* Codes [rows, cols / 2], an e4m3 scale for 16 elements, and one for the tensor. */
@@ -454,6 +503,16 @@ static ml_status take_groups(resolver *r, codes *q, const ml_st_tensor *g) {
     return ML_OK;
 }
 
+/* Columns of a group; where they do not divide a row, the last group is smaller. */
+static int64_t group_size(const ml_json *scheme, int64_t cols, int64_t groups) {
+    const ml_json *v = scheme ? ml_json_get(scheme, "group_size") : NULL;
+    int64_t size;
+
+    if (v && ml_json_i64(v, &size) && size > 0 && groups > 1)
+        return size;
+    return groups > 0 ? blocks(cols, groups) : cols;
+}
+
 /* compressed-tensors pack-quantized: offset codes, rows of words; a scale for each group of
  * columns. */
 static ml_status resolve_packed(resolver *r, ml_st_tensor *t, ml_str base,
@@ -462,7 +521,7 @@ static ml_status resolve_packed(resolver *r, ml_st_tensor *t, ml_str base,
     const ml_st_tensor *shape = take(r, base, ".weight_shape");
     const ml_json *scheme = weights_scheme(r), *bits;
     double n_bits = 4;
-    int64_t per, groups;
+    int64_t per, groups, size;
 
     q->scale = take(r, base, ".weight_scale");
     q->zero = take(r, base, ".weight_zero_point");
@@ -481,10 +540,11 @@ static ml_status resolve_packed(resolver *r, ml_st_tensor *t, ml_str base,
     if (!has_shape(t, q->rows, blocks(q->cols, per)))
         return fail_shape(r, t, "rows of packed codes as weight_shape says");
     groups = q->scale->n_dim == 2 ? q->scale->shape[1] : 0;
-    if (!is_scale_dtype(q->scale->dtype) || groups < 1 || q->cols % groups ||
+    size = group_size(scheme, q->cols, groups);
+    if (!is_scale_dtype(q->scale->dtype) || groups < 1 || blocks(q->cols, size) != groups ||
         q->scale->shape[0] != q->rows)
         return fail_shape(r, q->scale, "a scale for each group of a row");
-    set_blocks(q, 1, q->cols / groups);
+    set_blocks(q, 1, size);
     if (q->zero &&
         (q->zero->dtype != ML_ST_I32 || !has_shape(q->zero, blocks(q->rows, per), groups)))
         return fail_shape(r, q->zero, "I32 zero points, packed over the rows");
@@ -581,14 +641,31 @@ static const char *name_of(resolver *r, ml_str base, const char *suffix) {
     return ml_arena_printf(&r->c->arena, "%.*s%s", (int)base.len, base.ptr, suffix);
 }
 
+static bool has_exponents(const resolver *r, ml_str base, const char *scale) {
+    int64_t i = find(r, base, scale);
+    ml_st_dtype t = i < 0 ? ML_ST_F32 : r->c->tensor[i].t.dtype;
+
+    return t == ML_ST_U8 || t == ML_ST_F8_E8M0;
+}
+
 /* Resolves the weight whose codes are t, if they are codes. */
 static ml_status resolve(resolver *r, ml_st_tensor *t) {
     ml_str base;
 
     if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_F8_E4M3)
-        return resolve_fp8(r, t, base, t->name.ptr);
+        return resolve_bytes(r, t, base, ".weight", t->name.ptr);
+    if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_I8 &&
+        has_exponents(r, base, ".scale"))
+        return resolve_mxfp4_rows(r, t, base, ".scale", t->name.ptr);
+    if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_I8)
+        return resolve_bytes(r, t, base, ".weight", t->name.ptr);
+    if (t->dtype == ML_ST_F8_E4M3 && t->n_dim == 3)
+        return resolve_bytes(r, t, t->name, "", t->name.ptr);
     if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_U8)
         return resolve_nvfp4(r, t, base, t->name.ptr, ".weight_scale_2", false);
+    if (cut_suffix(t->name, ".weight_packed", &base) && t->dtype == ML_ST_U8 &&
+        has_exponents(r, base, ".weight_scale"))
+        return resolve_mxfp4_rows(r, t, base, ".weight_scale", name_of(r, base, ".weight"));
     if (cut_suffix(t->name, ".weight_packed", &base) && t->dtype == ML_ST_U8)
         return resolve_nvfp4(r, t, base, name_of(r, base, ".weight"),
                              ".weight_global_scale", true);
@@ -608,6 +685,7 @@ static bool has_codes(const ml_checkpoint *c) {
     for (int64_t i = 0; i < c->n_tensor; i++) {
         const ml_st_tensor *t = &c->tensor[i].t;
         if (t->dtype == ML_ST_F8_E4M3 || cut_suffix(t->name, ".qweight", &base) ||
+            (t->dtype == ML_ST_I8 && cut_suffix(t->name, ".weight", &base)) ||
             cut_suffix(t->name, ".weight_packed", &base) ||
             (t->dtype == ML_ST_U8 && (cut_suffix(t->name, "_blocks", &base) ||
                                       cut_suffix(t->name, ".weight", &base))))
@@ -656,6 +734,7 @@ static ml_status resolve_all(resolver *r, ml_arena *scratch, ml_str text) {
     r->used = ML_NEW(scratch, bool, c->n_tensor);
     r->e4m3 = table_of(&c->arena, 256, e4m3);
     r->e2m1 = table_of(&c->arena, 16, e2m1);
+    r->int8 = table_of(&c->arena, 256, int8);
     /* Scales and zero points are read through c->tensor, so the weights replace it last. */
     memcpy(stored, c->tensor, (size_t)c->n_tensor * sizeof *stored);
     for (int64_t i = 0; i < c->n_tensor && st == ML_OK; i++)

@@ -147,7 +147,7 @@ int32_t ml_build_linear(ml_builder *b, int32_t x, ml_linear_opts o) {
     int32_t out = ml_build_rows(b, b->spec->value[x].mul, o.n_out);
     n->in[0] = x;
     n->out[0] = out;
-    n->w[0] = matrix_param(b, ml_build_name(b, o.name, ".weight"), o.n_out,
+    n->w[0] = matrix_param(b, ml_build_name(b, o.name, o.bare ? "" : ".weight"), o.n_out,
                            ml_build_width(b, x), ML_PANELS, o.shard);
     s->param[n->w[0]].part = rows_part(b, &o, ".weight", ml_build_width(b, x));
     s->param[n->w[0]].frozen = o.frozen;
@@ -207,6 +207,16 @@ int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t hea
     n->attr.rope.head_dim = head_dim;
     n->attr.rope.dim = rope->dim;
     n->attr.rope.interleaved = interleaved;
+    return out;
+}
+
+int32_t ml_build_rope_tail(ml_builder *b, int32_t x, const ml_rope *rope, int32_t head_dim,
+                           bool inverse) {
+    int32_t out = ml_build_rope(b, x, rope, head_dim, true);
+    ml_node *n = &b->spec->node[b->spec->n_node - 1];
+
+    n->attr.rope.at = head_dim - rope->dim;
+    n->attr.rope.inverse = inverse;
     return out;
 }
 
@@ -322,6 +332,13 @@ int32_t ml_build_glu(ml_builder *b, int32_t gate, int32_t up, ml_act act) {
     n->out[0] = out;
     n->attr.glu.act = act;
     n->attr.glu.fused = up == ML_NONE;
+    return out;
+}
+
+int32_t ml_build_swiglu(ml_builder *b, int32_t gate, int32_t up, float limit) {
+    int32_t out = ml_build_glu(b, gate, up, ML_ACT_SILU);
+
+    b->spec->node[b->spec->n_node - 1].attr.glu.limit = limit;
     return out;
 }
 

@@ -43,6 +43,7 @@ typedef struct ml_linear_opts {
     ml_shard shard;
     bool frozen;   /* not trained */
     bool keep_f32; /* f32 even in bf16 models */
+    bool bare;     /* the weight's name does not end in ".weight" */
     /* NULL, or the larger layer of the checkpoint that contains it, as outputs first_out
      * .. of whole_out. */
     const char *whole;
@@ -60,6 +61,10 @@ int32_t ml_build_norm(ml_builder *b, int32_t x, const char *name, float eps, int
                       bool plus_one);
 int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t head_dim,
                       bool interleaved);
+/* Rotates the last rope->dim elements of each head, as pairs (0,1) (2,3)..; inverse: by
+ * the negative angles. */
+int32_t ml_build_rope_tail(ml_builder *b, int32_t x, const ml_rope *rope, int32_t head_dim,
+                           bool inverse);
 /* A linear layer for each of n_head groups of x: weights [n_head, n_out, width of a
  * group], which checkpoints store as a part of a larger tensor. */
 int32_t ml_build_head_linear(ml_builder *b, int32_t x, const char *name, int32_t n_head,
@@ -76,6 +81,7 @@ typedef struct ml_attn_opts {
     bool value_in_key; /* v is the prefix of k's head: only keys are stored in KV pages */
     int32_t window;    /* sliding window; 0: none */
     int32_t chunk;     /* rows attend to keys of their chunk of positions; 0: to all */
+    int32_t ratio;     /* ml_build_attn_chosen: rows of a compressed key; 0: none */
     float scale, softcap; /* softcap 0: none */
     const char *sink; /* parameter of attention sinks, one number per query head, or NULL */
     /* NULL: its own KV pages; else shared by all layers with the same k and v. */
@@ -83,17 +89,29 @@ typedef struct ml_attn_opts {
 } ml_attn_opts;
 int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_opts o);
 /* Sparse attention to the keys an indexer selects (ml_build_index).  All heads share one
- * key, whose first value_dim elements are the value. */
+ * key, whose first value_dim elements are the value.  With a ratio, rows of k are a key and
+ * a compressed key, the indexer selects among the latter (chosen ML_NONE: all of them), and
+ * a row also attends to its window. */
 int32_t ml_build_attn_chosen(ml_builder *b, int32_t q, int32_t k, int32_t chosen,
                              ml_attn_opts o);
 /* Selects the top_k keys with the highest score for each row; q has n_head heads of k's
  * width. */
 typedef struct ml_index_opts {
     int32_t n_head, top_k;
+    int32_t ratio; /* rows of a compressed key; 0: keys are not compressed */
     float scale, weight_scale;
 } ml_index_opts;
 int32_t ml_build_index(ml_builder *b, int32_t q, int32_t k, int32_t weight,
                        ml_index_opts o);
+/* One key for each window of `ratio` rows: a sum over the window of rows of kv, weighted by
+ * the softmax of gate plus the parameter `bias`.  Columns of kv beyond n_out: windows
+ * overlap (backend/ops.h). */
+typedef struct ml_compress_opts {
+    const char *bias;
+    int32_t ratio;
+    int64_t n_out;
+} ml_compress_opts;
+int32_t ml_build_compress(ml_builder *b, int32_t kv, int32_t gate, ml_compress_opts o);
 int32_t ml_build_layernorm(ml_builder *b, int32_t x, const char *name, float eps);
 int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y);
 /* x times a number: `by`, or the value of a parameter that is not trained. */
@@ -114,8 +132,19 @@ typedef struct ml_mix_opts {
     const float *base;
 } ml_mix_opts;
 int32_t ml_build_mix(ml_builder *b, int32_t x, int32_t y, int32_t coef, ml_mix_opts o);
+/* Coefficients of hyper-connections from their logits x: those that join n_stream streams
+ * into the input of a layer; then, unless `head`, those of a mix with its output. */
+typedef struct ml_hyper_opts {
+    const char *scale, *base; /* parameter names */
+    int32_t n_stream, n_iter;
+    float eps;
+    bool head;
+} ml_hyper_opts;
+int32_t ml_build_hyper(ml_builder *b, int32_t x, ml_hyper_opts o);
 /* up ML_NONE: gate holds both halves. */
 int32_t ml_build_glu(ml_builder *b, int32_t gate, int32_t up, ml_act act);
+/* silu(gate) up, with gate clamped to at most `limit`, up to -limit .. limit. */
+int32_t ml_build_swiglu(ml_builder *b, int32_t gate, int32_t up, float limit);
 
 /* A mixture of gated experts: each token goes to the top_k experts with the highest
  * router scores. */
@@ -133,10 +162,15 @@ typedef struct ml_moe_opts {
     int32_t n_expert, top_k;
     int32_t n_group, top_group; /* experts of the best top_group groups only; 0: all */
     int64_t n_inner;
-    bool sigmoid; /* scores are sigmoids of the logits, not a softmax */
-    bool renorm;  /* the weights of a token's experts are divided by their sum */
-    bool ungated; /* an expert is down(act(up(x)) up(x)), without a gate */
-    float scale;  /* factor of the weights; 0: 1 */
+    /* NULL, or the name of a table of whole numbers [vocabulary, top_k]: the experts of a
+     * token id, instead of those with the highest scores. */
+    const char *table;
+    bool sigmoid;       /* scores are sigmoids of the logits, not a softmax */
+    bool sqrt_softplus; /* scores are sqrt(softplus(logit)) */
+    bool renorm;        /* the weights of a token's experts are divided by their sum */
+    bool ungated;       /* an expert is down(act(up(x)) up(x)), without a gate */
+    float scale;        /* factor of the weights; 0: 1 */
+    float limit;        /* of gate and up (ml_build_swiglu); 0: none */
     ml_act act;
 } ml_moe_opts;
 /* The experts read x, the router reads `by`. */

@@ -89,6 +89,17 @@ static int32_t expert_linear(ml_builder *b, const moe *m, int32_t x, const char 
     return out;
 }
 
+/* The experts of each token id. */
+static int32_t expert_table(ml_builder *b, const ml_moe_opts *o) {
+    int32_t out = ml_build_table(b, o->table, b->spec->n_vocab, o->top_k, 1);
+    ml_param *p = &b->spec->param[b->spec->n_param - 1];
+
+    p->frozen = p->keep_f32 = true;
+    p->below = o->n_expert;
+    b->spec->value[out].exact = true;
+    return out;
+}
+
 /* Selects the experts of each token and their weights. */
 static void route(ml_builder *b, moe *m, int32_t x) {
     const ml_moe_opts *o = m->o;
@@ -96,6 +107,7 @@ static void route(ml_builder *b, moe *m, int32_t x) {
                                      (ml_linear_opts){ .name = o->router,
                                                        .n_out = o->n_expert,
                                                        .bias = o->router_bias });
+    int32_t table = o->table ? expert_table(b, o) : ML_NONE;
     ml_node *n = moe_node(b, m, ML_OP_MOE_ROUTE);
 
     m->weight = ml_build_exact(b, ML_PER_TOKEN, o->top_k);
@@ -103,6 +115,7 @@ static void route(ml_builder *b, moe *m, int32_t x) {
     m->group =
         ml_build_value(b, (ml_value){ ML_GROUP, 2 * o->top_k, o->n_expert + 1, ML_I32 });
     n->in[0] = logits;
+    n->in[1] = table;
     n->out[0] = m->weight;
     n->out[1] = m->expert;
     n->out[2] = m->group;
@@ -112,6 +125,7 @@ static void route(ml_builder *b, moe *m, int32_t x) {
     n->attr.moe.n_group = o->n_group;
     n->attr.moe.top_group = o->top_group;
     n->attr.moe.sigmoid = o->sigmoid;
+    n->attr.moe.sqrt_softplus = o->sqrt_softplus;
     n->attr.moe.renorm = o->renorm;
     n->attr.moe.scale = o->scale == 0.0f ? 1.0f : o->scale;
     if (o->bias)
@@ -180,7 +194,8 @@ static int32_t gated(ml_builder *b, const moe *m, int32_t rows) {
     gate = expert_linear(b, m, rows, o->gate ? o->gate : "gate_proj", o->n_inner, both);
     both.first = o->oss_experts ? 1 : o->n_inner;
     up = expert_linear(b, m, rows, o->up ? o->up : "up_proj", o->n_inner, both);
-    return ml_build_glu(b, gate, up, o->act);
+    return o->limit > 0.0f ? ml_build_swiglu(b, gate, up, o->limit)
+                           : ml_build_glu(b, gate, up, o->act);
 }
 
 static int32_t ungated(ml_builder *b, const moe *m, int32_t rows) {

@@ -73,3 +73,30 @@ int32_t ml_build_mix(ml_builder *b, int32_t x, int32_t y, int32_t coef, ml_mix_o
     node->attr.mix.base = base;
     return out;
 }
+
+static int32_t vector(ml_builder *b, const char *name, int64_t n) {
+    return ml_build_param(b, (ml_param){ .name = ml_build_name(b, name, ""),
+                                         .n_stack = 1,
+                                         .n_dim = 1,
+                                         .shape = { n, 1 },
+                                         .layout = ML_ROWS,
+                                         .keep_f32 = true });
+}
+
+int32_t ml_build_hyper(ml_builder *b, int32_t x, ml_hyper_opts o) {
+    int64_t n_in = o.head ? o.n_stream : (int64_t)o.n_stream * (o.n_stream + 2);
+    int64_t n_out = o.n_stream + (o.head ? 0 : (int64_t)o.n_stream * (o.n_stream + 1));
+    ml_node *n = ml_build_node(b, ML_OP_HYPER_COEF);
+    int32_t out = ml_build_rows(b, 1, n_out);
+
+    ML_BUG_IF(ml_build_width(b, x) != n_in || o.n_stream > ML_STREAMS);
+    n->in[0] = x;
+    n->out[0] = out;
+    n->w[0] = vector(b, o.scale, o.head ? 1 : 3);
+    n->w[1] = vector(b, o.base, n_in);
+    n->attr.hyper.n_stream = o.n_stream;
+    n->attr.hyper.n_iter = o.n_iter;
+    n->attr.hyper.eps = o.eps;
+    n->attr.hyper.head = o.head;
+    return out;
+}

@@ -57,10 +57,11 @@ static bool is_float(ml_st_dtype t) {
 static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tensor *t) {
     item i = { .src = t, .file = file, .dtype = t->dtype };
 
-    if (!ml_named_find(&i.own, x->s, x->from, t->name))
+    /* Tables of whole numbers are not trained: they are copied. */
+    if (!ml_named_find(&i.own, x->s, x->from, t->name) || x->s->param[i.own.param].below)
         i.own.param = ML_NONE;
     /* A stored copy of a tied head must follow the embedding it copies. */
-    if (i.own.param == ML_NONE && x->s->tied && ml_str_is(t->name, "lm_head.weight")) {
+    if (i.own.param == ML_NONE && x->s->tied && ml_is_lm_head(t->name)) {
         i.own.param = x->s->node[x->s->n_node - 1].w[0];
         i.own.n_dim = 2;
         i.own.shape[0] = x->s->n_vocab;
@@ -74,7 +75,7 @@ static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tenso
 
 /* A critic made from a language model drops the LM head. */
 static bool left_out(const exporter *x, ml_str name) {
-    return x->s->critic && ml_str_is(name, "lm_head.weight");
+    return x->s->critic && ml_is_lm_head(name);
 }
 
 /* Adds a tensor that the source does not have: the head of a critic. */

@@ -109,7 +109,8 @@ void ml_lora_free_grads(ml_lora *l) {
     ml_weights_close(&l->grads);
     if (l->apart.dev)
         l->apart.dev->free(&l->apart);
-    ml_lora_bind(l);
+    if (l->weights.n)
+        ml_lora_bind(l);
 }
 
 void ml_lora_zero_grads(ml_lora *l) {

@@ -89,7 +89,7 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 /* Inputs of a run other than the batch. */
 typedef struct ml_run {
     const ml_weights *weights;
-    const ml_weights *grads;   /* backward only; the same parts; NULL: opts.frozen */
+    const ml_weights *grads; /* backward only; the same parts; NULL: opts.frozen */
     /* Where the embedding's gradient is accumulated; NULL: with its table's.  A tied
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */

@@ -70,6 +70,7 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     case ML_OP_LINEAR:
         return modules & ML_MODULE_MLP &&
                (strstr(s->param[n->w[0]].name, ".mlp.") ||
+                strstr(s->param[n->w[0]].name, ".ffn.") ||
                 strstr(s->param[n->w[0]].name, ".feed_forward."));
     case ML_OP_LORA: return in_modules(p, p->producer[n->in[1]], modules);
     case ML_OP_GLU:

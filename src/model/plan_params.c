@@ -5,22 +5,28 @@
  * gathered into one buffer before its first op runs, in forward and again in backward.
  * Gradients of the whole weights of a unit are a second buffer, zeroed before its backward;
  * afterwards the ranks' are summed (ML_REDUCE_TREE), and each rank adds its part of the sum
- * to its gradients. */
+ * to its gradients.  Weights of experts have ranks of their own that divide them. */
 #include "base/bug.h"
 #include "model/plan_priv.h"
 #include "model/ranks.h"
 
+/* Groups of ranks that divide weights: dense ones, those of experts. */
+enum { DENSE, EXPERTS, KINDS };
+static const ml_mesh_group groups[KINDS] = { ML_GROUP_GATHER, ML_GROUP_EXPERT_GATHER };
+
 typedef struct unit_param {
     int32_t param, node, k; /* weight k of the first node that has it */
     size_t weight, grad;    /* offsets in the buffers */
+    int kind;
+    int32_t row; /* among those of its kind: of the spans */
 } unit_param;
 
 typedef struct unit {
     int32_t first, end, layer; /* nodes */
     unit_param *param;
-    int32_t n;
+    int32_t n, n_of[KINDS];
     size_t weight_bytes, grad_bytes;
-    ml_rank_spans weights, grads; /* of all ranks, in the buffers */
+    ml_rank_spans weights[KINDS], grads[KINDS]; /* of all ranks, in the buffers */
 } unit;
 
 struct ml_plan_params {
@@ -28,9 +34,9 @@ struct ml_plan_params {
     int32_t n_unit;
     int32_t *of_node;
     int32_t now; /* the unit in the buffer, or ML_NONE */
-    size_t weight_bytes, grad_bytes, stage_bytes;
+    size_t weight_bytes, grad_bytes, stage_bytes[KINDS];
     ml_buf weights, grads;
-    ml_ranks ranks;
+    ml_ranks ranks[KINDS];
 };
 
 static size_t align64(size_t n) {
@@ -39,12 +45,23 @@ static size_t align64(size_t n) {
 
 /* --- units ------------------------------------------------------------------ */
 
+/* What the ranks gather of a parameter. */
+static ml_tensor whole_of(const ml_plan *p, int32_t param, ml_dtype dtype) {
+    return ml_weights_part(&p->spec->param[param], dtype, p->be->linear,
+                           ml_shard_gathered(p->opts.map, param, p->opts.rank));
+}
+
 static ml_tensor whole_weight(const ml_plan *p, int32_t param) {
-    return ml_weights_tensor(&p->spec->param[param], p->opts.stored[param], p->be->linear);
+    return whole_of(p, param, p->opts.stored[param]);
 }
 
 static ml_tensor whole_grad(const ml_plan *p, int32_t param) {
-    return ml_weights_tensor(&p->spec->param[param], ML_F32, p->be->linear);
+    return whole_of(p, param, ML_F32);
+}
+
+static int32_t group_size(const ml_plan *p, int kind) {
+    const ml_mesh_sizes *m = &p->opts.map->mesh;
+    return kind == DENSE ? m->gather : m->etp;
 }
 
 /* Nodes between two layers belong to the one before, those after the last layer to none. */
@@ -82,9 +99,13 @@ static void find_params(ml_plan *p, unit *u) {
         for (int k = 0; k < ML_OP_W; k++) {
             int32_t w = p->spec->node[i].w[k];
             ml_tensor t, g;
+            int kind;
             if (w == ML_NONE || !ml_shard_is_gathered(p->opts.map, w) || has_param(u, w))
                 continue;
-            u->param[u->n++] = (unit_param){ w, i, k, u->weight_bytes, u->grad_bytes };
+            kind = ml_shard_gather_group(p->opts.map, w) == groups[DENSE] ? DENSE : EXPERTS;
+            u->param[u->n++] = (unit_param){
+                w, i, k, u->weight_bytes, u->grad_bytes, kind, u->n_of[kind]++
+            };
             t = whole_weight(p, w);
             g = whole_grad(p, w);
             u->weight_bytes += align64(ml_tensor_bytes(&t));
@@ -92,36 +113,39 @@ static void find_params(ml_plan *p, unit *u) {
         }
 }
 
-/* The ranges of the group's ranks in a unit's buffer; data is NULL while planning. */
-static ml_rank_spans spans_of(const ml_plan *p, const unit *u, bool grads, void *data,
-                              ml_arena *a) {
+/* The ranges of a group's ranks in a unit's buffer; data is NULL while planning. */
+static ml_rank_spans spans_of(const ml_plan *p, const unit *u, int kind, bool grads,
+                              void *data, ml_arena *a) {
     const ml_shard_map *m = p->opts.map;
-    int32_t n = m->mesh.gather, *member = ML_NEW(a, int32_t, m->n_rank);
-    ml_rank_spans s = { ML_NEW(a, ml_rank_span, (int64_t)u->n * n + 1), u->n, false };
+    int32_t n = group_size(p, kind), *member = ML_NEW(a, int32_t, m->n_rank);
+    ml_rank_spans s = { ML_NEW(a, ml_rank_span, (int64_t)u->n_of[kind] * n + 1),
+                        u->n_of[kind], false };
 
-    ml_mesh_members(member, &m->mesh, p->opts.rank, ML_GROUP_GATHER);
+    ml_mesh_members(member, &m->mesh, p->opts.rank, groups[kind]);
     for (int32_t i = 0; i < u->n; i++)
-        for (int32_t k = 0; k < n; k++) {
+        for (int32_t k = 0; u->param[i].kind == kind && k < n; k++) {
             const unit_param *x = &u->param[i];
             ml_shard_range r = ml_shard_resident(m, x->param, member[k]);
+            int64_t first = ml_shard_gathered(m, x->param, p->opts.rank).begin;
             size_t size = grads ? sizeof(float) : ml_dtype_bytes(p->opts.stored[x->param]);
-            s.span[(int64_t)i * n + k] =
+            s.span[(int64_t)x->row * n + k] =
                 (ml_rank_span){ (char *)data + (grads ? x->grad : x->weight) +
-                                    (size_t)r.begin * size,
+                                    (size_t)(r.begin - first) * size,
                                 (size_t)r.n * size };
         }
     return s;
 }
 
 /* What a rank's part of a stage holds at most: rows of unequal spans need one. */
-static size_t stage_bytes(const ml_plan *p, const unit *u, bool grads, ml_arena *a) {
-    int32_t n = p->opts.map->mesh.gather;
-    ml_rank_spans s = spans_of(p, u, grads, NULL, a);
+static size_t stage_bytes(const ml_plan *p, const unit *u, int kind, bool grads,
+                          ml_arena *a) {
+    int32_t n = group_size(p, kind);
+    ml_rank_spans s = spans_of(p, u, kind, grads, NULL, a);
     size_t most = 0;
 
     for (int32_t k = 0; k < n; k++) {
         size_t bytes = 0;
-        for (int32_t i = 0; i < u->n; i++)
+        for (int32_t i = 0; i < s.n; i++)
             bytes += s.span[(int64_t)i * n + k].bytes;
         most = bytes > most ? bytes : most;
     }
@@ -137,7 +161,7 @@ void ml_plan_params_plan(ml_plan *p) {
     ml_plan_params *x;
     ml_arena a;
 
-    if (!p->opts.map || p->opts.map->mesh.gather == 1)
+    if (!p->opts.map || (group_size(p, DENSE) == 1 && group_size(p, EXPERTS) == 1))
         return;
     x = p->params = ML_NEW(&p->arena, ml_plan_params, 1);
     x->now = ML_NONE;
@@ -147,18 +171,20 @@ void ml_plan_params_plan(ml_plan *p) {
         unit *u = &x->unit[i];
         find_params(p, u);
         keep_most(&x->weight_bytes, u->weight_bytes);
-        keep_most(&x->stage_bytes, stage_bytes(p, u, false, &a));
-        if (p->opts.backward) {
+        if (p->opts.backward)
             keep_most(&x->grad_bytes, u->grad_bytes);
-            keep_most(&x->stage_bytes, stage_bytes(p, u, true, &a));
-        }
+        for (int k = 0; k < KINDS; k++)
+            for (int grads = 0; grads <= p->opts.backward; grads++)
+                keep_most(&x->stage_bytes[k], stage_bytes(p, u, k, grads, &a));
     }
     ml_arena_release(&a);
 }
 
 size_t ml_plan_gather_bytes(const ml_plan *p) {
     const ml_plan_params *x = p->params;
-    return x ? x->weight_bytes + x->grad_bytes + x->stage_bytes : 0;
+    return x ? x->weight_bytes + x->grad_bytes + x->stage_bytes[DENSE] +
+                   x->stage_bytes[EXPERTS]
+             : 0;
 }
 
 ml_status ml_plan_params_alloc(ml_plan *p, ml_err *err) {
@@ -168,18 +194,21 @@ ml_status ml_plan_params_alloc(ml_plan *p, ml_err *err) {
 
     if (!x)
         return ML_OK;
-    ml_ranks_open(&x->ranks, p->opts.group[ML_GROUP_GATHER], p->be);
-    ML_BUG_IF(x->ranks.comm->size != p->opts.map->mesh.gather);
+    for (int k = 0; k < KINDS; k++) {
+        ml_ranks_open(&x->ranks[k], p->opts.group[groups[k]], p->be);
+        ML_BUG_IF(x->ranks[k].comm->size != group_size(p, k));
+    }
     st = dev->alloc(dev, &x->weights, x->weight_bytes, ML_MEM_WEIGHT, err);
     if (st == ML_OK && x->grad_bytes)
         st = dev->alloc(dev, &x->grads, x->grad_bytes, ML_MEM_GRAD, err);
-    if (st == ML_OK)
-        st = ml_ranks_reserve(&x->ranks, x->stage_bytes, err);
-    for (int32_t i = 0; i < x->n_unit && st == ML_OK; i++) {
-        unit *u = &x->unit[i];
-        u->weights = spans_of(p, u, false, x->weights.ptr, &p->arena);
-        if (x->grad_bytes)
-            u->grads = spans_of(p, u, true, x->grads.ptr, &p->arena);
+    for (int k = 0; k < KINDS && st == ML_OK; k++) {
+        st = ml_ranks_reserve(&x->ranks[k], x->stage_bytes[k], err);
+        for (int32_t i = 0; i < x->n_unit && st == ML_OK; i++) {
+            unit *u = &x->unit[i];
+            u->weights[k] = spans_of(p, u, k, false, x->weights.ptr, &p->arena);
+            if (x->grad_bytes)
+                u->grads[k] = spans_of(p, u, k, true, x->grads.ptr, &p->arena);
+        }
     }
     return st;
 }
@@ -193,7 +222,8 @@ void ml_plan_params_free(ml_plan *p) {
         x->weights.dev->free(&x->weights);
     if (x->grads.dev)
         x->grads.dev->free(&x->grads);
-    ml_ranks_close(&x->ranks);
+    for (int k = 0; k < KINDS; k++)
+        ml_ranks_close(&x->ranks[k]);
 }
 
 /* --- runs ------------------------------------------------------------------- */
@@ -203,25 +233,36 @@ void ml_plan_params_forget(ml_plan *p) {
         p->params->now = ML_NONE;
 }
 
-/* This rank's span of parameter i of a unit. */
-static ml_rank_span own_span(const ml_plan_params *x, const ml_rank_spans *s, int32_t i) {
-    const ml_comm *c = x->ranks.comm;
-    return s->span[(int64_t)i * c->size + c->rank];
+/* This rank's span of a parameter of a unit. */
+static ml_rank_span own_span(const ml_plan_params *x, const ml_rank_spans *s,
+                             const unit_param *w) {
+    const ml_comm *c = x->ranks[w->kind].comm;
+    return s[w->kind].span[(int64_t)w->row * c->size + c->rank];
+}
+
+typedef ml_status exchange_fn(ml_ranks *r, const ml_rank_spans *s, ml_err *err);
+
+static void exchange(ml_plan *p, const unit *u, exchange_fn *fn, const ml_rank_spans *s,
+                     const char *what) {
+    for (int k = 0; k < KINDS; k++) {
+        ml_ranks *ranks = &p->params->ranks[k];
+        if (!u->n_of[k])
+            continue;
+        ml_comm_doing(ranks->comm, what, u->layer);
+        if (p->failed.code == ML_OK)
+            fn(ranks, &s[k], &p->failed);
+    }
 }
 
 static void gather(ml_plan *p, const unit *u, const ml_weights *w) {
-    ml_plan_params *x = p->params;
-
     for (int32_t i = 0; i < u->n; i++) {
-        ml_rank_span own = own_span(x, &u->weights, i);
+        ml_rank_span own = own_span(p->params, u->weights, &u->param[i]);
         ML_BUG_IF(w->t[u->param[i].param].dtype != p->opts.stored[u->param[i].param]);
         if (own.bytes)
             p->be->dev->copy(p->be->stream, own.data, w->t[u->param[i].param].data,
                              own.bytes);
     }
-    ml_comm_doing(x->ranks.comm, "gathering weights", u->layer);
-    if (p->failed.code == ML_OK)
-        ml_ranks_gather(&x->ranks, &u->weights, &p->failed);
+    exchange(p, u, ml_ranks_gather, u->weights, "gathering weights");
 }
 
 int32_t ml_plan_params_need(ml_plan *p, int32_t node, const ml_run *r) {
@@ -252,12 +293,10 @@ void ml_plan_params_backed(ml_plan *p, int32_t node, const ml_run *r) {
 
     if (!u || !u->n || node != u->first)
         return;
-    ml_comm_doing(x->ranks.comm, "summing gradients", u->layer);
-    if (p->failed.code == ML_OK)
-        ml_ranks_reduce(&x->ranks, &u->grads, &p->failed);
+    exchange(p, u, ml_ranks_reduce, u->grads, "summing gradients");
     for (int32_t i = 0; i < u->n; i++) {
-        ml_rank_span own = own_span(x, &u->grads, i);
         const unit_param *w = &u->param[i];
+        ml_rank_span own = own_span(x, u->grads, w);
         if (own.bytes)
             p->be->optim->add(p->be->stream, ml_plan_grad(p, w->node, w->k, r)->data,
                               own.data, (int64_t)(own.bytes / sizeof(float)));

@@ -65,7 +65,7 @@ static void divide(ml_shard_range *out, int64_t cols, int64_t first, int64_t end
 }
 
 /* Each expert parallel rank has members of its own, which the ranks with the same ones
- * divide. */
+ * divide: those of etp have consecutive parts. */
 static void divide_members(ml_shard_range *out, const row_shape *s, int32_t ep,
                            int32_t n_place, int64_t *owned, bool *mark) {
     int32_t n = n_place / ep;
@@ -105,7 +105,7 @@ void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layo
 
     for (int32_t i = 0; i < s->n_param; i++) {
         row_shape shape = shape_of(&s->param[i], linear);
-        divided[i] = mesh->ep > 1 && s->param[i].shard == ML_SHARD_EXPERT;
+        divided[i] = mesh->ep * mesh->etp > 1 && s->param[i].shard == ML_SHARD_EXPERT;
         if (divided[i])
             divide_members(range + (int64_t)i * n_place, &shape, mesh->ep, n_place,
                            owned + n_place, mark);
@@ -124,7 +124,7 @@ void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layo
 }
 
 void ml_shard_map_one(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear) {
-    ml_mesh_sizes one = { .size = { 1, 1, 1, 1 }, .ep = 1, .gather = 1 };
+    ml_mesh_sizes one = { .size = { 1, 1, 1, 1 }, .ep = 1, .etp = 1, .gather = 1 };
 
     ml_shard_map_init(out, a, s, linear, &one, NULL);
 }
@@ -143,8 +143,10 @@ static place place_of(const ml_shard_map *m, int32_t param, int32_t rank) {
     int32_t cp = in_stage / x->size[ML_MESH_TP] % x->size[ML_MESH_CP], same;
 
     if (m->divided[param]) {
-        same = m->n_place / x->ep;
-        return (place){ in_stage % x->ep * same + in_stage / x->ep, same };
+        int32_t parts = x->etp * x->ep, part;
+        same = m->n_place / parts;
+        part = in_stage / x->etp % x->ep * x->etp + in_stage % x->etp;
+        return (place){ part * same + in_stage / parts, same };
     }
     same = m->n_place / x->gather;
     return (place){ data % x->gather * same + data / x->gather * x->size[ML_MESH_CP] + cp,
@@ -198,7 +200,21 @@ ml_mesh_group ml_shard_group(const ml_shard_map *m, int32_t param) {
 }
 
 bool ml_shard_is_gathered(const ml_shard_map *m, int32_t param) {
-    return m->mesh.gather > 1 && !m->divided[param];
+    return (m->divided[param] ? m->mesh.etp : m->mesh.gather) > 1;
+}
+
+ml_mesh_group ml_shard_gather_group(const ml_shard_map *m, int32_t param) {
+    return m->divided[param] ? ML_GROUP_EXPERT_GATHER : ML_GROUP_GATHER;
+}
+
+ml_shard_range ml_shard_gathered(const ml_shard_map *m, int32_t param, int32_t rank) {
+    const ml_shard_range *of = m->range + (int64_t)param * m->n_place, *last;
+    int32_t n = m->divided[param] ? m->n_place / m->mesh.ep : m->n_place;
+
+    if (m->divided[param])
+        of += n * ml_mesh_at_ep(&m->mesh, rank);
+    last = of + n - 1;
+    return (ml_shard_range){ of->begin, last->begin + last->n - of->begin };
 }
 
 /* --- ranges ------------------------------------------------------------------ */

@@ -5,8 +5,8 @@
  *
  *     resident  its part of the weights: nothing, if the parameter belongs to another
  *               pipeline stage; with expert parallelism, the members that are its experts;
- *               a part, if ranks divide the weights (mesh.h: gather), which is gathered
- *               before use; otherwise all of it
+ *               a part of these, if ranks divide the weights (mesh.h: gather, etp), which
+ *               are gathered before use; otherwise all of it
  *     owned     the part of the optimizer's state and of the summed gradients: the ranks
  *               with the same resident part divide it.  Within `resident`.  The owned
  *               parts of all ranks are the parameter, each element once
@@ -41,7 +41,7 @@ typedef struct ml_shard_map {
     /* [n_param][n_place], ascending: what the rank at each place owns */
     const ml_shard_range *range;
     const bool *has;     /* [n_param][stages]: whether the stage uses the parameter */
-    const bool *divided; /* [n_param]: by members over expert parallel ranks */
+    const bool *divided; /* [n_param]: over the ranks of experts (mesh.h: ep, etp) */
 } ml_shard_map;
 
 /* linear: the layout of linear weights; stage: [n_node] the pipeline stage of each node,
@@ -60,8 +60,11 @@ const ml_shard_range *ml_shard_residents(const ml_shard_map *m, ml_arena *a, int
 
 /* The group over which a parameter's gradients are summed and its state is divided. */
 ml_mesh_group ml_shard_group(const ml_shard_map *m, int32_t param);
-/* Whether the ranks of the gather group divide a parameter. */
+/* Whether ranks divide a parameter and gather it before use, the group of these ranks, and
+ * what they have together: all of it, or the experts of an expert parallel rank. */
 bool ml_shard_is_gathered(const ml_shard_map *m, int32_t param);
+ml_mesh_group ml_shard_gather_group(const ml_shard_map *m, int32_t param);
+ml_shard_range ml_shard_gathered(const ml_shard_map *m, int32_t param, int32_t rank);
 
 /* All of a packed tensor. */
 ml_shard_range ml_shard_range_whole(const ml_tensor *t);

@@ -5,19 +5,28 @@
 
 #define NAME_CAP 512
 
+ml_source ml_source_in(const ml_st_tensor *t, bool part, const ml_param *p, int32_t e) {
+    ml_source s = { .t = t, .row = p->n_dim == 2 ? p->shape[1] : 0, .col = 1 };
+
+    if (!part)
+        return s;
+    s.at = p->part->at + (e + (p->cut ? p->cut->first : 0)) * p->part->member;
+    s.row = p->part->row;
+    s.col = p->part->col;
+    return s;
+}
+
 /* Its own tensor, or else its place in the larger tensor. */
 ml_source ml_source_of(const ml_checkpoint *c, const ml_param *p, int32_t e) {
     char buf[NAME_CAP];
-    ml_source s = { .row = p->n_dim == 2 ? p->shape[1] : 0, .col = 1 };
-    const ml_part *part = p->part;
+    const ml_st_file *file = NULL;
+    const ml_st_tensor *own =
+        ml_checkpoint_find(c, ml_str_of(ml_param_name(p, e, buf, sizeof buf)), &file);
+    bool part = !own && p->part;
+    ml_source s = ml_source_in(
+        part ? ml_checkpoint_find(c, ml_str_of(p->part->name), &file) : own, part, p, e);
 
-    s.t = ml_checkpoint_find(c, ml_str_of(ml_param_name(p, e, buf, sizeof buf)), &s.file);
-    if (s.t || !part)
-        return s;
-    s.t = ml_checkpoint_find(c, ml_str_of(part->name), &s.file);
-    s.at = part->at + (e + (p->cut ? p->cut->first : 0)) * part->member;
-    s.row = part->row;
-    s.col = part->col;
+    s.file = file;
     return s;
 }
 
@@ -25,6 +34,10 @@ bool ml_param_in_part(const ml_param *p, const ml_checkpoint *c) {
     char buf[NAME_CAP];
     return p->part &&
            !ml_checkpoint_find(c, ml_str_of(ml_param_name(p, 0, buf, sizeof buf)), NULL);
+}
+
+bool ml_is_lm_head(ml_str name) {
+    return ml_str_is(name, "lm_head.weight") || ml_str_is(name, "head.weight");
 }
 
 /* A critic's head is not in the checkpoint it starts from. */
@@ -104,7 +117,7 @@ bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
         return true;
     if (is_nextn(s, name) || is_carried(s, name))
         return true;
-    return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
+    return (s->tied || s->critic) && ml_is_lm_head(name);
 }
 
 /* `padded`: rows of a vocabulary may follow those of the model. */
@@ -118,33 +131,73 @@ static bool has_shape(const ml_st_tensor *t, const int64_t *shape, int32_t n_dim
     return true;
 }
 
-static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint *c,
-                              ml_err *err) {
-    char name[NAME_CAP], want[96], found[96];
-    ml_source s = ml_source_of(c, p, e);
-    const ml_st_tensor *t = s.t;
-    bool part = ml_param_in_part(p, c);
+int64_t ml_source_integer(const ml_st_tensor *t, int64_t at) {
+    int64_t wide;
+    int32_t narrow;
+
+    if (t->dtype == ML_ST_I64) {
+        memcpy(&wide, (const unsigned char *)t->data + at * 8, sizeof wide);
+        return wide;
+    }
+    memcpy(&narrow, (const unsigned char *)t->data + at * 4, sizeof narrow);
+    return narrow;
+}
+
+/* A table of whole numbers; one that is still to be received has no values yet. */
+static ml_status check_numbers(const ml_param *p, const ml_st_tensor *t, const char *where,
+                               ml_err *err) {
+    if (t->dtype != ML_ST_I64 && t->dtype != ML_ST_I32)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: tensor %s has dtype %s; supported are I64 and I32", where,
+                       t->name.ptr, ml_st_dtype_name(t->dtype));
+    for (int64_t i = 0; t->data && i < p->shape[0] * p->shape[1]; i++) {
+        int64_t v = ml_source_integer(t, i);
+        if (v < 0 || v >= p->below)
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: tensor %s has the number %lld in row %lld; expected are "
+                           "0 to %lld",
+                           where, t->name.ptr, (long long)v, (long long)(i / p->shape[1]),
+                           (long long)p->below - 1);
+    }
+    return ML_OK;
+}
+
+ml_status ml_source_check(const ml_param *p, bool part, const ml_st_tensor *t, bool padded,
+                          const char *where, ml_err *err) {
+    char want[96], found[96];
     int64_t own[ML_ST_DIMS] = { p->cut ? p->cut->n_row : p->shape[0], p->shape[1] };
     const int64_t *shape = part ? p->part->shape : own;
     int32_t n_dim = part ? p->part->n_dim : p->n_dim;
 
-    ml_param_name(p, e, name, sizeof name);
-    shape_text(shape, n_dim, want, sizeof want);
-    if (!t && ml_param_is_value_head(p))
-        return ML_OK;
-    if (!t)
-        return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s",
-                       c->dir, part ? p->part->name : name, want);
-    if (!has_shape(t, shape, n_dim, c->distributed && p->shard == ML_SHARD_VOCAB))
+    if (!has_shape(t, shape, n_dim, padded && p->shard == ML_SHARD_VOCAB))
         return ml_fail(err, ML_EFORMAT,
-                       "%s: tensor %s has shape %s; config.json requires %s", s.file->path,
+                       "%s: tensor %s has shape %s; config.json requires %s", where,
                        t->name.ptr, shape_text(t->shape, t->n_dim, found, sizeof found),
-                       want);
+                       shape_text(shape, n_dim, want, sizeof want));
+    if (p->below)
+        return check_numbers(p, t, where, err);
     if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)
         return ml_fail(err, ML_EUNSUP,
-                       "%s: tensor %s has dtype %s; supported are F32, BF16, F16",
-                       s.file->path, t->name.ptr, ml_st_dtype_name(t->dtype));
+                       "%s: tensor %s has dtype %s; supported are F32, BF16, F16", where,
+                       t->name.ptr, ml_st_dtype_name(t->dtype));
     return ML_OK;
+}
+
+static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint *c,
+                              ml_err *err) {
+    char name[NAME_CAP], want[96];
+    ml_source s = ml_source_of(c, p, e);
+    bool part = ml_param_in_part(p, c);
+    int64_t own[2] = { p->cut ? p->cut->n_row : p->shape[0], p->shape[1] };
+
+    if (s.t)
+        return ml_source_check(p, part, s.t, c->distributed, s.file->path, err);
+    if (ml_param_is_value_head(p))
+        return ML_OK;
+    return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s", c->dir,
+                   part ? p->part->name : ml_param_name(p, e, name, sizeof name),
+                   shape_text(part ? p->part->shape : own, part ? p->part->n_dim : p->n_dim,
+                              want, sizeof want));
 }
 
 /* Whether this is a parameter, a tensor that contains parameters, or a known unused one. */

@@ -64,6 +64,7 @@ typedef struct ml_param {
     const ml_param_cut *cut; /* NULL: whole; else n_stack and shape are this rank's */
     bool frozen;             /* not trained: it has no gradient */
     bool keep_f32;           /* loading and saving do not round it */
+    int64_t below;           /* its elements are whole numbers 0 .. below - 1; 0: any */
 } ml_param;
 
 /* What determines a value's number of rows. */

@@ -232,6 +232,11 @@ static ml_status add_node(context *x, const ml_node *old, ml_err *err) {
     case ML_OP_ATTN_CHOSEN: add_attention(x, old); return ML_OK;
     case ML_OP_CONV: return add_conv(x, old, err);
     case ML_OP_LINEAR_RNN: add_linear_rnn(x, old); return ML_OK;
+    case ML_OP_COMPRESS:
+        return ml_fail(err, ML_EUNSUP,
+                       "--context-parallel-size: layer %d of %s compresses windows of "
+                       "keys, which pieces of a sequence do not have whole; use 1",
+                       (int)old->layer, x->from->family);
     default: *ml_build_node(&x->b, old->op) = *old; return ML_OK;
     }
 }

@@ -559,8 +559,9 @@ static void shard_attn(shard *x, const ml_node *old) {
     attn_cuts c = cuts_of_attn(x, old);
     int32_t kv = c.deal.key->count, n_kv = old->attr.attn.n_kv, heads;
     int32_t in[ML_OP_IN] = { local(x, old->in[0], c.q), local(x, old->in[1], c.k),
-                             old->op == ML_OP_ATTN ? local(x, old->in[2], c.v)
-                                                   : whole(x, old->in[2]) };
+                             old->op == ML_OP_ATTN   ? local(x, old->in[2], c.v)
+                             : old->in[2] == ML_NONE ? ML_NONE
+                                                     : whole(x, old->in[2]) };
     ml_node *n = copy_node(x, old, in);
 
     heads = old->attr.attn.n_head / c.deal.head->n_group * c.deal.head->count;
@@ -572,10 +573,12 @@ static void shard_attn(shard *x, const ml_node *old) {
         give_kept(x, old, n, 2, kv, n_kv);
         if (old->out[3] != ML_NONE)
             give_kept(x, old, n, 3, kv, n_kv);
-        cut_rows(x, old->w[0], ml_cut_row(x->a, old->attr.attn.n_head, c.deal.head));
     } else {
         give_kept(x, old, n, 1, 1, 1);
+        if (old->out[2] != ML_NONE)
+            give_kept(x, old, n, 2, 1, 1);
     }
+    cut_rows(x, old->w[0], ml_cut_row(x->a, old->attr.attn.n_head, c.deal.head));
 }
 
 static void shard_rnn(shard *x, const ml_node *old) {

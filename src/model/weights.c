@@ -117,6 +117,9 @@ static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step
 
     if (t->quant) {
         ml_quant_read(t->quant, at, step, n, out);
+    } else if (t->dtype == ML_ST_I64 || t->dtype == ML_ST_I32) {
+        for (int64_t i = 0; i < n; i++)
+            out[i] = (float)ml_source_integer(t, at + i * step);
     } else if (t->dtype == ML_ST_F32) {
         for (int64_t i = 0; i < n; i++)
             memcpy(&out[i], p + (at + i * step) * 4, sizeof *out);
@@ -277,7 +280,7 @@ static void pack_strip(const packer *k, const ml_tensor *t, unsigned char *out,
     int64_t first = column ? 0 : strip->row, end = column ? 1 : strip->row + strip->n;
     size_t size = ml_dtype_bytes(t->dtype);
     int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
-    size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2;
+    size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2; /* of integers: never `own` */
     bool own = p->n_dim == 2 && !p->cut && !src->t->quant &&
                src->t->bytes == (size_t)(rows * cols) * disk;
     pack_job j = { .k = k,
@@ -298,10 +301,11 @@ static void pack_strip(const packer *k, const ml_tensor *t, unsigned char *out,
         ml_pool_run(k->pool, n_panel, 1, pack_panels, &j);
         k->be->dev->copy_in(k->be->stream, out + (size_t)((j.first - first) * cols) * size,
                             k->stage, (size_t)(stored * cols) * size);
-        if (own)
+        if (own && src->file)
             forget_rows(src, j.first, n, rows);
     }
-    ml_st_forget(src->file, src->t);
+    if (src->file)
+        ml_st_forget(src->file, src->t);
 }
 
 /* Approximately normal (Irwin-Hall: a sum of twelve uniform numbers minus its mean), the
@@ -350,25 +354,86 @@ static size_t stage_bytes(const ml_spec *s) {
     return bytes;
 }
 
+static ml_status open_packer(packer *k, ml_backend *be, const ml_spec *s, bool round_bf16,
+                             ml_err *err) {
+    ml_status st;
+
+    *k = (packer){ .be = be, .round_bf16 = round_bf16, .head_seed = s->head_seed };
+    st = ml_pool_new(&k->pool, be->n_thread, err);
+    if (st != ML_OK)
+        return st;
+    k->stage = malloc(stage_bytes(s));
+    if (k->stage)
+        return ML_OK;
+    ml_pool_free(k->pool);
+    return ml_fail(err, ML_ENOMEM, "out of memory for packing weights");
+}
+
+static ml_status close_packer(packer *k, ml_err *err) {
+    free(k->stage);
+    ml_pool_free(k->pool);
+    return k->be->dev->sync(k->be->stream, err);
+}
+
 static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                           ml_weight_dtype dtype, ml_backend *be, ml_err *err) {
-    packer k = { .be = be,
-                 .round_bf16 = dtype == ML_WEIGHT_BF16,
-                 .head_seed = s->head_seed };
-    ml_status st = ml_pool_new(&k.pool, be->n_thread, err);
+    packer k;
+    ml_status st = open_packer(&k, be, s, dtype == ML_WEIGHT_BF16, err);
 
     if (st != ML_OK)
         return st;
-    k.stage = malloc(stage_bytes(s));
-    if (k.stage)
-        for (int32_t i = 0; i < s->n_param; i++)
-            pack_param(&k, w, i, &s->param[i], c);
-    else
-        st = ml_fail(err, ML_ENOMEM, "out of memory for packing weights");
-    free(k.stage);
-    ml_pool_free(k.pool);
-    return st == ML_OK ? be->dev->sync(be->stream, err) : st;
+    for (int32_t i = 0; i < s->n_param; i++)
+        pack_param(&k, w, i, &s->param[i], c);
+    return close_packer(&k, err);
 }
+
+/* --- tensors that arrive one by one --------------------------------------------- */
+
+struct ml_packer {
+    packer k;
+    const ml_weights *w;
+    const ml_spec *spec;
+};
+
+ml_status ml_packer_open(ml_packer **out, const ml_weights *w, const ml_spec *s,
+                         bool round_bf16, ml_err *err) {
+    ml_packer *p = calloc(1, sizeof *p);
+    ml_status st;
+
+    if (!p)
+        return ml_fail(err, ML_ENOMEM, "out of memory for packing weights");
+    p->w = w;
+    p->spec = s;
+    st = open_packer(&p->k, w->be, s, round_bf16, err);
+    if (st == ML_OK)
+        *out = p;
+    else
+        free(p);
+    return st;
+}
+
+void ml_packer_put(ml_packer *k, int32_t i, int32_t e, const ml_st_tensor *t, bool part) {
+    ml_shard_range all = ml_weights_range(k->w, i);
+    ml_tensor rows = ml_weights_view(k->w, i, all);
+    const ml_param *p = &k->spec->param[i];
+    ml_strip s = { 0 };
+
+    while (ml_strip_next(&s, p, k->k.be->linear, all)) {
+        ml_source src = ml_source_in(t, part, p, s.member);
+        size_t at = (size_t)(s.at * rows.shape[1]) * ml_dtype_bytes(rows.dtype);
+        if (e == ML_NONE || e == s.member)
+            pack_strip(&k->k, &k->w->t[i], (unsigned char *)rows.data + at, &src, p, &s);
+    }
+}
+
+ml_status ml_packer_close(ml_packer *k, ml_err *err) {
+    ml_status st = close_packer(&k->k, err);
+
+    free(k);
+    return st;
+}
+
+/* --- sets ------------------------------------------------------------------------ */
 
 /* Divides one buffer into the tensors of the spec. */
 static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
@@ -423,6 +488,11 @@ ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *
     return ml_weights_load_part(w, s, c, dtype, NULL, be, a, err);
 }
 
+ml_status ml_weights_new(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                         ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err) {
+    return carve(w, s, c, ml_weights_dtype(be, dtype), NULL, ML_MEM_WEIGHT, be, a, err);
+}
+
 /* n values around 0, of this magnitude; vectors (mostly norms) are 1. */
 static void make_up(float *out, int64_t n, float size, uint64_t *state) {
     for (int64_t i = 0; i < n; i++) {
@@ -456,6 +526,8 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
             make_up(f32, part, scale, &seed);
             for (int64_t k = 0; t->n_dim == 1 && k < part; k++)
                 f32[k] = 1.0f;
+            for (int64_t k = 0; s->param[i].below && k < part; k++)
+                f32[k] = (float)((at + k) % s->param[i].below);
             store_f32(bf16, ML_BF16, in_order, 0, f32, part);
             be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)at * size,
                              t->dtype == ML_F32 ? (void *)f32 : (void *)bf16,

@@ -66,6 +66,18 @@ ml_status ml_weights_load_part(ml_weights *w, const ml_spec *s, const ml_checkpo
                                ml_weight_dtype dtype, const ml_shard_range *range,
                                ml_backend *be, ml_arena *a, ml_err *err);
 
+/* A set of this layout without values, for tensors that arrive one by one; c as above. */
+ml_status ml_weights_new(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                         ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err);
+/* Packs tensors in memory into such a set; round_bf16: as ML_WEIGHT_BF16 does.  put: member
+ * e of parameter i, or all its members if e is ML_NONE (model/source.h).  close waits for the
+ * device. */
+typedef struct ml_packer ml_packer;
+ml_status ml_packer_open(ml_packer **out, const ml_weights *w, const ml_spec *s,
+                         bool round_bf16, ml_err *err);
+void ml_packer_put(ml_packer *k, int32_t i, int32_t e, const ml_st_tensor *t, bool part);
+ml_status ml_packer_close(ml_packer *k, ml_err *err);
+
 /* Random values of a realistic magnitude, reproducible from the seed: for benchmarks
  * without a checkpoint.  AUTO is BF16. */
 ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,

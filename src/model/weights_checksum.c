@@ -23,8 +23,8 @@ static uint64_t add_member(uint64_t crc, const ml_weights *w, const ml_param *p,
     return crc;
 }
 
-static ml_status checksum(uint64_t *out, const ml_weights *w, const ml_spec *s,
-                          ml_err *err) {
+ml_status ml_weights_crc64(uint64_t *out, const ml_weights *w, const ml_spec *s,
+                           ml_err *err) {
     int64_t cap = PIECE_VALUES;
     float *piece;
 
@@ -53,7 +53,7 @@ ml_status ml_weights_checksum(const ml_weights *w, const ml_spec *s, const char 
     uint64_t crc;
     ml_text path = { 0 };
     char line[24];
-    ml_status st = checksum(&crc, w, s, err);
+    ml_status st = ml_weights_crc64(&crc, w, s, err);
 
     if (st != ML_OK)
         return st;
@@ -76,7 +76,7 @@ static ml_status compare(const ml_weights *w, const ml_spec *s, const char *path
     snprintf(line, sizeof line, "%.*s", (int)f.bytes.len, f.bytes.ptr);
     want = strtoull(line, NULL, 16);
     ml_file_unmap(&f);
-    st = checksum(&crc, w, s, err);
+    st = ml_weights_crc64(&crc, w, s, err);
     if (st == ML_OK && crc != want)
         st = ml_fail(err, ML_EFORMAT,
                      "%s: the published weights have checksum %016llx, but the loaded ones "

@@ -11,6 +11,10 @@
 
 #include "model/weights.h"
 
+/* The checksum itself. */
+ml_status ml_weights_crc64(uint64_t *out, const ml_weights *w, const ml_spec *s,
+                           ml_err *err);
+
 ml_status ml_weights_checksum(const ml_weights *w, const ml_spec *s, const char *dir,
                               ml_err *err);
 ml_status ml_weights_check_checksum(const ml_weights *w, const ml_spec *s, const char *dir,

@@ -14,6 +14,7 @@
 #include "net/http_reader.h"
 #include "net/http_url.h"
 #include "net/loop_base.h"
+#include "net/tls.h"
 
 #define MAX_HEADER ((size_t)1 << 20) /* of a reply */
 #define MAX_IDLE 512                 /* connections kept for reuse; the oldest is evicted */
@@ -36,6 +37,7 @@ typedef struct peer {
     bool used;    /* has served an earlier job */
     bool idle;    /* in the client's idle list */
     bool reading; /* inside read_reply, which closes it when it returns */
+    bool tls;
     int port;
     char host[];
 } peer;
@@ -58,6 +60,7 @@ struct ml_http_job {
 struct ml_http_client {
     ml_loop *loop;
     struct evdns_base *dns;
+    ml_tls *tls; /* NULL until the first https URL */
     ml_http_job *jobs;
     peer *idle;
     int n_idle;
@@ -118,7 +121,7 @@ static void keep_peer(peer *p) {
 
 static peer *take_idle(ml_http_client *c, const ml_http_url *url) {
     for (peer *p = c->idle; p; p = p->next)
-        if (p->port == url->port && strcmp(p->host, url->host) == 0) {
+        if (p->port == url->port && p->tls == url->tls && strcmp(p->host, url->host) == 0) {
             unlink_idle(p);
             return p;
         }
@@ -317,11 +320,14 @@ static void on_eof(peer *p) {
 
 static void on_error(peer *p, short what) {
     int error = EVUTIL_SOCKET_ERROR(), dns = bufferevent_socket_get_dns_error(p->bev);
-    char text[300];
+    char text[400], tls[300];
 
     if (!p->connected) {
         snprintf(text, sizeof text, "cannot connect: %s",
-                 dns ? evutil_gai_strerror(dns) : evutil_socket_error_to_string(error));
+                 p->tls && ml_tls_error(p->bev, tls, sizeof tls) ? tls
+                 : dns                                           ? evutil_gai_strerror(dns)
+                 : error ? evutil_socket_error_to_string(error)
+                         : "the server closed the connection");
         fail(p->job, ML_EPEER, text);
     } else if (what & BEV_EVENT_WRITING) {
         /* The server may already have replied, for example that the body is too large. */
@@ -329,7 +335,9 @@ static void on_error(peer *p, short what) {
         evbuffer_drain(bufferevent_get_output(p->bev), SIZE_MAX);
     } else if (!begin_again(p->job)) {
         snprintf(text, sizeof text, "the connection broke: %s",
-                 evutil_socket_error_to_string(error));
+                 p->tls && ml_tls_error(p->bev, tls, sizeof tls)
+                     ? tls
+                     : evutil_socket_error_to_string(error));
         fail(p->job, ML_EPEER, text);
     }
 }
@@ -358,9 +366,11 @@ static peer *new_peer(ml_http_client *c, const ml_http_url *url) {
 
     p->client = c;
     p->port = url->port;
+    p->tls = url->tls;
     memcpy(p->host, url->host, n);
-    p->bev = ml_net_must(
-        bufferevent_socket_new(ml_loop_base(c->loop), -1, BEV_OPT_CLOSE_ON_FREE));
+    p->bev = url->tls ? ml_tls_connect(c->tls, ml_loop_base(c->loop), url->host)
+                      : ml_net_must(bufferevent_socket_new(ml_loop_base(c->loop), -1,
+                                                           BEV_OPT_CLOSE_ON_FREE));
     bufferevent_setcb(p->bev, on_read, NULL, on_event, p);
     ml_http_reader_init(&p->reader, true, MAX_HEADER, SIZE_MAX);
     return p;
@@ -441,6 +451,8 @@ ml_status ml_http_start(ml_http_job **out, ml_http_client *c, const ml_http_requ
 
     ml_text_printf(&name, "%s %s", r->method, r->url);
     st = ml_http_url_split(&url, name.ptr + strlen(r->method) + 1, err);
+    if (st == ML_OK && url.tls && !c->tls)
+        st = ml_tls_client_new(&c->tls, err);
     if (st != ML_OK) {
         ml_text_release(&name);
         return st;
@@ -496,5 +508,6 @@ void ml_http_client_free(ml_http_client *c) {
         close_peer(p);
     }
     evdns_base_free(c->dns, 0);
+    ml_tls_free(c->tls);
     free(c);
 }

@@ -88,6 +88,8 @@ void ml_http_conn_close(ml_http_conn *c) {
 
 static void linger(ml_http_conn *c) {
     c->state = ML_CONN_LINGER;
+    if (c->server->tls)
+        ml_tls_end(c->bev);
     shutdown(bufferevent_getfd(c->bev), SHUT_WR);
     set_deadlines(c);
 }
@@ -97,9 +99,10 @@ void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n) {
 
     if (c->cut || n == 0)
         return;
-    /* libevent does not report when it is out of memory to wait for the socket. */
+    /* libevent does not report when it is out of memory to wait for the socket.  With TLS,
+     * it may wait for something else. */
     if (evbuffer_add(bufferevent_get_output(c->bev), bytes, n) == 0 &&
-        event_pending(&c->bev->ev_write, EV_WRITE, NULL))
+        (c->server->tls || event_pending(&c->bev->ev_write, EV_WRITE, NULL)))
         return;
     setsockopt(bufferevent_getfd(c->bev), SOL_SOCKET, SO_LINGER, &now, sizeof now);
     ml_http_conn_cut(c);
@@ -413,7 +416,9 @@ static void on_clock(evutil_socket_t fd, short what, void *ud) {
 
     (void)fd;
     (void)what;
-    if (c->call && c->eof)
+    if (c->handshake)
+        ml_http_conn_drop(c);
+    else if (c->call && c->eof)
         check_probed(c);
     else if (is_reading(c) && c->began_s > 0)
         check_request(c);
@@ -455,6 +460,11 @@ static void on_ready(struct bufferevent *bev, void *ud) {
 static void on_event(struct bufferevent *bev, short what, void *ud) {
     ml_http_conn *c = ud;
 
+    if (what & BEV_EVENT_CONNECTED) { /* the handshake is complete */
+        c->handshake = false;
+        event_del(c->clock);
+        return;
+    }
     if (what & BEV_EVENT_TIMEOUT && what & BEV_EVENT_READING && unsent(c)) {
         if (bufferevent_enable(bev, EV_READ) != 0) /* still sending to it: not idle */
             ml_http_conn_drop(c);
@@ -471,11 +481,14 @@ static void on_event(struct bufferevent *bev, short what, void *ud) {
     ml_http_conn_drop(c);
 }
 
-static bool take_parts(ml_http_conn *c, struct event_base *base, int fd) {
+static bool take_parts(ml_http_conn *c, ml_http_server *s, int fd) {
+    struct event_base *base = ml_loop_base(s->loop);
+
     c->settle = event_new(base, -1, 0, on_settle, c);
     c->clock = event_new(base, -1, 0, on_clock, c);
-    c->bev = c->settle && c->clock ? bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE)
-                                   : NULL;
+    if (c->settle && c->clock)
+        c->bev = s->tls ? ml_tls_accept(s->tls, base, fd)
+                        : bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE);
     return c->bev != NULL;
 }
 
@@ -483,7 +496,7 @@ static bool take_parts(ml_http_conn *c, struct event_base *base, int fd) {
 static ml_http_conn *new_conn(ml_http_server *s, int fd) {
     ml_http_conn *c = ml_net_take(sizeof *c);
 
-    if (c && !take_parts(c, ml_loop_base(s->loop), fd)) {
+    if (c && !take_parts(c, s, fd)) {
         if (c->settle)
             event_free(c->settle);
         if (c->clock)
@@ -520,6 +533,9 @@ void ml_http_conn_open(ml_http_server *s, int fd, const char *peer) {
         ml_http_conn_drop(c);
         return;
     }
+    c->handshake = s->tls != NULL;
+    if (c->handshake && s->limits.head_s > 0)
+        arm(c, s->limits.head_s);
     if (s->n_conn > s->limits.max_connections) {
         ml_http_conn_refuse(c, 503, "too many connections");
         event_active(c->settle, EV_TIMEOUT, 0);

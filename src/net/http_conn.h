@@ -25,6 +25,7 @@ struct ml_http_server {
     void *ud;
     ml_http_gate *gate; /* NULL: every request passes */
     void *gate_ud;
+    ml_tls *tls; /* NULL: plain HTTP */
     int port, n_conn;
     ml_http_conn *first;
 };
@@ -43,8 +44,9 @@ struct ml_http_conn {
     struct event *settle;
     struct event *clock; /* armed while a request has a deadline or a client is probed */
     ml_conn_state state;
-    bool cut; /* the next settle event frees it */
-    bool eof; /* the client has shut down its sending side */
+    bool cut;       /* the next settle event frees it */
+    bool eof;       /* the client has shut down its sending side */
+    bool handshake; /* of TLS, not complete yet */
     ml_http_reader reader;
     double began_s; /* clock at the first byte of the request; 0: it arrived in one piece */
     double head_at_s;   /* clock when its head was complete; 0: not yet */

@@ -118,6 +118,10 @@ void ml_http_server_set_gate(ml_http_server *s, ml_http_gate *fn, void *ud) {
     s->gate_ud = ud;
 }
 
+void ml_http_server_set_tls(ml_http_server *s, ml_tls *t) {
+    s->tls = t;
+}
+
 int ml_http_server_port(const ml_http_server *s) {
     return s->port;
 }

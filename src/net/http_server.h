@@ -17,6 +17,7 @@
 #include "base/oom.h"
 #include "base/str.h"
 #include "net/loop.h"
+#include "net/tls.h"
 
 typedef struct ml_http_server ml_http_server;
 typedef struct ml_http_call ml_http_call;
@@ -66,6 +67,9 @@ typedef struct ml_http_early {
  * and call the handler; otherwise the server sends *answer. */
 typedef bool ml_http_gate(void *ud, const ml_http_head *h, ml_http_early *answer);
 void ml_http_server_set_gate(ml_http_server *s, ml_http_gate *fn, void *ud);
+
+/* Connections that are accepted from now on use TLS; t must outlive the server. */
+void ml_http_server_set_tls(ml_http_server *s, ml_tls *t);
 
 int ml_http_server_port(const ml_http_server *s);
 int ml_http_server_connections(const ml_http_server *s);

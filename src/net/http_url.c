@@ -8,12 +8,11 @@ static ml_status malformed(const char *url, ml_err *err) {
     return ml_fail(err, ML_EFORMAT, "'%s' is not a URL like http://host:port/path", url);
 }
 
-/* Parses ":8000" or an empty string.  Moves *p past it. */
+/* Parses ":8000" or an empty string, which leaves *port.  Moves *p past it. */
 static bool split_port(const char **p, int *port) {
     char *end;
     long n;
 
-    *port = 80;
     if (**p != ':')
         return true;
     if ((*p)[1] < '0' || (*p)[1] > '9')
@@ -42,11 +41,11 @@ ml_status ml_http_url_split(ml_http_url *out, const char *url, ml_err *err) {
     const char *p = url, *end;
     bool bracket;
 
-    if (strncmp(p, "https://", 8) == 0)
-        return ml_fail(err, ML_EUNSUP, "'%s': https is not supported; use http", url);
-    if (strncmp(p, "http://", 7) != 0)
+    out->tls = strncmp(p, "https://", 8) == 0;
+    out->port = out->tls ? 443 : 80;
+    if (!out->tls && strncmp(p, "http://", 7) != 0)
         return malformed(url, err);
-    p += 7;
+    p += out->tls ? 8 : 7;
     end = *p == '[' ? strchr(p, ']') : p + strcspn(p, ":/?#@ \t\r\n");
     bracket = *p == '[';
     p += bracket;

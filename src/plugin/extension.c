@@ -123,6 +123,13 @@ static ml_status find_in_object(const miles_extension **out, miles_kind kind,
     return st;
 }
 
+const miles_extension *ml_extension_builtin(miles_kind kind, const char *name) {
+    const miles_extension *found = NULL;
+
+    return find_among(&found, ml_builtins, kind, name, "", &(ml_err){ 0 }) == ML_OK ? found
+                                                                                    : NULL;
+}
+
 ml_status ml_extension_find(const miles_extension **out, miles_kind kind, const char *spec,
                             const char *flag, ml_err *err) {
     const char *colon = strrchr(spec, ':');

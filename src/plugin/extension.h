@@ -11,6 +11,9 @@
 /* Loads a shared object; it stays loaded. */
 ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err);
 
+/* The built-in extension with this name or alias; NULL: there is none. */
+const miles_extension *ml_extension_builtin(miles_kind kind, const char *name);
+
 /* `spec` is the name or alias of a built-in extension, or "path/to/object.so:name".
  * `flag` is the flag that named it, for messages.  If the name is unknown, the error
  * lists the available names. */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "plugin/extension.h"
-#include "plugin/worker_command.h"
+#include "plugin/python.h"
 
 #define FLAG "custom-generate-function-path"
 #define HUB "miles.rollout.generate_hub."
@@ -17,6 +17,23 @@ static ml_status find_extension(ml_environment_opts *out, const char *path,
     return st;
 }
 
+/* A program, a Python function or an extension. */
+static ml_status find_function(ml_environment_opts *out, ml_arena *a, const char *path,
+                               const char *flag, const char *role, const char *fallback,
+                               ml_err *err) {
+    bool command = ml_worker_command_is(path);
+    const ml_python_function fn = { flag, command ? path + 4 : path, fallback, role };
+
+    if (ml_python_is(fn.path)) {
+        out->python_flag = role;
+        return ml_python_workers(&out->python, a, &fn, 1, out->args, true, err);
+    }
+    if (!command)
+        return find_extension(out, path, flag, err);
+    out->command = (ml_worker_command){ .line = fn.path };
+    return ML_OK;
+}
+
 /* Miles' tool-call loop: the function that runs the tools becomes the environment. */
 static ml_status find_tools(ml_environment_opts *out, ml_arena *a, const char *tools,
                             ml_err *err) {
@@ -28,9 +45,7 @@ static ml_status find_tools(ml_environment_opts *out, ml_arena *a, const char *t
             "--" FLAG " " HUB
             "multi_turn.generate needs --%s, the function that executes tool calls",
             flag);
-    return ml_worker_command_is(tools)
-               ? ml_worker_command_find(&out->command, a, "--tools", tools, flag, err)
-               : find_extension(out, tools, flag, err);
+    return find_function(out, a, tools, flag, flag, "execute_tool", err);
 }
 
 ml_status ml_generate_path_resolve(ml_environment_opts *out, ml_arena *a, const char *path,
@@ -51,7 +66,5 @@ ml_status ml_generate_path_resolve(ml_environment_opts *out, ml_arena *a, const 
                        " %s: agents behind a session server are not supported; use an "
                        "environment: ./env.py, cmd:COMMAND or ./my.so:name",
                        path);
-    return ml_worker_command_is(path)
-               ? ml_worker_command_find(&out->command, a, "--turn", path, FLAG, err)
-               : find_extension(out, path, FLAG, err);
+    return find_function(out, a, path, FLAG, "turn", "turn", err);
 }

@@ -5,33 +5,23 @@
 #include <string.h>
 
 #include "plugin/extension.h"
-#include "plugin/worker_command.h"
+#include "plugin/python.h"
 #include "rl/reward/judge.h"
-#include "base/line_process.h"
 
-#define CHECK_S 60.0 /* IFBench's libraries may load slowly */
-
-/* Without IFBench its command stays unset, and opening the rewards reports the error. */
+/* Without IFBench its workers stay unset, and opening the rewards reports the error. */
 static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
-    ml_worker_command command = ml_python_command(a, "--ifbench", NULL);
-    ml_line_process *w = ml_line_process_new(&command, 0);
-    ml_text answer = { 0 };
-    ml_verdict v = { 0 };
-    ml_line_process_end end =
-        ml_line_process_ask(w, &answer, ml_str_of("{\"check\": true}"), CHECK_S);
+    const ml_python_function fn = { "ifbench", "ifbench", NULL };
+    ml_worker_pool_opts found;
+    ml_err err;
 
-    if (end == ML_LINE_PROCESS_ANSWERED)
-        ml_verdict_read(&v, (ml_str){ answer.ptr, answer.len }, NULL);
-    if (end == ML_LINE_PROCESS_ANSWERED && v.outcome == ML_REWARD_OK)
-        opts->ifbench_command = command;
-    ml_line_process_free(w);
-    ml_text_release(&answer);
-    ml_verdict_release(&v);
+    if (ml_python_workers(&found, a, &fn, 1, opts->args, true, &err) == ML_OK)
+        opts->ifbench = found;
 }
 
 /* Resolves a single reward, not a list. */
 static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                           ml_err *err) {
+    ml_python_function fn = { "custom-rm-path", path, "reward" };
     const miles_extension *ext = NULL;
     ml_status st;
 
@@ -39,12 +29,18 @@ static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
         find_ifbench(opts, a);
     if (!path)
         return ML_OK;
-    if (ml_worker_command_is(path))
-        return ml_worker_command_find(&opts->command, a, NULL, path, "custom-rm-path", err);
+    if (ml_worker_command_is(path) && !ml_python_is(path + 4)) {
+        opts->command = (ml_worker_command){ .line = path + 4 };
+        return ML_OK;
+    }
+    fn.path = ml_worker_command_is(path) ? path + 4 : path;
+    if (ml_python_is(fn.path))
+        return ml_python_workers(&opts->python, a, &fn, 1, opts->args, true, err);
     if (!strchr(path, ':'))
         return ml_fail(err, ML_EUSAGE,
-                       "--custom-rm-path '%s': expected ./reward.py for a Python function "
-                       "reward(sample), cmd:COMMAND for a program that answers JSON lines, "
+                       "--custom-rm-path '%s': expected package.module.function or "
+                       "./reward.py:function for a Python function, cmd:COMMAND for a "
+                       "program that answers JSON lines, "
                        "or ./my.so:name for a shared object",
                        path);
     st = ml_extension_find(&ext, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
@@ -109,7 +105,7 @@ static ml_status find_part(ml_reward_part *out, ml_arena *a, const ml_reward_opt
     out->opts = *from;
     out->opts.custom = true;
     out->opts.rm_type = NULL;
-    if (ml_worker_command_is(what) || strchr(what, ':'))
+    if (ml_python_is(what) || strchr(what, ':'))
         return find_one(&out->opts, a, what, err);
     out->opts.rm_type = what;
     return find_one(&out->opts, a, NULL, err);

@@ -1,9 +1,13 @@
 #include "run/assembly.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/dir.h"
+#include "net/tcp.h"
+#include "plugin/python_host.h"
 
 /* --- what will be requested ------------------------------------------------- */
 
@@ -84,26 +88,72 @@ static const char *whole_path(ml_arena *a, const char *path) {
                : ml_arena_printf(a, "%s/%s", here, path);
 }
 
-/* The directory of the weights for engines in other processes, and what writes it. */
-static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+/* Where engines of other processes find weights, and where those of the run write logs. */
+static ml_status make_weight_dir(ml_assembly *m, const char **out, const ml_run_opts *c,
+                                 ml_err *err) {
     const char *dir = c->publish.dir
                           ? c->publish.dir
                           : ml_arena_printf(&m->arena, "%s/rollout_weights", c->save);
-    ml_publish_opts o = c->publish;
-    ml_status st;
+    ml_status st = ml_dir_make_whole(out, &m->arena, dir, err);
 
-    if (c->dry_run)
-        return ML_OK; /* nothing is created */
-    st = ml_dir_make_whole(&o.dir, &m->arena, dir, err);
+    m->generator.weight_dir = *out;
+    return st;
+}
+
+static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    ml_publish_opts o = c->publish;
+    ml_status st = make_weight_dir(m, &o.dir, c, err);
+
     if (st != ML_OK)
         return st;
     o.delta = c->mode.transfer == ML_TRANSFER_DISK_DELTA;
     o.copy = o.delta ? whole_path(&m->arena, o.copy) : NULL;
     o.write.source = o.dir;
     o.write.file_bytes = (size_t)o.shard_bytes;
-    m->generator.weight_dir = o.dir;
     m->generator.copy_dir = o.copy;
     return ml_publisher_disk(&m->publisher, &o, m->run, err);
+}
+
+/* The address of this machine under which the first engine on another one reaches it. */
+static ml_status find_address(char out[64], const ml_run_opts *c, ml_err *err) {
+    int n = c->mode.router_ip ? 1 : c->mode.external ? c->mode.addrs.n : 0;
+    ml_status st = ML_OK;
+
+    snprintf(out, 64, "127.0.0.1");
+    for (int i = 0; i < n && st == ML_OK; i++) {
+        const char *word = c->mode.router_ip ? c->mode.router_ip : c->mode.addrs.word[i];
+        const char *at = strstr(word, "://");
+        size_t len = strcspn(at ? at + 3 : word, ":/");
+        ml_text host = { 0 };
+        ml_text_add(&host, at ? at + 3 : word, len);
+        st = ml_tcp_address_towards(out, host.ptr, err);
+        ml_text_release(&host);
+        if (strncmp(out, "127.", 4) != 0)
+            break;
+    }
+    if (st != ML_OK)
+        ml_err_prefix(err, "--update-weight-address is needed");
+    return st;
+}
+
+static ml_status open_tcp(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    char found[64] = "";
+    const char *dir = NULL, *address = c->publish.address ? c->publish.address : found;
+    ml_status st = c->publish.address ? ML_OK : find_address(found, c, err);
+
+    if (st == ML_OK && c->mode.n_engine)
+        st = make_weight_dir(m, &dir, c, err);
+    return st == ML_OK ? ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
+                                          60 * c->place.timeout_min, m->run, err)
+                       : st;
+}
+
+/* What gives weights to engines in other processes; a dry run creates nothing. */
+static ml_status open_sender(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    if (c->dry_run)
+        return ML_OK;
+    return c->mode.transfer == ML_TRANSFER_BROADCAST ? open_tcp(m, c, err)
+                                                     : open_disk(m, c, err);
 }
 
 /* Rank 0 opens prompts, rewards and evaluations, and knows from them what will be
@@ -137,6 +187,9 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
                         .extensions = e,
                         .publishes = e && !c->rollout.load_debug };
     ml_arena_init(&m->arena, "assembly");
+    ml_python_host_set(&(ml_python_parts){ .tokenizer = run->tokenizer,
+                                           .chat_template = run->chat_template,
+                                           .model = c->hf_checkpoint });
     m->generates = m->publishes && (ml_run_ranks_first(&c->ranks) || !ml_run_elsewhere(c));
     if (!m->generates)
         return ML_OK;
@@ -145,7 +198,7 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
         return st;
     st = ml_generator_open(&m->generator, run, &demand, c, err);
     if (st == ML_OK && ml_run_elsewhere(c)) /* after the engines were found */
-        st = open_disk(m, c, err);
+        st = open_sender(m, c, err);
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
     return st == ML_OK ? ml_generator_measure(&m->generator, err) : st;
 }
@@ -159,6 +212,7 @@ void ml_assembly_close(ml_assembly *m) {
     ml_publisher_close(m->publisher);
     ml_generator_close(&m->generator);
     ml_rollouts_close(&m->rollouts);
+    ml_python_host_set(&(ml_python_parts){ 0 });
     ml_arena_release(&m->arena);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "plugin/extension.h"
+#include "plugin/python_extensions.h"
 #include "rl/builtins.h"
 
 /* Miles' own rollout functions are the default behaviour without the flag. */
@@ -17,6 +18,26 @@ static const char *own_rollout(const char *path) {
             return NULL;
     }
     return path;
+}
+
+/* A built-in extension, one of a shared object, or a Python function, which is added to the
+ * list. */
+static ml_status find_one(const miles_extension **out, miles_kind kind,
+                          const ml_python_function *fn, ml_python_function *python,
+                          int *n_python, ml_err *err) {
+    *out = ml_extension_builtin(kind, fn->path);
+    if (*out)
+        return ML_OK;
+    if (!ml_python_is(fn->path))
+        return ml_extension_find(out, kind, fn->path, fn->flag, err);
+    *out = ml_python_extension(kind, fn);
+    if (!*out)
+        return ml_fail(err, ML_EUNSUP,
+                       "--%s %s: a Python function is not supported here; use "
+                       "./my.so:name, a shared object",
+                       fn->flag, fn->path);
+    python[(*n_python)++] = *fn;
+    return ML_OK;
 }
 
 ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_paths *p,
@@ -60,14 +81,24 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
         { p->weights_written, MILES_HOOK, "custom-update-weight-post-write-path",
           &hook[MILES_WEIGHTS_WRITTEN] },
     };
+    enum { N_ROWS = sizeof rows / sizeof *rows };
+    ml_python_function python[N_ROWS];
     ml_status st = ML_OK;
+    int n_python = 0;
 
     *e = (ml_loop_extensions){ 0 };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows && st == ML_OK; i++)
+    for (size_t i = 0; i < N_ROWS && st == ML_OK; i++)
         if (rows[i].path)
-            st = ml_extension_find((const miles_extension **)rows[i].found, rows[i].kind,
-                                   rows[i].path, rows[i].flag, err);
+            st = find_one((const miles_extension **)rows[i].found, rows[i].kind,
+                          &(ml_python_function){ rows[i].flag, rows[i].path }, python,
+                          &n_python, err);
+    if (st == ML_OK && n_python)
+        st = ml_python_extensions_open(python, n_python, p->args, err);
     return st;
+}
+
+void ml_loop_extensions_close(void) {
+    ml_python_extensions_close();
 }
 
 /* --- the recipe ------------------------------------------------------------------ */

@@ -6,6 +6,7 @@
 #define ML_RUN_EXTENSIONS_H
 
 #include "base/err.h"
+#include "base/str.h"
 #include "rl/hooks.h"
 #include "rl/recipe.h"
 
@@ -17,6 +18,7 @@ typedef struct ml_extension_paths {
     const char *eval, *buffer;
     bool makes_prompts; /* the source generates prompts instead of selecting rows */
     const char *data_ready, *weights_written;
+    ml_str args; /* the flags of the run, a JSON object, for Python functions */
 } ml_extension_paths;
 
 typedef struct ml_loop_extensions {
@@ -36,6 +38,9 @@ typedef struct ml_loop_extensions {
 
 ml_status ml_loop_extensions_resolve(ml_loop_extensions *out,
                                      const ml_extension_paths *paths, ml_err *err);
+
+/* Ends the workers of Python functions, after all threads have ended. */
+void ml_loop_extensions_close(void);
 
 /* Finds the extensions, derives dependent settings, and rejects options that the
  * estimator cannot use: ML_EUSAGE with the flags' names. */

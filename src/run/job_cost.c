@@ -6,6 +6,7 @@
 
 #include "base/bug.h"
 #include "model/kv.h"
+#include "train/grads.h"
 #include "train/pipeline.h"
 
 const char *const ml_job_memory_names[ML_JOB_MEMORY_ROWS] = {
@@ -72,17 +73,18 @@ double ml_job_swap_seconds(const ml_speeds *s, ml_job_group g, double bytes,
 /* --- groups of a mesh --------------------------------------------------------- */
 
 typedef struct groups {
-    ml_job_group gather, replica, expert, expert_data, context, stage;
+    ml_job_group gather, replica, expert, expert_data, expert_gather, context, stage;
     double n_place; /* ranks of a stage */
 } groups;
 
 static groups groups_of(const ml_mesh_sizes *m, int32_t per_node) {
     int32_t tp = m->size[ML_MESH_TP], cp = m->size[ML_MESH_CP];
     int32_t n_place = tp * cp * m->size[ML_MESH_DP], gather = m->gather;
-    int32_t here = n_place < per_node ? n_place : per_node;
+    int32_t here = n_place < per_node ? n_place : per_node, parts = m->etp * m->ep;
     groups g = { .n_place = n_place,
-                 .expert = ml_job_group_of(1, m->ep, per_node),
-                 .expert_data = ml_job_group_of(m->ep, n_place / m->ep, per_node),
+                 .expert = ml_job_group_of(m->etp, m->ep, per_node),
+                 .expert_data = ml_job_group_of(parts, n_place / parts, per_node),
+                 .expert_gather = ml_job_group_of(1, m->etp, per_node),
                  .context = ml_job_group_of(tp, cp, per_node),
                  .stage = ml_job_group_of(n_place, m->size[ML_MESH_PP], per_node) };
 
@@ -116,11 +118,36 @@ static double weight_size(const layout_cost *c) {
     return c->req->bf16 ? 2 : 4;
 }
 
-/* Elements of a unit that are gathered before use. */
-static double gathered(const layout_cost *c, const ml_job_unit *u) {
-    if (c->out->mesh.gather == 1)
+/* Elements of a unit that are gathered before use, from the ranks that divide the weights;
+ * and from those that divide the experts of a rank. */
+static double gathered_dense(const layout_cost *c, const ml_job_unit *u) {
+    const ml_mesh_sizes *m = &c->out->mesh;
+
+    if (m->gather == 1)
         return 0;
-    return u->dense + (c->out->mesh.ep > 1 ? 0 : u->expert);
+    return u->dense + (m->ep * m->etp > 1 ? 0 : u->expert);
+}
+
+static double gathered_expert(const layout_cost *c, const ml_job_unit *u) {
+    const ml_mesh_sizes *m = &c->out->mesh;
+    return m->etp == 1 ? 0 : u->expert / m->ep;
+}
+
+/* Seconds to gather a unit's weights, or to sum its gradients: `size` bytes an element. */
+static double gather_seconds(const layout_cost *c, const ml_job_unit *u, double size,
+                             double *by_link) {
+    const ml_speeds *v = c->req->speeds;
+    double expert = size * gathered_expert(c, u);
+    double s = ml_job_gather_seconds(v, c->g.gather, size * gathered_dense(c, u), by_link);
+
+    if (expert > 0)
+        s += ml_job_gather_seconds(v, c->g.expert_gather, expert, by_link);
+    return s;
+}
+
+/* Ranks that divide the experts of a stage. */
+static double expert_parts(const ml_mesh_sizes *m) {
+    return m->ep * m->etp > 1 ? m->ep * m->etp : m->gather;
 }
 
 /* What a micro-batch communicates in a pass, besides weights: compute waits for it. */
@@ -152,15 +179,14 @@ static double pass_seconds(const layout_cost *c, const ml_job_stage *s, bool bac
     for (int32_t i = 0; i < s->n_unit; i++) {
         const ml_job_unit *u = &s->unit[back ? s->n_unit - 1 - i : i];
         const ml_job_unit *next = i + 1 == s->n_unit ? NULL : back ? u - 1 : u + 1;
-        double wait = wait_seconds(c, u, back, moved), mine = gathered(c, u), beside = left;
+        double wait = wait_seconds(c, u, back, moved), beside = left;
         double work = ml_job_unit_seconds(c->p, u, back, c->ep_index);
         double compute = work + wait, first = 0;
         if (i == 0)
-            first = ml_job_gather_seconds(v, c->g.gather, weight_size(c) * mine, by_link);
+            first = gather_seconds(c, u, weight_size(c), by_link);
         if (next)
-            beside += ml_job_gather_seconds(v, c->g.gather,
-                                            weight_size(c) * gathered(c, next), by_link);
-        left = back ? ml_job_gather_seconds(v, c->g.gather, 4 * mine, by_link) : 0;
+            beside += gather_seconds(c, next, weight_size(c), by_link);
+        left = back ? gather_seconds(c, u, 4, by_link) : 0;
         extra += first + wait + (v->overlap ? fmax(0, beside - compute) : beside);
         *comm += first + wait + beside;
         *compute_s += work;
@@ -331,8 +357,10 @@ static double gathered_bytes(const layout_cost *c, const ml_job_stage *s) {
     double most = 0;
 
     for (int32_t i = 0; i < s->n_unit; i++) {
-        double one = gathered(c, &s->unit[i]);
-        double two = one + (i + 1 < s->n_unit ? gathered(c, &s->unit[i + 1]) : 0);
+        const ml_job_unit *u = &s->unit[i];
+        double one = gathered_dense(c, u) + gathered_expert(c, u), two = one;
+        if (i + 1 < s->n_unit)
+            two += gathered_dense(c, u + 1) + gathered_expert(c, u + 1);
         most = fmax(most, weight_size(c) * two + 4 * one);
     }
     return most;
@@ -345,7 +373,7 @@ static double all_elements(const ml_job_request *req) {
 /* Elements of a stage that a rank has, and those whose optimizer state it owns. */
 static double resident(const layout_cost *c, const ml_job_stage *s) {
     const ml_mesh_sizes *m = &c->out->mesh;
-    return s->dense / m->gather + s->expert / (m->ep > 1 ? m->ep : m->gather);
+    return s->dense / m->gather + s->expert / expert_parts(m);
 }
 
 static double owned(const layout_cost *c, const ml_job_stage *s) {
@@ -401,7 +429,7 @@ static void leave_kv(layout_cost *c) {
     ml_job_cost *out = c->out;
     const ml_mesh_sizes *m = &out->mesh;
     const double *row = out->memory.row;
-    bool whole = m->gather == 1 && m->ep == 1 && m->size[ML_MESH_PP] == 1;
+    bool whole = m->gather == 1 && m->ep * m->etp == 1 && m->size[ML_MESH_PP] == 1;
     double used = req->in_turns ? row[ML_JOB_BASE] + row[ML_JOB_COMM] + row[ML_JOB_WEIGHTS]
                                 : out->memory.total;
     double page = (double)ml_kv_bytes(req->spec, req->be, 1), left;
@@ -450,7 +478,7 @@ static void time_step(layout_cost *c) {
         double dense = 0, expert = 0, own = 0, mine = 0;
         for (int32_t i = r; i < c->n_stage * c->n_chunk; i += c->n_stage) {
             dense += c->stage[i]->dense / m->gather;
-            expert += c->stage[i]->expert / (m->ep > 1 ? m->ep : m->gather);
+            expert += c->stage[i]->expert / expert_parts(m);
             own += owned(c, c->stage[i]);
             mine += resident(c, c->stage[i]);
         }
@@ -458,9 +486,10 @@ static void time_step(layout_cost *c) {
             continue;
         most = mine;
         memset(out->bytes[ML_TRAFFIC_STEP], 0, sizeof out->bytes[ML_TRAFFIC_STEP]);
-        out->reduce_s = m->ep > 1 ? reduce_seconds(c, dense, c->g.replica) +
-                                        reduce_seconds(c, expert, c->g.expert_data)
-                                  : reduce_seconds(c, dense + expert, c->g.replica);
+        out->reduce_s = m->ep * m->etp > 1
+                            ? reduce_seconds(c, dense, c->g.replica) +
+                                  reduce_seconds(c, expert, c->g.expert_data)
+                            : reduce_seconds(c, dense + expert, c->g.replica);
         out->optimizer_s =
             (ADAM_BYTES * own + ZERO_BYTES * mine) / req->speeds->optimizer_bytes;
     }
@@ -515,7 +544,7 @@ ml_status ml_job_planner_open(ml_job_planner **out, const ml_job_request *req,
     for (int32_t k = 1; k <= p->n_expert || k == 1; k++)
         if ((k == 1 || p->n_expert % k == 0) && p->n_ep < ML_JOB_SIZES)
             p->ep[p->n_ep++] = k;
-    p->grad_bytes = (double)ml_trainer_grad_bytes(req->spec, NULL);
+    p->grad_bytes = (double)ml_grads_bytes(req->spec, NULL);
     p->state_bytes = (double)ml_optimizer_bytes(req->spec, &req->opts.optimizer, req->bf16);
     p->node_stage = ML_NEW(&p->arena, int32_t, req->spec->n_node);
     ml_job_find_kinds(p);

@@ -123,6 +123,8 @@ static void say_layout(ml_text *out, const ml_job_cost *c) {
     if (c->layout.n_chunk > 1)
         ml_text_printf(out, " x %d", (int)c->layout.n_chunk);
     ml_text_printf(out, ", ep %d", (int)c->mesh.ep);
+    if (c->mesh.etp > 1)
+        ml_text_printf(out, ", etp %d", (int)c->mesh.etp);
     if (c->mesh.gather != n[ML_MESH_TP])
         ml_text_printf(out, ", weights over %d ranks", (int)c->mesh.gather);
     if (c->layout.recompute)
@@ -268,6 +270,7 @@ static void put_layout(ml_json_out *o, const ml_job_cost *c) {
     ml_json_put_int(o, "dp", c->mesh.size[ML_MESH_DP]);
     ml_json_put_int(o, "pp", c->mesh.size[ML_MESH_PP]);
     ml_json_put_int(o, "ep", c->mesh.ep);
+    ml_json_put_int(o, "etp", c->mesh.etp);
     ml_json_put_int(o, "virtual_stages", c->layout.n_chunk > 1 ? c->layout.n_chunk : 1);
     ml_json_put_int(o, "weights_over", c->mesh.gather);
     ml_json_put_bool(o, "recompute_full", c->layout.recompute);

@@ -22,7 +22,8 @@ static bool can_fit(const search *s, const ml_job_layout *l) {
     double all = (double)ml_spec_param_count(req->spec) / m->pp,
            expert = s->p->expert / m->pp;
     double gather = m->tp, dense = all - expert;
-    double resident = dense / gather + expert / (m->ep > 1 ? m->ep : gather);
+    double parts = (double)m->ep * (m->etp ? m->etp : 1);
+    double resident = dense / gather + expert / (parts > 1 ? parts : gather);
     double bytes = resident * (4 + (req->bf16 ? 2 : 4) * req->n_set) +
                    12 * all / (double)(n_rank_of(req) / m->pp);
 

@@ -5,6 +5,7 @@
 #include "base/bug.h"
 #include "model/spec_context.h"
 #include "model/stage.h"
+#include "train/grads.h"
 #include "train/host_memory.h"
 #include "train/pipeline.h"
 
@@ -219,7 +220,10 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     state = ml_optimizer_bytes(trained, &opt, bf16);
     ml_arena_init(&a, "parts of gradients");
     part = ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
-    add(m, row[GRADS], lora ? ml_lora_grad_bytes(lora) : ml_trainer_grad_bytes(spec, part));
+    add(m, row[GRADS],
+        (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part)) +
+            (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
+                ml_weights_part_bytes(spec, NULL, ML_WEIGHT_F32, part));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))

@@ -22,6 +22,7 @@
 #include "rl/reward/rewards.h"
 #include "run/extensions.h"
 #include "run/run_ranks.h"
+#include "serve/router.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
 
@@ -33,9 +34,10 @@ typedef struct ml_string_list {
 
 /* How weights are transferred to engines in other processes. */
 typedef enum ml_transfer {
-    ML_TRANSFER_BROADCAST, /* full weights */
+    ML_TRANSFER_BROADCAST, /* over TCP */
     ML_TRANSFER_DISK_DELTA,
-    ML_TRANSFER_P2P, /* known, but not supported */
+    ML_TRANSFER_P2P,
+    ML_TRANSFER_DISK,
 } ml_transfer;
 
 /* How an engine runs its steps on a GPU. */
@@ -107,6 +109,7 @@ typedef struct ml_mode_opts {
     int unused; /* 0: drop, 1: retry */
     bool external;
     ml_string_list addrs;
+    const char *router_ip; /* of a router that runs already; NULL: none */
     const char *engine_key, *engine_key_file; /* of external engines; NULL: none */
     int64_t n_engine; /* generating processes started by the run; 0: it generates itself */
     double request_s; /* time limit of a request; 0: none */
@@ -135,7 +138,8 @@ typedef struct ml_publish_opts {
     bool delta;          /* write changes instead of full weights */
     ml_delta_opts write; /* of deltas; its source is dir */
     const char *copy; /* directory where an engine keeps the version that deltas change */
-    int64_t shard_bytes; /* of a file of full weights */
+    int64_t shard_bytes; /* of a file of full weights, or of a request over TCP */
+    const char *address; /* under which engines reach this process; NULL: found out */
 } ml_publish_opts;
 
 typedef struct ml_dump_opts {
@@ -219,6 +223,8 @@ typedef struct ml_run_opts {
     ml_engine_opts engine;
     ml_supervisor_opts supervisor;
     ml_publish_opts publish;
+    ml_router_opts router; /* of the run; its host, port, policy and limits are options */
+    bool no_router_health, no_router_retries;
     int64_t eval_gpus, eval_gpus_per_engine; /* 0: evaluations wait for the rollout */
     ml_eval_queue_opts eval_queue;
     ml_invariants_opts invariants;
@@ -257,9 +263,14 @@ static inline bool ml_run_has_lora(const ml_run_opts *o) {
     return o->lora.rank > 0 || o->lora.path;
 }
 
+/* Whether engines that run already do, behind a router or not. */
+static inline bool ml_run_external(const ml_run_opts *o) {
+    return o->mode.external || o->mode.router_ip;
+}
+
 /* Whether other processes generate the samples. */
 static inline bool ml_run_elsewhere(const ml_run_opts *o) {
-    return o->mode.external || o->mode.n_engine > 0;
+    return ml_run_external(o) || o->mode.n_engine > 0;
 }
 
 /* Samples per prompt; sft has one. */

@@ -1,13 +1,17 @@
 #include "run/publisher.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "gen/local.h"
 #include "gen/remote.h"
+#include "gen/weight_source.h"
 #include "model/weight_dir.h"
 #include "model/weight_stream.h"
+#include "model/weights_checksum.h"
 
 ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err) {
     double began = ml_clock_s();
@@ -299,6 +303,182 @@ ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_r
     m->of.weights = ml_run_ranks_generates(ranks) ? &m->set : NULL;
     ml_arena_init(&m->arena, "the engine's weights");
     return open_moves(m, g, ranks, err);
+}
+
+/* --- tcp -------------------------------------------------------------------------- */
+
+#define GROUP "miles"
+#define NO_LIMIT_S 1e8 /* years */
+
+typedef struct tcp {
+    ml_publisher of; /* first */
+    ml_arena arena;
+    ml_train_run *run;
+    ml_weight_source *source;
+    const char *address;
+    int64_t bucket_bytes;
+    double timeout_s;
+    const char **bucket; /* [n_bucket] bodies that name the tensors; the same every time */
+    int32_t n_bucket;
+} tcp;
+
+static ml_status add_tensor(void *ud, const ml_st_tensor *t, ml_err *err) {
+    return ml_weight_source_add(ud, t, err);
+}
+
+static ml_status fill_source(tcp *p, const ml_weights *w, bool *f32, ml_err *err) {
+    ml_export_opts how = ml_weight_dir_how(w);
+    ml_status st;
+
+    *f32 = !how.keep_dtype;
+    ml_weight_source_begin(p->source, w->version);
+    st = ml_export_each(w, &p->run->spec, p->run->from, &how, add_tensor, p->source, err);
+    if (st == ML_OK)
+        ml_weight_source_commit(p->source);
+    return st;
+}
+
+/* As PyTorch names it; NULL: no parameter has it, and engines do not ask for it. */
+static const char *dtype_name(ml_st_dtype t) {
+    switch (t) {
+    case ML_ST_F32: return "float32";
+    case ML_ST_BF16: return "bfloat16";
+    case ML_ST_F16: return "float16";
+    case ML_ST_I64: return "int64";
+    case ML_ST_I32: return "int32";
+    default: return NULL;
+    }
+}
+
+/* Tensors [first, end) as the body of a request. */
+static const char *write_bucket(tcp *p, int32_t first, int32_t end) {
+    ml_text names = { 0 }, dtypes = { 0 }, shapes = { 0 };
+    const char *body, *comma = "";
+
+    for (int32_t i = first; i < end; i++) {
+        const ml_st_tensor *t = ml_weight_source_tensor(p->source, i);
+        if (!dtype_name(t->dtype))
+            continue;
+        ml_text_printf(&names, "%s", comma);
+        ml_json_quote(&names, t->name);
+        ml_text_printf(&dtypes, "%s\"%s\"", comma, dtype_name(t->dtype));
+        ml_text_printf(&shapes, "%s[", comma);
+        for (int32_t k = 0; k < t->n_dim; k++)
+            ml_text_printf(&shapes, "%s%lld", k ? "," : "", (long long)t->shape[k]);
+        ml_text_printf(&shapes, "]");
+        comma = ",";
+    }
+    body = ml_arena_printf(&p->arena,
+                           "{\"group_name\":\"" GROUP "\",\"names\":[%s],\"dtypes\":[%s],"
+                           "\"shapes\":[%s]}",
+                           names.ptr ? names.ptr : "", dtypes.ptr ? dtypes.ptr : "",
+                           shapes.ptr ? shapes.ptr : "");
+    ml_text_release(&names);
+    ml_text_release(&dtypes);
+    ml_text_release(&shapes);
+    return body;
+}
+
+/* Fills a bucket until the next tensor would exceed the limit. */
+static void divide(tcp *p) {
+    int32_t n = ml_weight_source_count(p->source), first = 0;
+    int64_t bytes = 0;
+
+    p->bucket = ML_NEW(&p->arena, const char *, n + 1);
+    for (int32_t i = 0; i < n; i++) {
+        int64_t more = (int64_t)ml_weight_source_tensor(p->source, i)->bytes;
+        if (i > first && bytes + more > p->bucket_bytes) {
+            p->bucket[p->n_bucket++] = write_bucket(p, first, i);
+            first = i;
+            bytes = 0;
+        }
+        bytes += more;
+    }
+    p->bucket[p->n_bucket++] = write_bucket(p, first, n);
+}
+
+/* The requests that give an engine the newest version. */
+static const ml_remote_step *list_steps(tcp *p, uint64_t version, bool f32, uint64_t crc) {
+    ml_remote_step *step = ML_NEW(&p->arena, ml_remote_step, p->n_bucket + 3), *at = step;
+    unsigned long long v = version;
+
+    *at++ = (ml_remote_step){
+        "/init_weights_update_group",
+        ml_arena_printf(&p->arena,
+                        "{\"master_address\":\"%s\",\"master_port\":%d,\"rank_offset\":1,"
+                        "\"world_size\":2,\"group_name\":\"" GROUP
+                        "\",\"backend\":\"tcp\",\"group_key\":\"%s\",\"timeout_s\":%d}",
+                        p->address, ml_weight_source_port(p->source),
+                        ml_weight_source_key(p->source), (int)p->timeout_s)
+    };
+    *at++ = (ml_remote_step){ "/begin_weight_update",
+                              ml_arena_printf(&p->arena, "{\"weight_version\":\"%llu\"%s}",
+                                              v, f32 ? ",\"dtype\":\"float32\"" : "") };
+    for (int32_t i = 0; i < p->n_bucket; i++)
+        *at++ = (ml_remote_step){ "/update_weights_from_distributed", p->bucket[i] };
+    *at = (ml_remote_step){
+        "/end_weight_update",
+        ml_arena_printf(&p->arena,
+                        "{\"weight_version\":\"%llu\",\"weights_crc64\":\"%016llx\"}", v,
+                        (unsigned long long)crc)
+    };
+    return step;
+}
+
+static ml_status send_tcp(ml_publisher *of, const ml_weights *w, ml_err *err) {
+    tcp *p = (tcp *)of;
+    ml_gen *gen = of->generator->gen;
+    const ml_remote_step *step;
+    uint64_t crc = 0;
+    bool f32 = false;
+    ml_status st = fill_source(p, w, &f32, err);
+
+    if (st == ML_OK)
+        st = ml_weights_crc64(&crc, w, &p->run->spec, err);
+    if (st != ML_OK)
+        return st;
+    if (!p->bucket)
+        divide(p);
+    step = list_steps(p, w->version, f32, crc);
+    gen->pause(gen); /* requests in flight are recomputed, not waited for */
+    st = ml_remote_update(gen, step, p->n_bucket + 3, w->version, err);
+    gen->resume(gen);
+    return st;
+}
+
+static void close_tcp(ml_publisher *of) {
+    tcp *p = (tcp *)of;
+
+    ml_weight_source_close(p->source);
+    ml_arena_release(&p->arena);
+    free(p);
+}
+
+/* Processes of other machines connect only if engines are there. */
+static const char *listens_at(const char *address) {
+    if (strncmp(address, "127.", 4) == 0 || strcmp(address, "localhost") == 0)
+        return "127.0.0.1";
+    return strchr(address, ':') ? "::" : "0.0.0.0";
+}
+
+ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t bucket_bytes,
+                           double timeout_s, ml_train_run *run, ml_err *err) {
+    tcp *p = make(sizeof *p, (ml_publisher){ .send = send_tcp, .close = close_tcp }, err);
+    ml_status st;
+
+    *out = p ? &p->of : NULL;
+    if (!p)
+        return ML_ENOMEM;
+    ml_arena_init(&p->arena, "weights over TCP");
+    p->run = run;
+    p->address = ml_arena_printf(&p->arena, "%s", address);
+    p->bucket_bytes = bucket_bytes;
+    p->timeout_s = timeout_s >= 1 ? timeout_s : timeout_s > 0 ? 1 : NO_LIMIT_S;
+    p->of.bytes = ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
+    st = ml_weight_source_open(&p->source, listens_at(address), p->timeout_s, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--update-weight-transfer-mode broadcast");
+    return st;
 }
 
 /* --- disk ------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
  *     copy    the engine has its own set in this process: a publication copies
  *     moves   the ranks of the engines have other rows than those that train, or are other
  *             ranks: rows are sent (model/moves.h), unless they lie in the memory of both
+ *     tcp     engines of other processes get them over TCP (gen/weight_source.h)
  *     disk    engines of other processes read a directory that they see under the same
  *             path: full weights, or deltas between versions
  *
@@ -50,6 +51,10 @@ ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend 
  * publication, and compared with the senders' afterwards. */
 ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_ranks *ranks,
                              bool check, ml_err *err);
+
+/* Engines reach this process under `address`; timeout_s: of a wait for one of them. */
+ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t bucket_bytes,
+                           double timeout_s, ml_train_run *run, ml_err *err);
 
 /* Strings must outlive it. */
 ml_status ml_publisher_disk(ml_publisher **out, const ml_publish_opts *o, ml_train_run *run,

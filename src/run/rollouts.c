@@ -5,7 +5,7 @@
 
 #include "plugin/generate_path.h"
 #include "plugin/reward_path.h"
-#include "plugin/worker_command.h"
+#include "plugin/python.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 
@@ -42,7 +42,7 @@ bool ml_reward_from_environment(const ml_run_opts *c) {
     const char *path = c->extensions.generate;
 
     return path && !c->extensions.execute_tool &&
-           (ml_worker_command_is(path) || strstr(path, ".so:"));
+           (ml_worker_command_is(path) || ml_python_is(path) || strstr(path, ".so:"));
 }
 
 /* Checks the grader named in a row's metadata. */
@@ -110,9 +110,11 @@ ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *
 ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
                             const ml_run_opts *c, ml_err *err) {
     ml_turns_opts o = c->turns;
-    ml_status st = ml_generate_path_resolve(&o.environment, a, c->extensions.generate,
-                                            c->extensions.execute_tool, err);
+    ml_status st;
 
+    o.environment.args = c->reward.args;
+    st = ml_generate_path_resolve(&o.environment, a, c->extensions.generate,
+                                  c->extensions.execute_tool, err);
     o.environment.memory_bytes = c->reward.memory_bytes;
     o.environment.deadline_s = c->reward.deadline_s;
     o.text.tokenizer = run->tokenizer;
@@ -121,7 +123,8 @@ ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a
     if (st == ML_OK && c->data.template_kwargs)
         st = ml_json_parse(&o.text.kwargs, a, ml_str_of(c->data.template_kwargs),
                            "--apply-chat-template-kwargs", err);
-    if (st != ML_OK || (!o.environment.ext && !o.environment.command.line))
+    if (st != ML_OK ||
+        (!o.environment.ext && !o.environment.command.line && !o.environment.python.line))
         return st;
     st = ml_turns_open(out, &o, err);
     if (st != ML_OK)

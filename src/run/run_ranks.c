@@ -93,6 +93,7 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
                            .cp = (int32_t)p->cp,
                            .pp = (int32_t)p->pp,
                            .ep = (int32_t)p->ep,
+                           .etp = (int32_t)p->etp,
                            .fsdp = p->backend == ML_TRAIN_FSDP,
                            .replicate = (int32_t)p->replicas };
 }
@@ -150,7 +151,7 @@ void ml_run_ranks_place(ml_run_opts *o) {
 static int64_t fewest(const ml_place_opts *p) {
     int64_t model = (p->tp ? p->tp : 1) * (p->cp ? p->cp : 1), n = model;
 
-    while (p->ep && n % p->ep)
+    while (n % ((p->ep ? p->ep : 1) * (p->etp ? p->etp : 1)))
         n += model;
     return n * (p->pp ? p->pp : 1);
 }
@@ -344,6 +345,19 @@ static ml_status check_engines(const ml_run_ranks *r, const ml_run_opts *o, ml_e
                    r->n_actor ? " and change --rollout-num-gpus" : "");
 }
 
+/* Each data parallel rank has as many shards of a step, which are a sub-tree. */
+static ml_status check_shards(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
+    int32_t n = ml_run_ranks_data_size(r), shards = o->trainer.grad_shards;
+
+    if (!shards || shards % n == 0)
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "--gradient-shards %d is not a multiple of the %d data parallel ranks: "
+                   "start the job with a number of ranks that divides it, or choose a "
+                   "larger power of two",
+                   (int)shards, (int)n);
+}
+
 static ml_status check_hosts(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
     const ml_place_opts *p = &o->place;
 
@@ -366,6 +380,8 @@ ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err
 
     if (st == ML_OK)
         st = check_engines(r, o, err);
+    if (st == ML_OK)
+        st = check_shards(r, o, err);
     if (st == ML_OK)
         st = check_hosts(r, o, err);
     if (st == ML_OK && ml_run_ranks_size(r) > 1)

@@ -44,14 +44,19 @@ typedef struct ml_place_opts {
     int64_t nodes, gpus_per_node; /* of the actor */
     int64_t most_per_node;
     double timeout_min; /* of a wait for another rank in training; 0: none */
+    /* Heartbeats: every so many seconds, 0: not given; a rank is lost after so many that are
+     * later than the timeout; time added to the first. */
+    double beat_s, beat_timeout_s, beat_first_s;
+    int64_t beat_failures;
     /* How the ranks divide the model. */
-    int64_t tp, cp, pp, ep; /* sizes: tensor, context, pipeline, expert parallel */
-    int64_t replicas;       /* sets of weights with FSDP */
-    int backend;            /* ml_train_backend */
-    int64_t rollout;        /* ranks of all engines, if they are apart */
-    int64_t engine_size;    /* ranks of an engine */
-    bool apart;             /* engines have ranks of their own: see ml_run_ranks_place */
-    bool plans;             /* one process plans a rank of the job that the sizes name */
+    int64_t tp, cp, pp;  /* sizes: tensor, context, pipeline parallel */
+    int64_t ep, etp;     /* expert parallel, expert tensor parallel */
+    int64_t replicas;    /* sets of weights with FSDP */
+    int backend;         /* ml_train_backend */
+    int64_t rollout;     /* ranks of all engines, if they are apart */
+    int64_t engine_size; /* ranks of an engine */
+    bool apart;          /* engines have ranks of their own: see ml_run_ranks_place */
+    bool plans;          /* one process plans a rank of the job that the sizes name */
     /* Layers of the pipeline's ends, 0: their share.  Interleaved: layers of a stage, or
      * stages of a rank; 0: not given.  What counts as a layer, when they are dealt out. */
     int64_t first_layers, last_layers;
@@ -107,7 +112,7 @@ static inline int32_t ml_run_ranks_engine_size(const ml_run_ranks *r) {
 /* Whether ranks that train have a part of the weights. */
 static inline bool ml_run_ranks_divides(const ml_run_ranks *r) {
     const ml_mesh_sizes *m = &r->sizes;
-    return m->gather > 1 || m->size[ML_MESH_PP] > 1 || m->ep > 1;
+    return m->gather > 1 || m->size[ML_MESH_PP] > 1 || m->ep * m->etp > 1;
 }
 
 /* Whether the rows of the engines are not those of the trainer in their place: engines are

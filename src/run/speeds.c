@@ -182,6 +182,20 @@ static double keys_of(const ml_op_attr *attr, double seq_len) {
     return window - window * (window - 1) / (2 * seq_len);
 }
 
+/* Keys that are compressed from `ratio` rows each; 0: one. */
+static double compressed(int32_t ratio, double n_row) {
+    return ratio ? n_row / ratio : n_row;
+}
+
+/* The same for selected keys, besides those of a window. */
+static double chosen_keys(const ml_op_args *a, double seq_len) {
+    double keys = compressed(a->attr->attn.ratio, (seq_len + 1) / 2);
+
+    if (a->in[2].n_dim)
+        keys = fmin((double)a->in[2].shape[1], keys);
+    return a->attr->attn.ratio ? keys + keys_of(a->attr, seq_len) : keys;
+}
+
 /* Scores, values; backward without atomics computes scores and their gradients twice. */
 static void add_attention(ml_op_work *w, const ml_op_args *a, bool backward, double keys) {
     double n = rows_of(&a->in[0]), heads = a->attr->attn.n_head;
@@ -249,12 +263,10 @@ ml_op_work ml_op_work_of(ml_op_id op, ml_plan_pass pass, const ml_op_args *a,
         break;
     case ML_OP_LMHEAD: add_lmhead(&w, a, back); break;
     case ML_OP_ATTN: add_attention(&w, a, back, keys_of(a->attr, seq_len)); break;
-    case ML_OP_ATTN_CHOSEN:
-        add_attention(&w, a, back, fmin((double)a->in[2].shape[1], (seq_len + 1) / 2));
-        break;
+    case ML_OP_ATTN_CHOSEN: add_attention(&w, a, back, chosen_keys(a, seq_len)); break;
     case ML_OP_INDEX:
-        w.flops =
-            2 * m * a->attr->index.n_head * a->attr->index.head_dim * (seq_len + 1) / 2;
+        w.flops = 2 * m * a->attr->index.n_head * a->attr->index.head_dim *
+                  compressed(a->attr->index.ratio, (seq_len + 1) / 2);
         break;
     case ML_OP_LINEAR_RNN: add_rnn(&w, a, back); break;
     case ML_OP_EMBED: /* rows of the table, and their gradients */

@@ -58,7 +58,8 @@ static ml_status learn(ml_train_loop *l, ml_err *err) {
     ml_iteration *r = &l->iteration;
     ml_status st;
 
-    batch.n_rank = ml_run_ranks_data_size(&o->ranks);
+    batch.n_rank =
+        o->trainer.grad_shards ? o->trainer.grad_shards : ml_run_ranks_data_size(&o->ranks);
     st = ml_iteration_truncate(r, &batch, o->no_trim, err);
     return st == ML_OK ? ml_learn(&l->run->learner, r->rollout, &r->result, &r->arena,
                                   r->batch.sample, r->batch.n, err)

@@ -20,6 +20,7 @@ typedef struct ml_access_opts {
     const char *const *allowed_origin; /* [n_origin] browser origins; "*": any */
     int n_origin;
     bool insecure; /* other machines may send requests without a key */
+    ml_tls *tls;   /* NULL: plain HTTP */
 } ml_access_opts;
 
 typedef struct ml_access {

@@ -132,7 +132,7 @@ void ml_admin_reply(task *t, ml_http_call *c, const char *message,
     if (more)
         more(t, &o);
     ml_json_end(&o, '}');
-    ml_reply_json(c, t->st ? 400 : 200, &body);
+    ml_reply_json(c, !t->st ? 200 : t->again ? 503 : 400, &body);
     ml_text_release(&body);
 }
 

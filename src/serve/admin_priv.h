@@ -27,6 +27,7 @@ struct ml_admin_task {
     void (*reply)(ml_admin_task *t, ml_http_call *c); /* on the loop's thread */
     ml_status st;
     ml_err err;
+    bool again; /* an error that another attempt may not have */
     /* arguments and results; each task uses some of them */
     ml_pause_mode mode;
     const char *dir, *source;
@@ -34,6 +35,7 @@ struct ml_admin_task {
     uint64_t version;
     int64_t published; /* the publisher's version number; -1: not given */
     ml_text_work work;
+    ml_group_op op;
     bool abort_all, prefix, kv, weights, flushed;
     int64_t n_paused;
 };
@@ -60,6 +62,8 @@ void ml_admin_refuse(ml_admin_task *t, const ml_err *err);
 /* {"success": ..., "message": ...} and the members that `more` writes. */
 void ml_admin_reply(ml_admin_task *t, ml_http_call *c, const char *message,
                     void (*more)(const ml_admin_task *t, ml_json_out *o));
+/* How a change of the weights treats requests in flight. */
+ml_switch ml_admin_switch(const ml_admin *a, const ml_admin_task *t);
 /* Aborts all requests in flight. */
 void ml_admin_abort_all(ml_server *s);
 

@@ -32,7 +32,7 @@ static const ml_field update_rows[] = {
     { 0 },
 };
 
-static ml_switch switch_of(const ml_admin *a, const task *t) {
+ml_switch ml_admin_switch(const ml_admin *a, const task *t) {
     switch (a->mode) {
     case ML_NOT_PAUSED: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_FINISH;
     case ML_PAUSE_ABORT: /* later requests are queued, and hold no KV pages */
@@ -61,7 +61,7 @@ static void load(const ml_admin *a, task *t) {
         t->st = ml_local_checkpoint_hold(&hold, t->dir, t->published, &t->err);
     if (t->st != ML_OK)
         return;
-    t->st = g->load(g, t->dir, t->version, switch_of(a, t), &t->err);
+    t->st = g->load(g, t->dir, t->version, ml_admin_switch(a, t), &t->err);
     if (t->st == ML_EFORMAT && t->published >= 0)
         ml_local_checkpoint_disown(t->dir);
     ml_local_checkpoint_release(&hold);

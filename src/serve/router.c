@@ -61,8 +61,10 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
     if (st == ML_OK)
         st = ml_http_server_open(&r->server, l, opts->host, opts->port, limits, handle, r,
                                  err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
         ml_http_server_set_gate(r->server, ml_access_gate, &r->access);
+        ml_http_server_set_tls(r->server, opts->access.tls);
+    }
     if (st != ML_OK) {
         ml_router_close(r);
         return st;

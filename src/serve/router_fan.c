@@ -36,6 +36,11 @@ static const struct {
 } paths[] = {
     { "/update_weights_from_disk", true, true },
     { "/update_weight_version", true, false },
+    { "/init_weights_update_group", true, true },
+    { "/destroy_weights_update_group", false, false },
+    { "/begin_weight_update", true, true },
+    { "/update_weights_from_distributed", true, true },
+    { "/end_weight_update", true, true },
     /* A worker that missed it keeps its weights until a load request. */
     { "/pull_weights", false, true },
     { "/pause_generation", false, false },

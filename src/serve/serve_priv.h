@@ -206,6 +206,8 @@ ml_endpoint ml_serve_abort, ml_serve_pause, ml_serve_continue, ml_serve_flush,
     ml_serve_release_memory, ml_serve_resume_memory; /* admin.c */
 ml_endpoint ml_serve_update_from_disk, ml_serve_update_version,
     ml_serve_pull_weights; /* admin_weights.c */
+ml_endpoint ml_serve_init_group, ml_serve_destroy_group, ml_serve_begin_update,
+    ml_serve_update_from_group, ml_serve_end_update; /* admin_group.c */
 
 /* --- info.c --- */
 void ml_probes_free(ml_server *s);

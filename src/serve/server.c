@@ -25,7 +25,8 @@ typedef struct route {
 } route;
 
 static const char no_push[] =
-    "weights are loaded from a checkpoint directory: use /update_weights_from_disk";
+    "use /update_weights_from_distributed, which receives weights over TCP, or "
+    "/update_weights_from_disk";
 
 static const route routes[] = {
     { "/generate", POST | PUT | WORK, ml_serve_generate },
@@ -55,12 +56,12 @@ static const route routes[] = {
     { "/release_memory_occupation", GET | POST, ml_serve_release_memory },
     { "/resume_memory_occupation", GET | POST, ml_serve_resume_memory },
     { "/update_weights_from_tensor", POST, NULL, no_push },
-    { "/update_weights_from_distributed", POST, NULL, no_push },
+    { "/update_weights_from_distributed", POST, ml_serve_update_from_group },
     { "/update_weights_from_ipc", POST, NULL, no_push },
-    { "/init_weights_update_group", POST, NULL, no_push },
-    { "/destroy_weights_update_group", POST, NULL, no_push },
-    { "/begin_weight_update", POST, NULL, no_push },
-    { "/end_weight_update", POST, NULL, no_push },
+    { "/init_weights_update_group", POST, ml_serve_init_group },
+    { "/destroy_weights_update_group", POST, ml_serve_destroy_group },
+    { "/begin_weight_update", POST, ml_serve_begin_update },
+    { "/end_weight_update", POST, ml_serve_end_update },
     { "/weights_checker", GET | POST, NULL, "every load is checked against config.json" },
     { "/start_profile", GET | POST, NULL, "see /metrics" },
     { "/stop_profile", GET | POST, NULL, "see /metrics" },
@@ -205,8 +206,10 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
     if (!st)
         st = ml_http_server_open(&s->http, s->loop, s->opts.host, s->opts.port, limits,
                                  on_call, s, err);
-    if (!st)
+    if (!st) {
         ml_http_server_set_gate(s->http, ml_access_gate, &s->access);
+        ml_http_server_set_tls(s->http, s->opts.access.tls);
+    }
     return st;
 }
 

@@ -9,7 +9,7 @@
 #ifndef ML_SERVE_SERVER_H
 #define ML_SERVE_SERVER_H
 
-#include "gen/gen.h"
+#include "gen/local.h"
 #include "net/loop.h"
 #include "serve/access.h"
 #include "text/chat/tool_calls.h"
@@ -32,6 +32,9 @@ typedef struct ml_server_opts {
     ml_access_opts access; /* keys, hosts and origins that are accepted */
     ml_gen *gen;
     ml_server_memory memory;
+    /* Weights over TCP, as in gen/local.h; NULL if the generator cannot do this. */
+    ml_status (*group)(ml_gen *g, ml_group_op op, const char *json, uint64_t version,
+                       ml_switch how, ml_err *err);
     const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
     ml_tool_format tools;

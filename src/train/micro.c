@@ -295,6 +295,11 @@ ml_status ml_micro_exchange(ml_micro *m, ml_ranks *ranks, ml_err *err) {
     return st;
 }
 
+int32_t ml_micro_result(const ml_micro *m, int32_t k) {
+    size_t own = (size_t)m->context.rank * (size_t)m->n_result;
+    return is_divided(&m->context) ? m->result[own + (size_t)k] : k;
+}
+
 /* Index of a loss row's number: a critic has one for every row. */
 static int32_t place_of(const ml_micro *m, int32_t loss) {
     return m->critic ? m->samples->loss_row[loss] : loss;

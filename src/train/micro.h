@@ -85,6 +85,8 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
 ml_status ml_micro_exchange(ml_micro *m, ml_ranks *ranks, ml_err *err);
 /* Scatters row_logprob and row_entropy to the samples' arrays and clears the derivatives. */
 void ml_micro_spread(ml_micro *m);
+/* The number of this rank's result k among those of whole samples. */
+int32_t ml_micro_result(const ml_micro *m, int32_t k);
 /* The inverse: gathers the samples' derivatives into own rows.  False: all of them, of whole
  * samples, are 0. */
 bool ml_micro_collect(ml_micro *m);

@@ -110,7 +110,7 @@ size_t ml_optimizer_exchange_bytes(const ml_optimizer_opts *o) {
     if (!m)
         return 0;
     return ml_ranks_stage_bytes(stage / m->gather) +
-           (m->ep > 1 ? ml_ranks_stage_bytes(stage / m->ep) : 0);
+           (m->ep * m->etp > 1 ? ml_ranks_stage_bytes(stage / (m->ep * m->etp)) : 0);
 }
 
 static float *stage_at(const ml_optimizer *o, int kind) {
@@ -236,15 +236,17 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     st = ml_freeze_check(opts->freeze, s, err);
     if (st == ML_OK) {
         o->own_master = any_bf16(w);
-        o->bytes = ml_optimizer_bytes(s, opts, o->own_master);
-        st = take_state(o, err);
+        o->bytes = opts->no_state ? 0 : ml_optimizer_bytes(s, opts, o->own_master);
+        st = opts->no_state ? ML_OK : take_state(o, err);
     }
-    if (st == ML_OK)
+    if (st == ML_OK && !opts->no_state)
         st = take_blocks(o, err);
     if (st != ML_OK) {
         ml_optimizer_close(o);
         return st;
     }
+    if (opts->no_state)
+        return ML_OK;
     o->master = empty_set(o);
     o->moment1 = empty_set(o);
     o->moment2 = empty_set(o);
@@ -371,7 +373,7 @@ static ml_status exchange(ml_optimizer *o, exchange_fn *fn, const ml_weights *w,
         s = spans_of(o, &a, &o->same, ML_GROUP_REPLICA, w);
         st = fn(&o->same, &s, err);
     }
-    if (st == ML_OK && o->map.mesh.ep > 1) {
+    if (st == ML_OK && o->map.mesh.ep * o->map.mesh.etp > 1) {
         s = spans_of(o, &a, &o->experts, ML_GROUP_EXPERT_DATA, w);
         st = fn(&o->experts, &s, err);
     }
@@ -383,6 +385,30 @@ ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool who
                               ml_err *err) {
     ml_status st = exchange(o, ml_ranks_reduce, grads, err);
     return st == ML_OK && whole ? exchange(o, ml_ranks_gather, grads, err) : st;
+}
+
+ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_tensor *mine,
+                               ml_stream *stream, void *to, ml_err *err) {
+    ml_comm *c = o->ranks.comm;
+    size_t size = ml_dtype_bytes(mine->dtype);
+    ml_status st = ML_OK;
+
+    for (int32_t r = 0; r < c->size && st == ML_OK; r++) {
+        ml_shard_range x = ml_shard_owned(&o->map, param, r);
+        size_t bytes = (size_t)x.n * size;
+        ml_tensor part;
+        if (!bytes || (c->rank > 0 && r != c->rank))
+            continue;
+        part = ml_comm_bytes(c->rank > 0 ? mine->data : (char *)to + (size_t)x.begin * size,
+                             bytes);
+        if (c->rank > 0)
+            st = c->send(c, stream, &part, 0, err);
+        else if (r > 0)
+            st = c->recv(c, NULL, &part, r, err);
+        else
+            o->be->dev->copy_out(o->be->stream, part.data, mine->data, bytes);
+    }
+    return st;
 }
 
 /* All ranks get the blocks of all others. */

@@ -33,6 +33,7 @@ typedef struct ml_optimizer_opts {
                                  in memory */
     bool offload_host;        /* keep the state in host memory, if the device has its own */
     int64_t offload_piece;    /* elements copied to the device at a time; 0: 4 M */
+    bool no_state;            /* no step is taken: it only exchanges gradients */
     /* The ranks that train together, NULL: one; and the pipeline stage of each node, NULL:
      * one stage.  The trainer's. */
     const ml_mesh *mesh;
@@ -105,6 +106,12 @@ typedef struct ml_update {
  * of them become the sums, and with `whole` all others of the part, too.  Collective. */
 ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool whole,
                               ml_err *err);
+
+/* What all ranks own of one parameter of a set of weights or gradients: `to` of rank 0, host
+ * memory, becomes the whole packed tensor.  mine: this rank's range, in the memory of
+ * stream (NULL: the host's).  Collective. */
+ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_tensor *mine,
+                               ml_stream *stream, void *to, ml_err *err);
 
 /* One step; gradients are first multiplied by grad_scale.  An applied step increments the
  * weights' version.  Collective: every rank applies it, or none. */

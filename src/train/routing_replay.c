@@ -129,7 +129,8 @@ static ml_status check_layer(const ml_node *node, const int32_t *row, int32_t n,
 
     for (int32_t t = 0; t < n; t++) {
         const int32_t *pick = row + t * width + (int64_t)node->route_layer * k;
-        int32_t of = keys ? t + 1 : node->attr.moe.n_expert, given = k;
+        int32_t ratio = node->attr.index.ratio ? node->attr.index.ratio : 1;
+        int32_t of = keys ? (t + 1) / ratio : node->attr.moe.n_expert, given = k;
         while (keys && given > 1 && pick[given - 1] == -1)
             given--;
         if (pick[0] != -1 && !is_choice(pick, given, of))

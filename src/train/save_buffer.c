@@ -88,32 +88,6 @@ static ml_tensor whole_rows(const ml_save_buffer *m, int k, int32_t i) {
     return ml_shard_view(&t, ml_shard_range_whole(&t));
 }
 
-/* The ranges of a parameter from the ranks that own them, `mine` in the memory of stream
- * (NULL: the host's): `to` of rank 0, in host memory, becomes the whole.  Collective. */
-static ml_status collect(const ml_optimizer *o, int32_t i, const ml_tensor *mine,
-                         ml_stream *stream, void *to, ml_err *err) {
-    ml_comm *c = o->ranks.comm;
-    size_t size = ml_dtype_bytes(mine->dtype);
-    ml_status st = ML_OK;
-
-    for (int32_t r = 0; r < c->size && st == ML_OK; r++) {
-        ml_shard_range x = ml_shard_owned(&o->map, i, r);
-        size_t bytes = (size_t)x.n * size;
-        ml_tensor part;
-        if (!bytes || (c->rank > 0 && r != c->rank))
-            continue;
-        part = ml_comm_bytes(c->rank > 0 ? mine->data : (char *)to + (size_t)x.begin * size,
-                             bytes);
-        if (c->rank > 0)
-            st = c->send(c, stream, &part, 0, err);
-        else if (r > 0)
-            st = c->recv(c, NULL, &part, r, err);
-        else
-            o->be->dev->copy_out(o->be->stream, part.data, mine->data, bytes);
-    }
-    return st;
-}
-
 static ml_status fetch(const ml_save_buffer *m, int k, int32_t i, void *to, ml_err *err) {
     const ml_optimizer *o = m->optim;
     bool is_weight = k == ML_STATE_REFERENCE || (k == ML_STATE_MASTER && !o->own_master);
@@ -121,7 +95,8 @@ static ml_status fetch(const ml_save_buffer *m, int k, int32_t i, void *to, ml_e
 
     if (k != ML_STATE_REFERENCE)
         mine.dtype = ML_F32; /* also of a rank that owns nothing of it */
-    return collect(o, i, &mine, o->buf.dev || is_weight ? o->be->stream : NULL, to, err);
+    return ml_optimizer_collect(o, i, &mine, o->buf.dev || is_weight ? o->be->stream : NULL,
+                                to, err);
 }
 
 /* Bytes of all rows of a set. */
@@ -179,7 +154,7 @@ static ml_status copy_weights(ml_save_buffer *m, ml_arena *a, unsigned char **at
         ml_tensor mine = ml_weights_view(&m->weights, i, own);
         t[i] = whole_weight(m, i);
         if (has_parts(m))
-            st = collect(o, i, &mine, o->be->stream, *at, err);
+            st = ml_optimizer_collect(o, i, &mine, o->be->stream, *at, err);
         else if (writes(m))
             o->be->dev->copy_out(o->be->stream, *at, t[i].data, ml_tensor_bytes(&t[i]));
         t[i].data = *at;

@@ -15,81 +15,15 @@ static float temperature_of(const ml_trainer *t) {
 
 /* --- gradients -------------------------------------------------------------- */
 
-int32_t ml_trainer_tied_table(const ml_spec *s) {
-    for (int32_t i = 0; i < s->n_node; i++)
-        if (s->node[i].op == ML_OP_EMBED && s->node[i].w[0] == s->node[s->n_node - 1].w[0])
-            return s->node[i].w[0];
-    return ML_NONE;
-}
-
-static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
-    int32_t table = ml_trainer_tied_table(s);
-    ml_tensor t;
-
-    if (table == ML_NONE)
-        return 0;
-    t = ml_weights_tensor(&s->param[table], ML_F32, ML_PANELS);
-    return range ? (size_t)range[table].n * sizeof(float) : ml_tensor_bytes(&t);
-}
-
-/* Elements of a gradient here. */
-static int64_t grad_count(const ml_spec *s, int32_t param, const ml_shard_range *range) {
-    ml_tensor t = ml_weights_tensor(&s->param[param], ML_F32, ML_PANELS);
-    return range ? range[param].n : (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
-}
-
-/* Gradients of the nodes that use the parameters of earlier ones; `at` receives their
- * offsets, -1: none, unless it is NULL. */
-static size_t again_bytes(const ml_spec *s, const ml_shard_range *range, int64_t *at) {
-    size_t bytes = 0;
-
-    for (int32_t i = 0; at && i < s->n_param; i++)
-        at[i] = -1;
-    for (int32_t i = 0; i < s->n_node; i++)
-        for (int k = 0; s->node[i].again && k < ML_OP_W; k++) {
-            int32_t w = s->node[i].w[k];
-            if (w == ML_NONE || s->param[w].frozen || !grad_count(s, w, range))
-                continue;
-            if (at)
-                at[w] = (int64_t)bytes;
-            bytes += ((size_t)grad_count(s, w, range) * sizeof(float) + 63) & ~(size_t)63;
-        }
-    return bytes;
-}
-
-size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range) {
-    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range) +
-           again_bytes(s, range, NULL);
-}
-
 const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
                                        const int32_t *stage, ml_layout linear) {
     const ml_mesh_sizes *x = mesh ? &mesh->sizes : NULL;
     ml_shard_map map;
 
-    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep == 1))
+    if (!x || (x->gather == 1 && x->size[ML_MESH_PP] == 1 && x->ep * x->etp == 1))
         return NULL;
     ml_shard_map_init(&map, a, s, linear, x, stage);
     return ml_shard_residents(&map, a, mesh->rank);
-}
-
-static ml_status take_again_grads(ml_trainer *t, ml_err *err) {
-    int32_t n = t->spec->n_param;
-    int64_t *at = ML_NEW(&t->arena, int64_t, n);
-    size_t bytes = again_bytes(t->spec, t->weights->range, at);
-    ml_status st = ML_OK;
-
-    if (bytes)
-        st = t->be->dev->alloc(t->be->dev, &t->again_buf, bytes, ML_MEM_GRAD, err);
-    if (!bytes || st != ML_OK)
-        return st;
-    t->again_grads = ML_NEW(&t->arena, ml_tensor, n);
-    for (int32_t i = 0; i < n; i++)
-        if (at[i] >= 0) {
-            t->again_grads[i] = t->grads.t[i];
-            t->again_grads[i].data = (char *)t->again_buf.ptr + at[i];
-        }
-    return ML_OK;
 }
 
 /* Whether this rank embeds tokens. */
@@ -98,57 +32,25 @@ static bool has_embedding(const ml_trainer *t) {
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
-    const ml_shard_range *range = t->weights->range;
-    size_t bytes = has_embedding(t) ? embed_bytes(t->spec, range) : 0;
+    int32_t n = ml_trainer_waiting_sets(t->opts.grad_shards, t->opts.mesh);
     ml_status st;
 
+    if (t->opts.use == ML_TRAINER_SCORES)
+        return ML_OK;
     if (t->opts.lora)
-        return ml_lora_take_grads(t->opts.lora, err);
-    st = ml_weights_zeros_part(&t->grads, t->spec, range, t->be, &t->arena, err);
-    if (st == ML_OK && bytes) {
-        st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
-        t->embed_grad = t->grads.t[ml_trainer_tied_table(t->spec)];
-        t->embed_grad.data = t->embed_buf.ptr;
-    }
-    return st == ML_OK ? take_again_grads(t, err) : st;
+        return ml_grads_open_lora(&t->grads, t->opts.lora, err);
+    st = ml_grads_open(&t->grads, t->spec, t->weights->range, has_embedding(t), t->be,
+                       &t->arena, err);
+    t->waiting = ML_NEW(&t->arena, ml_weights, n + 1);
+    for (; t->n_waiting < n && st == ML_OK; t->n_waiting++)
+        st = ml_weights_zeros_part(&t->waiting[t->n_waiting], t->spec, t->weights->range,
+                                   t->be, &t->arena, err);
+    return st;
 }
 
 /* What is trained: an adapter, or the weights. */
-static const ml_weights *grads_of(const ml_trainer *t) {
-    return t->opts.lora ? &t->opts.lora->grads : &t->grads;
-}
-
 static const ml_spec *trained_spec(const ml_trainer *t) {
     return t->opts.lora ? &t->opts.lora->spec : t->spec;
-}
-
-static void zero_grads(ml_trainer *t) {
-    if (t->opts.lora) {
-        ml_lora_zero_grads(t->opts.lora);
-        return;
-    }
-    t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
-    if (t->embed_buf.ptr)
-        t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
-    if (t->again_buf.ptr)
-        t->be->optim->zero(t->be->stream, t->again_buf.ptr, t->again_buf.bytes);
-}
-
-/* Adds the two gradients of a tied table, and of other parameters that are used twice. */
-static void join_grads(ml_trainer *t) {
-    const ml_shard_range *range = t->weights->range;
-
-    if (t->opts.lora)
-        ml_lora_join_grads(t->opts.lora);
-    for (int32_t i = 0; t->again_buf.ptr && i < t->spec->n_param; i++)
-        if (t->again_grads[i].data)
-            t->be->optim->add(
-                t->be->stream, t->grads.t[i].data, t->again_grads[i].data,
-                range ? range[i].n
-                      : (int64_t)(ml_tensor_bytes(&t->again_grads[i]) / sizeof(float)));
-    if (t->embed_buf.ptr)
-        t->be->optim->add(t->be->stream, t->grads.t[ml_trainer_tied_table(t->spec)].data,
-                          t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
 }
 
 /* --- open and close --------------------------------------------------------- */
@@ -219,7 +121,9 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
     t->opts.optimizer.mesh = opts->mesh;
     t->opts.optimizer.stage = opts->stage;
-    t->opts.batch.n_rank = ml_trainer_data_size(t);
+    t->opts.optimizer.no_state = opts->use != ML_TRAINER_STEPS;
+    t->opts.batch.n_rank = ml_trainer_shards(t);
+    ML_BUG_IF(ml_trainer_shards(t) % ml_trainer_data_size(t));
     ml_arena_init(&t->arena, "trainer");
     open_map(t);
     st = open_context(t, err);
@@ -253,13 +157,9 @@ static void close_runners(ml_runner *r) {
 }
 
 static void free_grads(ml_trainer *t) {
-    if (t->opts.lora)
-        ml_lora_free_grads(t->opts.lora);
-    ml_weights_close(&t->grads);
-    if (t->embed_buf.dev)
-        t->embed_buf.dev->free(&t->embed_buf);
-    if (t->again_buf.dev)
-        t->again_buf.dev->free(&t->again_buf);
+    ml_grads_close(&t->grads);
+    while (t->n_waiting > 0)
+        ml_weights_close(&t->waiting[--t->n_waiting]);
     ml_arena_release(&t->arena);
 }
 
@@ -298,7 +198,7 @@ ml_status ml_trainer_take(ml_trainer *t, ml_err *err) {
 }
 
 const ml_weights *ml_trainer_grads(const ml_trainer *t) {
-    return grads_of(t);
+    return &t->grads.sum;
 }
 
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
@@ -334,6 +234,26 @@ int32_t ml_trainer_data_place(const ml_trainer *t) {
     return m ? ml_mesh_at_data(&m->sizes, m->rank) : 0;
 }
 
+int32_t ml_trainer_shards(const ml_trainer *t) {
+    return t->opts.grad_shards ? t->opts.grad_shards : ml_trainer_data_size(t);
+}
+
+int32_t ml_trainer_own_shards(const ml_trainer *t) {
+    return ml_trainer_shards(t) / ml_trainer_data_size(t);
+}
+
+int32_t ml_trainer_first_shard(const ml_trainer *t) {
+    return ml_trainer_data_place(t) * ml_trainer_own_shards(t);
+}
+
+int32_t ml_trainer_waiting_sets(int32_t grad_shards, const ml_mesh *mesh) {
+    int32_t own = grad_shards / (mesh ? ml_mesh_data_size(&mesh->sizes) : 1), n = 0;
+
+    while (own >> (n + 1))
+        n++;
+    return n;
+}
+
 bool ml_trainer_reports(const ml_trainer *t, int32_t rank) {
     const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
     return !m || rank == ml_mesh_reporter(m, ml_mesh_at_data(m, rank));
@@ -362,10 +282,11 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
  * it. */
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err) {
+    bool logits = backward ? t->opts.keep_logits : t->opts.score_logits;
     ml_plan_opts opts = { .backward = backward,
                           .frozen = t->opts.lora != NULL,
                           .recompute = t->opts.recompute,
-                          .logits = backward && t->opts.keep_logits && !t->spec->critic,
+                          .logits = logits && !t->spec->critic,
                           .loss_rows = t->opts.loss_rows,
                           .first = r->first,
                           .end = r->end,
@@ -407,7 +328,8 @@ static bool sends_rows(const ml_trainer *t) {
 }
 
 bool ml_trainer_is_joint(const ml_trainer *t) {
-    return sends_rows(t) || (t->opts.mesh && t->opts.mesh->sizes.gather > 1);
+    const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
+    return sends_rows(t) || (m && (m->gather > 1 || m->etp > 1));
 }
 
 /* Twice what a rank's experts get of even routing, from ranks with so many tokens. */
@@ -445,14 +367,9 @@ void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, int32_t s
     static const float none[1];
     ml_context_rows nothing = { .n_rank = t->context.n_rank };
     ml_rows rows = { .temperature = 1, .context = t->context.n_rank ? &nothing : NULL };
-    ml_run run = { .weights = w,
-                   .grads = &t->grads,
-                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
-                   .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
-                   .rows = &rows,
-                   .set = set,
-                   .expert_rows = r->expert_rows };
+    ml_run run = { .weights = w, .rows = &rows, .set = set, .expert_rows = r->expert_rows };
 
+    ml_grads_bind(&t->grads, &run);
     if (backward)
         ml_plan_backward(r->plan, &run, none, NULL);
     else
@@ -569,12 +486,13 @@ typedef struct loss_terms {
     int32_t n;
 } loss_terms;
 
-static loss_terms no_terms(ml_arena *a, const ml_bins *micro) {
+static loss_terms no_terms(ml_arena *a, const ml_bins *micro, int32_t n_shard) {
     loss_terms x = { 0 };
-    for (int32_t k = 0; k < micro->n; k++)
-        for (int32_t i = 0; i < micro->bin[k].n; i++)
-            if (micro->bin[k].item[i] >= x.n)
-                x.n = micro->bin[k].item[i] + 1;
+    for (; n_shard > 0; n_shard--, micro++)
+        for (int32_t k = 0; k < micro->n; k++)
+            for (int32_t i = 0; i < micro->bin[k].n; i++)
+                if (micro->bin[k].item[i] >= x.n)
+                    x.n = micro->bin[k].item[i] + 1;
     x.term = ML_NEW(a, double, x.n);
     return x;
 }
@@ -644,11 +562,7 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
 static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     ml_trainer *t = x->t;
     ml_micro *m = &t->train.micro;
-    ml_run run = { .weights = t->weights,
-                   .grads = t->opts.lora ? NULL : &t->grads,
-                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
-                   .again_grads = t->again_buf.ptr ? t->again_grads : NULL,
-                   .rows = &m->batch.rows };
+    ml_run run = { .weights = t->weights, .rows = &m->batch.rows };
     bool live = false;
     ml_status st =
         ml_trainer_forward(t, &t->train, t->weights, x->step->sample, bin, false, err);
@@ -657,6 +571,7 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
         st = take_loss(x, m, &live, err);
     if (st != ML_OK)
         return st;
+    ml_grads_bind(&t->grads, &run);
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     if (live)
@@ -667,9 +582,9 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     return t->be->dev->sync(t->be->stream, err);
 }
 
-static ml_status run_micros(step_run *x, int32_t n_round, ml_err *err) {
+static ml_status run_micros(step_run *x, const ml_bins *micro, int32_t n_round,
+                            ml_err *err) {
     ml_trainer *t = x->t;
-    const ml_bins *micro = x->step->micro;
     ml_status st = ML_OK;
 
     if (ml_trainer_is_pipeline(t))
@@ -744,15 +659,49 @@ static ml_status join_ranks(ml_trainer *t, ml_arena *a, loss_terms *terms,
         return st;
     st = share_result(t, a, terms, out, err);
     if (st == ML_OK && !out->bad[0])
-        st = ml_optimizer_reduce(&t->optimizer, grads_of(t), t->opts.whole_grads, err);
+        st = ml_optimizer_reduce(&t->optimizer, &t->grads.sum, t->opts.whole_grads, err);
     return st;
+}
+
+/* The gradients of one list of micro-batches. */
+static ml_status run_shard(step_run *x, const ml_bins *micro, ml_err *err) {
+    ml_trainer *t = x->t;
+    ml_batch_caps need = ml_trainer_need(t, x->step->sample, micro);
+    int32_t n_round = 0;
+    ml_status st = ml_trainer_rounds(t, &t->train, micro->n, need, &n_round, err);
+
+    if (st == ML_OK && !ml_trainer_is_pipeline(t))
+        st = ml_trainer_grow(t, &t->train, true, need, err);
+    if (st == ML_OK) {
+        ml_grads_zero(&t->grads);
+        st = run_micros(x, micro, n_round, err);
+    }
+    if (st == ML_OK)
+        st = ml_trainer_send_tied(t, &t->grads.sum, false, err);
+    ml_grads_join(&t->grads);
+    return st;
+}
+
+/* A binary counter of sums: shard k joins the sums of 1, 2, 4, ... shards before it whose
+ * other half it completes, and waits for its own other half, unless it is the last. */
+static void add_shard(ml_trainer *t, int32_t k, bool last) {
+    int32_t level = 0;
+    ml_weights mine;
+
+    for (; k >> level & 1; level++)
+        t->be->optim->add(t->be->stream, t->grads.sum.buf.ptr, t->waiting[level].buf.ptr,
+                          (int64_t)(t->grads.sum.buf.bytes / sizeof(float)));
+    if (last)
+        return;
+    mine = t->grads.sum;
+    t->grads.sum = t->waiting[level];
+    t->waiting[level] = mine;
 }
 
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
-    ml_batch_caps need = ml_trainer_need(t, step->sample, step->micro);
-    int32_t n_round = 0;
-    ml_status st = ml_trainer_rounds(t, &t->train, step->micro->n, need, &n_round, err);
+    int32_t n_shard = step->n_shard ? step->n_shard : 1;
+    ml_status st = ML_OK;
     ml_arena a;
     loss_terms terms;
 
@@ -760,16 +709,11 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
                              .weight_decay = ml_lr_weight_decay_at(&t->lr, t->n_sample) };
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
-    terms = no_terms(&a, step->micro);
-    if (st == ML_OK && !ml_trainer_is_pipeline(t))
-        st = ml_trainer_grow(t, &t->train, true, need, err);
-    if (st == ML_OK) {
-        zero_grads(t);
-        st = run_micros(&(step_run){ t, step, &terms, out }, n_round, err);
+    terms = no_terms(&a, step->micro, n_shard);
+    for (int32_t k = 0; k < n_shard && st == ML_OK; k++) {
+        st = run_shard(&(step_run){ t, step, &terms, out }, &step->micro[k], err);
+        add_shard(t, k, k + 1 == n_shard);
     }
-    if (st == ML_OK)
-        st = ml_trainer_send_tied(t, &t->grads, false, err);
-    join_grads(t);
     st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];
@@ -816,7 +760,7 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (st != ML_OK)
         return st;
     if (!out->bad[0]) {
-        st = ml_optimizer_step(&t->optimizer, grads_of(t), out->lr, out->weight_decay,
+        st = ml_optimizer_step(&t->optimizer, &t->grads.sum, out->lr, out->weight_decay,
                                1.0 / step->denominator, &u, err);
         t->weights->version = t->optimizer.weights->version;
         if (st == ML_OK && u.applied)

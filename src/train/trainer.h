@@ -34,12 +34,22 @@ typedef struct ml_trainer ml_trainer;
 const ml_shard_range *ml_trainer_parts(ml_arena *a, const ml_spec *s, const ml_mesh *mesh,
                                        const int32_t *stage, ml_layout linear);
 
+/* What a trainer is for.  One without steps has no optimizer state; one that only scores has
+ * no gradients either. */
+typedef enum ml_trainer_use {
+    ML_TRAINER_STEPS,
+    ML_TRAINER_GRADS, /* ml_trainer_accumulate */
+    ML_TRAINER_SCORES
+} ml_trainer_use;
+
 typedef struct ml_trainer_opts {
+    ml_trainer_use use;
     ml_optimizer_opts optimizer;
     ml_lr_opts lr;
     double temperature;       /* logits are divided by it; 0: 1 */
     ml_schedule_opts batch;   /* how samples are packed into micro-batches */
     int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as in batch */
+    bool score_logits;        /* see ml_trainer_score_logits */
     ml_recompute recompute;
     bool keep_logits;  /* from forward to backward: faster, but needs vocab-size memory
                           per loss row */
@@ -59,6 +69,11 @@ typedef struct ml_trainer_opts {
     /* NULL, or the adapter on top of the weights (ml_weights.lora): it alone is trained, and
      * the weights have no gradients and no optimizer state.  Outlives the trainer. */
     ml_lora *lora;
+    /* Gradients are sums of as many parts of a step, a power of two, in a binary tree: each
+     * data place has as many of them, so that the sum does not depend on the number of
+     * ranks, which divides it.  Not with other directions than data and pipeline parallel.
+     * 0: a part for each data place. */
+    int32_t grad_shards;
     bool contiguous;  /* context parallel: one piece of a micro-batch instead of zigzag */
     bool whole_grads; /* ranks get all gradients of their part, for inspection; false: each
                          has the sums of its own ranges only */
@@ -88,6 +103,12 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
                            int32_t n, float *const *logprob, float *const *entropy,
                            ml_err *err);
 
+/* The same with the trainer's own weights and the logits of the rows that predict response
+ * tokens: logits[i] is [n_response, vocab].  It needs opts.score_logits. */
+ml_status ml_trainer_score_logits(ml_trainer *t, const ml_train_sample *s, int32_t n,
+                                  float *const *logprob, float *const *entropy,
+                                  float *const *logits, ml_err *err);
+
 /* The loss of the samples of one micro-batch: term and derivatives of each.  The result
  * for a sample may depend only on that sample and on data known before the step. */
 typedef ml_status ml_loss_fn(void *ud, ml_loss_io *io, int32_t n_sample, ml_err *err);
@@ -95,6 +116,8 @@ typedef ml_status ml_loss_fn(void *ud, ml_loss_io *io, int32_t n_sample, ml_err 
 typedef struct ml_step {
     const ml_train_sample *sample; /* the array that bins index */
     const ml_bins *micro;          /* this rank's: those of its data place */
+    int32_t n_shard;               /* lists of micro; 0: 1.  With grad_shards:
+                                      ml_trainer_own_shards */
     int64_t n_rollout;             /* the schedule advances by this many */
     double denominator;            /* divides the sum of the samples' terms */
     ml_loss_fn *loss;
@@ -124,8 +147,6 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
  * steps the caller does.  NULL: not counted. */
 void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count);
 
-/* Bytes of gradients, or of these parts of them; a tied table has two. */
-size_t ml_trainer_grad_bytes(const ml_spec *s, const ml_shard_range *range);
 const ml_weights *ml_trainer_grads(const ml_trainer *t);
 
 /* Op statistics of steps; NULL before the first. */
@@ -139,6 +160,14 @@ int32_t ml_trainer_data_size(const ml_trainer *t);
 int32_t ml_trainer_data_place(const ml_trainer *t);
 /* The adapter that it trains; NULL: none. */
 const ml_lora *ml_trainer_lora(const ml_trainer *t);
+/* The lists of micro-batches of a scheduled step; the first of those of this rank, and their
+ * number.  Without grad_shards each data place has one. */
+int32_t ml_trainer_shards(const ml_trainer *t);
+int32_t ml_trainer_first_shard(const ml_trainer *t);
+int32_t ml_trainer_own_shards(const ml_trainer *t);
+/* Sets of gradients beside the one that passes add to: sums that wait for their neighbours
+ * in the tree. */
+int32_t ml_trainer_waiting_sets(int32_t grad_shards, const ml_mesh *mesh);
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);

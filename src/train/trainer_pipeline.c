@@ -198,9 +198,7 @@ static ml_status run_backward(pipe_run *x, const ml_pass *p, ml_err *err) {
     for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     run.set = set_of(x, p);
-    run.grads = &t->grads;
-    run.embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL;
-    run.again_grads = t->again_buf.ptr ? t->again_grads : NULL;
+    ml_grads_bind(&t->grads, &run);
     ml_plan_backward(r->plan, &run, head ? m->own_dlogprob : NULL,
                      head && w->step->entropy && !m->critic ? m->own_dentropy : NULL);
     return t->be->dev->sync(t->be->stream, err);
@@ -263,7 +261,7 @@ ml_status ml_trainer_run_pipeline(ml_trainer *t, ml_runner *r, const ml_pipe_wor
 
 ml_status ml_trainer_send_tied(ml_trainer *t, const ml_weights *w, bool to_last,
                                ml_err *err) {
-    int32_t table = ml_trainer_tied_table(t->spec);
+    int32_t table = ml_grads_tied_table(t->spec);
     ml_comm *c = t->pipe.comm;
     int32_t from = to_last ? 0 : c->size - 1, to = c->size - 1 - from;
     ml_tensor x;

@@ -3,6 +3,7 @@
 #define ML_TRAIN_TRAINER_PRIV_H
 
 #include "model/spec_context.h"
+#include "train/grads.h"
 #include "train/trainer.h"
 
 /* A plan and the micro-batch it runs, both grown to the largest one seen. */
@@ -29,11 +30,9 @@ struct ml_trainer {
     ml_optimizer optimizer;
     ml_shard_map map; /* of several ranks */
     ml_dtype *stored; /* [n_param] dtypes of the weights */
-    ml_weights grads;
-    ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
-    ml_tensor embed_grad;
-    ml_buf again_buf;       /* gradients of nodes that use parameters again */
-    ml_tensor *again_grads; /* [n_param] in again_buf */
+    ml_grads grads;
+    ml_weights *waiting; /* [n_waiting] sums of 1, 2, 4 shards: see grad_shards */
+    int32_t n_waiting;
     ml_runner train, score;
     ml_ranks pipe; /* the ranks of this one's pipeline; one if there is none */
     int64_t n_sample;
@@ -97,7 +96,6 @@ ml_status ml_trainer_run_pipeline(ml_trainer *t, ml_runner *r, const ml_pipe_wor
  * weights go the other way. */
 ml_status ml_trainer_send_tied(ml_trainer *t, const ml_weights *w, bool to_last,
                                ml_err *err);
-int32_t ml_trainer_tied_table(const ml_spec *s); /* embedding and head, or ML_NONE */
 
 int64_t *ml_trainer_lengths(ml_arena *a, const ml_train_sample *s, int32_t n);
 

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "base/bug.h"
 #include "train/trainer_priv.h"
 
 /* Scoring has no steps: samples are packed as tightly as the token limit allows, if that
@@ -12,20 +13,43 @@ static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_trai
     int64_t *len = ml_trainer_lengths(a, s, n);
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
-    ml_pack_expand(&bins, a, len, b->n_rank);
-    return ml_pack_deal(a, &bins, len, b->n_rank);
+    ml_pack_expand(&bins, a, len, ml_trainer_data_size(t));
+    return ml_pack_deal(a, &bins, len, ml_trainer_data_size(t));
 }
 
-static void copy_scores(const ml_micro *m, float *const *logprob, float *const *entropy) {
+/* Where the scores of samples go. */
+typedef struct scores {
+    ml_trainer *t;
+    float *const *logprob, *const *entropy, *const *logits; /* all but logprob: or NULL */
+} scores;
+
+static void copy_scores(const ml_micro *m, const scores *to) {
     for (int32_t i = 0; i < m->n_sample; i++) {
         const ml_loss_io *io = &m->io[i];
         size_t bytes = (size_t)io->n_response * sizeof(float);
         if (!bytes)
             continue;
-        memcpy(logprob[io->sample], io->value ? io->value : io->logprob, bytes);
-        if (entropy)
-            memcpy(entropy[io->sample], io->entropy, bytes);
+        memcpy(to->logprob[io->sample], io->value ? io->value : io->logprob, bytes);
+        if (to->entropy)
+            memcpy(to->entropy[io->sample], io->entropy, bytes);
     }
+}
+
+/* The logits of this rank's rows. */
+static ml_status copy_logits(const ml_runner *r, const scores *to, ml_err *err) {
+    const ml_micro *m = &r->micro;
+    const ml_backend *be = to->t->be;
+    int64_t vocab = to->t->spec->n_vocab;
+    const float *from = ml_plan_logits(r->plan);
+
+    for (int32_t k = 0; k < m->batch.rows.n_loss; k++) {
+        int32_t at = ml_micro_result(m, k), i = 0;
+        for (; at >= m->io[i].n_response; i++)
+            at -= m->io[i].n_response;
+        be->dev->copy_out(be->stream, to->logits[m->io[i].sample] + at * vocab,
+                          from + k * vocab, (size_t)vocab * sizeof *from);
+    }
+    return be->dev->sync(be->stream, err);
 }
 
 /* Appends memory of a sample to a rank's column of the table. */
@@ -37,11 +61,44 @@ static void add_span(const ml_trainer *t, ml_rank_spans *s, int32_t rank, int32_
     *row += data != NULL;
 }
 
-/* A rank's column: scores and recorded routing of its samples, if it reports them.  Returns
- * its length. */
-static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins *deal,
-                          int32_t rank, const ml_train_sample *s, float *const *logprob,
-                          float *const *entropy) {
+/* A rank's rows of the logits of a micro-batch's samples. */
+static void add_logits(const ml_trainer *t, ml_rank_spans *out, const ml_bin *bin,
+                       int32_t rank, const ml_train_sample *s, float *const *logits,
+                       int32_t *row) {
+    const ml_mesh *m = t->opts.mesh;
+    int32_t at[ML_MESH_DIMS], *len, n_piece;
+    int64_t vocab = t->spec->n_vocab;
+    ml_piece *piece;
+    ml_arena a;
+
+    ml_mesh_at(at, &m->sizes, rank);
+    if (at[ML_MESH_PP] < m->sizes.size[ML_MESH_PP] - 1)
+        return;
+    ml_arena_init(&a, "pieces of samples");
+    len = ML_NEW(&a, int32_t, bin->n);
+    piece = ML_NEW(&a, ml_piece, 2 * bin->n);
+    for (int32_t i = 0; i < bin->n; i++)
+        len[i] = s[bin->item[i]].n_token;
+    n_piece = ml_context_pieces(piece, len, bin->n, &t->context, at[ML_MESH_CP]);
+    for (int32_t i = 0; i < n_piece; i++) {
+        const ml_train_sample *x = &s[bin->item[piece[i].seq]];
+        int32_t prompt = x->n_token - x->n_response - 1; /* rows before token 0's */
+        int32_t first = piece[i].first < prompt ? prompt : piece[i].first;
+        int32_t end = piece[i].first + piece[i].n;
+        end = end < x->n_token - 1 ? end : x->n_token - 1;
+        if (first < end)
+            add_span(t, out, rank, row,
+                     logits[bin->item[piece[i].seq]] + (first - prompt) * vocab,
+                     (size_t)((end - first) * vocab) * sizeof **logits);
+    }
+    ml_arena_release(&a);
+}
+
+/* A rank's column: scores and recorded routing of its samples, if it reports them, and the
+ * logits of its rows.  Returns its length. */
+static int32_t add_scores(const scores *x, ml_rank_spans *out, const ml_bins *deal,
+                          int32_t rank, const ml_train_sample *s) {
+    const ml_trainer *t = x->t;
     const ml_mesh *m = t->opts.mesh;
     const ml_bins *bins = &deal[m ? ml_mesh_at_data(&m->sizes, rank) : 0];
     int32_t row = 0;
@@ -50,45 +107,50 @@ static int32_t add_scores(const ml_trainer *t, ml_rank_spans *out, const ml_bins
         for (int32_t j = 0; j < bins->bin[k].n; j++) {
             int32_t i = bins->bin[k].item[j];
             size_t bytes = (size_t)s[i].n_response * sizeof(float);
-            add_span(t, out, rank, &row, logprob[i], bytes);
-            add_span(t, out, rank, &row, entropy ? entropy[i] : NULL, bytes);
+            add_span(t, out, rank, &row, x->logprob[i], bytes);
+            add_span(t, out, rank, &row, x->entropy ? x->entropy[i] : NULL, bytes);
             for (int r = 0; r < ML_N_ROUTING; r++)
                 add_span(t, out, rank, &row, s[i].routed[r].record,
                          (size_t)(s[i].n_token *
                                   ml_spec_routing_width(t->spec, (ml_routing_kind)r)) *
                              sizeof(int32_t));
         }
+    for (int32_t k = 0; k < bins->n && x->logits; k++)
+        add_logits(t, out, &bins->bin[k], rank, s, x->logits, &row);
     return row;
 }
 
-static ml_status gather_scores(ml_trainer *t, ml_arena *a, const ml_bins *deal,
-                               const ml_train_sample *s, float *const *logprob,
-                               float *const *entropy, ml_err *err) {
-    ml_ranks *ranks = ml_trainer_ranks(t);
+static ml_status gather_scores(const scores *x, ml_arena *a, const ml_bins *deal,
+                               const ml_train_sample *s, ml_err *err) {
+    ml_ranks *ranks = ml_trainer_ranks(x->t);
     ml_rank_spans spans = { 0 };
     int32_t most = 0;
 
     for (int32_t r = 0; r < ranks->comm->size; r++) {
-        int32_t n = add_scores(t, &spans, deal, r, s, logprob, entropy);
+        int32_t n = add_scores(x, &spans, deal, r, s);
         most = n > most ? n : most;
     }
     spans = ml_ranks_spans(ranks, a, most, true);
     for (int32_t r = 0; r < ranks->comm->size; r++)
-        add_scores(t, &spans, deal, r, s, logprob, entropy);
+        add_scores(x, &spans, deal, r, s);
     return ml_ranks_gather(ranks, &spans, err);
 }
 
-/* Scores that are being computed. */
-typedef struct scoring {
-    float *const *logprob, *const *entropy;
-} scoring;
+/* The runner of the last stage. */
+static ml_runner *head_of(ml_trainer *t) {
+    ml_runner *r = &t->score;
+
+    while (r->next)
+        r = r->next;
+    return r;
+}
 
 static ml_status keep_scores(void *ud, ml_micro *m, bool *live, ml_err *err) {
-    const scoring *x = ud;
+    const scores *x = ud;
 
-    (void)live, (void)err;
-    copy_scores(m, x->logprob, x->entropy);
-    return ML_OK;
+    (void)live;
+    copy_scores(m, x);
+    return x->logits ? copy_logits(head_of(x->t), x, err) : ML_OK;
 }
 
 /* Each stage has recorded the routing of its layers. */
@@ -110,7 +172,7 @@ static ml_status merge_routing(ml_trainer *t, const ml_train_sample *s, const ml
 }
 
 static ml_status score_in_stages(ml_trainer *t, const ml_weights *w,
-                                 const ml_train_sample *s, const ml_bins *bins, scoring *to,
+                                 const ml_train_sample *s, const ml_bins *bins, scores *to,
                                  int32_t n_round, ml_err *err) {
     ml_status st = ml_trainer_run_pipeline(t, &t->score,
                                            &(ml_pipe_work){ .weights = w,
@@ -125,22 +187,22 @@ static ml_status score_in_stages(ml_trainer *t, const ml_weights *w,
 
 /* Ranks gather each other's weights, as the plan has their dtypes. */
 static ml_status check_weights(const ml_trainer *t, const ml_weights *w, ml_err *err) {
-    bool gathers = t->opts.mesh && t->opts.mesh->sizes.gather > 1;
+    const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
+    bool gathers = m && (m->gather > 1 || m->etp > 1);
 
     for (int32_t i = 0; i < w->n && gathers; i++)
         if (w->t[i].dtype != t->stored[i])
-            return ml_fail(
-                err, ML_EUNSUP,
-                "parameter %s has another dtype than in the trained model: with "
-                "--tensor-model-parallel-size or --train-backend fsdp all models "
-                "of a run have the same; give --dtype",
-                t->spec->param[i].name);
+            return ml_fail(err, ML_EUNSUP,
+                           "parameter %s has another dtype than in the trained model: with "
+                           "--tensor-model-parallel-size, --expert-tensor-parallel-size or "
+                           "--train-backend fsdp all models "
+                           "of a run have the same; give --dtype",
+                           t->spec->param[i].name);
     return ML_OK;
 }
 
 static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bins,
-                          const ml_train_sample *s, float *const *logprob,
-                          float *const *entropy, ml_err *err) {
+                          const ml_train_sample *s, scores *to, ml_err *err) {
     ml_batch_caps need = ml_trainer_need(t, s, bins);
     int32_t n_round = 0;
     ml_status st = check_weights(t, w, err);
@@ -148,7 +210,7 @@ static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bin
     if (st == ML_OK)
         st = ml_trainer_rounds(t, &t->score, bins->n, need, &n_round, err);
     if (st == ML_OK && ml_trainer_is_pipeline(t))
-        return score_in_stages(t, w, s, bins, &(scoring){ logprob, entropy }, n_round, err);
+        return score_in_stages(t, w, s, bins, to, n_round, err);
     if (st == ML_OK && n_round)
         st = ml_trainer_grow(t, &t->score, false, need, err);
     for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
@@ -158,15 +220,15 @@ static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bin
         }
         st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);
         if (st == ML_OK)
-            copy_scores(&t->score.micro, logprob, entropy);
+            st = keep_scores(to, &t->score.micro, NULL, err);
         ml_work_count_add(t->work_count);
     }
     return st;
 }
 
-ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
-                           int32_t n, float *const *logprob, float *const *entropy,
-                           ml_err *err) {
+static ml_status score(scores *to, const ml_weights *w, const ml_train_sample *s, int32_t n,
+                       ml_err *err) {
+    ml_trainer *t = to->t;
     ml_ranks *ranks = ml_trainer_ranks(t);
     const ml_bins *deal, *bins;
     ml_arena a;
@@ -176,11 +238,24 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
     deal = pack_for_scoring(t, &a, s, n);
     bins = &deal[ml_trainer_data_place(t)];
     ml_work_count_expect(t->work_count, bins->n);
-    w = w ? w : t->weights;
-    st = run_bins(t, w, bins, s, logprob, entropy, err);
+    st = run_bins(t, w, bins, s, to, err);
     st = ml_ranks_agree(ranks, st, err);
     if (st == ML_OK && ranks->comm->size > 1)
-        st = gather_scores(t, &a, deal, s, logprob, entropy, err);
+        st = gather_scores(to, &a, deal, s, err);
     ml_arena_release(&a);
     return st;
+}
+
+ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
+                           int32_t n, float *const *logprob, float *const *entropy,
+                           ml_err *err) {
+    return score(&(scores){ .t = t, .logprob = logprob, .entropy = entropy },
+                 w ? w : t->weights, s, n, err);
+}
+
+ml_status ml_trainer_score_logits(ml_trainer *t, const ml_train_sample *s, int32_t n,
+                                  float *const *logprob, float *const *entropy,
+                                  float *const *logits, ml_err *err) {
+    ML_BUG_IF(!t->opts.score_logits);
+    return score(&(scores){ t, logprob, entropy, logits }, t->weights, s, n, err);
 }

@@ -60,7 +60,7 @@ extern const ck_suite ck_embed, ck_rmsnorm, ck_rope_table, ck_rope, ck_add, ck_g
     ck_moe_linear, ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur,
     ck_row_gate, ck_scale, ck_moe_scale, ck_layernorm, ck_index, ck_attn_chosen,
     ck_moe_weigh, ck_merge, ck_split, ck_order, ck_col_scale, ck_tanh, ck_cutoff,
-    ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_lora, ck_lora_experts;
+    ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_compress, ck_lora, ck_lora_experts;
 
 /* ---- building cases (build.c) ---- */
 

@@ -1,6 +1,7 @@
 #include "tests/checkop/checkop.h"
 
 #include <math.h>
+#include <string.h>
 
 /* ---- add ---- */
 
@@ -39,7 +40,7 @@ static const struct glu_variant {
     int32_t n, k, width; /* k rows per token, as after a router */
     ml_act act;
     bool fused;
-    float amp;
+    float amp, limit;
 } glu_variants[] = {
     { 0, 1, 4, ML_ACT_SILU, false, 1.0f },
     { 1, 1, 1, ML_ACT_SILU, false, 1.0f },
@@ -55,6 +56,8 @@ static const struct glu_variant {
     { 3, 1, 35, ML_ACT_RELU, false, 2.0f },
     { 4, 2, 35, ML_ACT_CLAMPED, false, 12.0f },
     { 3, 1, 16, ML_ACT_CLAMPED, true, 10.0f },
+    { 4, 2, 35, ML_ACT_SILU, false, 3.0f, 1.5f },
+    { 3, 1, 16, ML_ACT_SILU, true, 20.0f, 10.0f },
 };
 
 static void build_glu(ck_case *c, int i) {
@@ -64,6 +67,9 @@ static void build_glu(ck_case *c, int i) {
 
     ck_name(c, "%s-%sn%d-k%d-i%d", names[v->act], v->fused ? "fused-" : "", v->n, v->k,
             v->width);
+    if (v->limit > 0)
+        strcat(c->name, "-limit");
+    c->attr.glu.limit = v->limit;
     c->attr.glu.act = v->act;
     c->attr.glu.fused = v->fused;
     c->rows.n_token = v->n / v->k;
@@ -92,6 +98,10 @@ static double clamped(double g, double u) {
     return g / (1.0 + exp(-1.702 * g)) * (u + 1.0);
 }
 
+static double limited(double g, double u, double limit) {
+    return activation(ML_ACT_SILU, fmin(g, limit)) * fmax(-limit, fmin(u, limit));
+}
+
 static void glu_forward(const ck_case *c, ck_ref *r) {
     int64_t width = c->out[0].shape[1];
     bool fused = c->attr.glu.fused;
@@ -100,7 +110,9 @@ static void glu_forward(const ck_case *c, ck_ref *r) {
         const double *g = r->in[0] + t * width * (fused ? 2 : 1);
         const double *u = fused ? g + width : r->in[1] + t * width;
         for (int64_t i = 0; i < width; i++)
-            r->out[0][t * width + i] = c->attr.glu.act == ML_ACT_CLAMPED
+            r->out[0][t * width + i] = c->attr.glu.limit > 0
+                                           ? limited(g[i], u[i], (double)c->attr.glu.limit)
+                                       : c->attr.glu.act == ML_ACT_CLAMPED
                                            ? clamped(g[i], u[i])
                                            : activation(c->attr.glu.act, g[i]) * u[i];
     }

@@ -10,6 +10,8 @@ static const struct variant {
     int32_t groups, top_groups;
     float scale;
     bool given; /* experts of most tokens are given */
+    bool softplus;
+    bool table; /* experts are those of a table */
 } variants[] = {
     { 0, 4, 2, 8, false },
     { 1, 1, 1, 1, false },
@@ -26,8 +28,14 @@ static const struct variant {
     { 9, 64, 8, 31, true, false, 8, 4, 1.5f },
     { 7, 16, 3, 8, true, .given = true },
     { 6, 12, 2, 8, true, true, 3, 1, 2.5f, .given = true },
+    { 7, 17, 3, 8, true, .softplus = true },
+    { 6, 12, 2, 8, false, .softplus = true, .table = true },
+    { 7, 16, 3, 8, true, .given = true, .softplus = true, .table = true },
 };
-enum { N_VARIANT = sizeof variants / sizeof *variants };
+enum {
+    N_ROUTE = sizeof variants / sizeof *variants,
+    N_VARIANT = N_ROUTE - 3 /* the last ones differ in MOE_ROUTE only */
+};
 
 static const struct variant *begin(ck_case *c, int i) {
     const struct variant *v = &variants[i];
@@ -40,6 +48,11 @@ static const struct variant *begin(ck_case *c, int i) {
                 v->top_groups);
     if (v->given)
         strcat(c->name, "-given");
+    if (v->softplus)
+        strcat(c->name, "-softplus");
+    if (v->table)
+        strcat(c->name, "-table");
+    c->attr.moe.sqrt_softplus = v->softplus;
     c->attr.moe.sigmoid = v->sigmoid;
     c->attr.moe.n_group = v->groups;
     c->attr.moe.top_group = v->top_groups;
@@ -141,14 +154,27 @@ static void build_route(ck_case *c, int i) {
     }
     if (v->given)
         give_experts(c, v);
+    if (v->table) {
+        c->in[1] = ck_mat(v->n, v->k);
+        ck_fill(c, &c->in[1], 0.0f);
+        for (int64_t k = 0; k < (int64_t)v->n * v->k; k++)
+            ((float *)c->in[1].data)[k] = (float)((3 * k + k / v->k) % v->experts);
+    }
     c->out[0] = ck_mat(v->n, v->k);
     c->out[1] = ck_mat(v->n, v->k);
     c->out[1].dtype = ML_I32;
     c->out[2] = group_shape(v);
 }
 
-static void scores(double *p, const double *x, int32_t n, bool sigmoid) {
+static void scores(double *p, const double *x, const ml_op_attr *attr) {
+    int32_t n = attr->moe.n_expert;
+    bool sigmoid = attr->moe.sigmoid;
     double sum = 0.0;
+
+    for (int32_t e = 0; e < n && attr->moe.sqrt_softplus; e++)
+        p[e] = sqrt(log1p(exp(x[e])));
+    if (attr->moe.sqrt_softplus)
+        return;
     for (int32_t e = 0; e < n; e++)
         sum += p[e] = sigmoid ? 1.0 / (1.0 + exp(-x[e])) : exp(x[e]);
     for (int32_t e = 0; e < n && !sigmoid; e++)
@@ -210,13 +236,19 @@ static void route_forward(const ck_case *c, ck_ref *r) {
     const int32_t *given = c->given.data;
 
     for (int64_t t = 0; t < c->rows.n_token; t++) {
-        scores(p, r->in[0] + t * n, n, c->attr.moe.sigmoid);
+        int32_t table[64];
+        for (int32_t i = 0; c->in[1].data && i < k; i++)
+            table[i] = (int32_t)r->in[1][t * k + i];
+        scores(p, r->in[0] + t * n, &c->attr);
         for (int32_t e = 0; e < n; e++)
             choice[e] = p[e] + (c->w[0].data ? r->w[0][e] : 0.0);
         if (c->attr.moe.n_group > 1)
             limit_groups(choice, &c->attr);
         route_token(r->out[0] + t * k, r->out[1] + t * k, p, choice,
-                    given ? given + t * k : NULL, &c->attr);
+                    given && (!c->in[1].data || given[t * k] >= 0) ? given + t * k
+                    : c->in[1].data                                ? table
+                                                                   : NULL,
+                    &c->attr);
     }
     group_pairs(r->out[2], r->out[1], (int64_t)c->rows.n_token * k, n);
 }
@@ -227,7 +259,7 @@ static void check_ties(ck_env *e, const ck_case *c) {
     int32_t k = c->attr.moe.top_k;
     ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backend = e->n_backend - 1 };
 
-    if (c->given.data)
+    if (c->given.data || c->in[1].data)
         return;
     for (int with_nan = 0; with_nan < 2; with_nan++) {
         ck_case tied = *c;
@@ -251,7 +283,7 @@ static void check_ties(ck_env *e, const ck_case *c) {
 
 const ck_suite ck_moe_route = {
     .op = ML_OP_MOE_ROUTE,
-    .n_case = N_VARIANT,
+    .n_case = N_ROUTE,
     .build = build_route,
     .forward = route_forward,
     .ref_out = 1 | 2 | 4,

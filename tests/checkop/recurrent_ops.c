@@ -1,4 +1,5 @@
-/* recurrent_ops.c - the ops of recurrent layers: CONV, DECAY, LINEAR_RNN. */
+/* recurrent_ops.c - the ops with state of a sequence, and of the layers that have it: CONV,
+ * DECAY, LINEAR_RNN, COMPRESS. */
 #include "tests/checkop/checkop.h"
 
 #include <math.h>
@@ -336,6 +337,82 @@ const ck_suite ck_recur = {
     .n_case = sizeof recur_variants / sizeof *recur_variants,
     .build = build_recur,
     .forward = recur_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .also = check_cuts,
+};
+
+/* --- compress -------------------------------------------------------------------- */
+
+static const struct compress_variant {
+    int32_t len[MAX_SEQ], ratio, d;
+    bool overlap, kept;
+    ml_dtype dtype;
+} compress_variants[] = {
+    { { 0 }, 4, 8, true, true, ML_F32 },
+    { { 3, 4, 9, 30 }, 4, 17, true, true, ML_F32 },
+    { { 40, 7 }, 16, 20, false, true, ML_F32 },
+    { { 13 }, 1, 5, false, true, ML_F32 },
+    { { 21, 2 }, 4, 33, true, false, ML_BF16 },
+};
+
+static void build_compress(ck_case *c, int i) {
+    const struct compress_variant *v = &compress_variants[i];
+    int64_t width = v->overlap ? 2 * v->d : v->d;
+
+    ck_name(c, "len%d.%d.%d.%d-r%d-d%d%s%s%s", v->len[0], v->len[1], v->len[2], v->len[3],
+            v->ratio, v->d, v->overlap ? "-overlap" : "", v->kept ? "-kept" : "",
+            v->dtype == ML_BF16 ? "-bf16" : "");
+    build_rows(c, v->len);
+    c->attr.compress_ratio = v->ratio;
+    for (int k = 0; k < 2; k++) {
+        c->in[k] = ck_mat(c->rows.n_token, width);
+        ck_fill(c, &c->in[k], 2.0f);
+    }
+    c->w[0] = ck_mat(v->ratio, width);
+    c->w[0].dtype = v->dtype;
+    ck_fill(c, &c->w[0], 1.0f);
+    c->out[0] = ck_mat(c->rows.n_token, v->d);
+    if (!v->kept)
+        return;
+    c->out[1] = ck_cube(SLOTS, v->ratio * (v->overlap ? 2 : 1), 2 * width);
+    fill_slots(c, &c->out[1]);
+}
+
+/* Column k of the window that ends at `row` of a sequence that begins at `first`. */
+static double pooled(const ck_case *c, const ck_ref *r, int64_t first, int64_t row,
+                     int64_t k) {
+    int64_t ratio = c->attr.compress_ratio, d = c->out[0].shape[1];
+    int64_t width = c->in[0].shape[1], back = ratio * (width / d);
+    double sum = 0.0, y = 0.0;
+
+    for (int64_t i = 0; i < back; i++) {
+        int64_t from = row - back + 1 + i, at = k + (i < back - ratio ? 0 : width - d);
+        double e;
+        if (from < first)
+            continue;
+        e = exp(r->in[1][from * width + at] + r->w[0][i % ratio * width + at]);
+        sum += e;
+        y += e * r->in[0][from * width + at];
+    }
+    return y / sum;
+}
+
+static void compress_forward(const ck_case *c, ck_ref *r) {
+    int64_t d = c->out[0].shape[1];
+
+    for (int64_t row = 0; row < c->rows.n_token; row++)
+        for (int64_t k = 0; k < d; k++)
+            r->out[0][row * d + k] = (c->rows.pos[row] + 1) % c->attr.compress_ratio
+                                         ? 0.0
+                                         : pooled(c, r, row - c->rows.pos[row], row, k);
+}
+
+const ck_suite ck_compress = {
+    .op = ML_OP_COMPRESS,
+    .n_case = sizeof compress_variants / sizeof *compress_variants,
+    .build = build_compress,
+    .forward = compress_forward,
     .ref_out = 1,
     .grad_out = 1,
     .also = check_cuts,

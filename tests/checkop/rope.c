@@ -7,12 +7,14 @@
 static const struct table_variant {
     int32_t n, dim, top; /* positions below top */
     float scale, temper, temper_step;
+    int32_t stride;
 } table_variants[] = {
     { 0, 8, 10, 1.0f },
     { 1, 2, 1, 1.0f },
     { 9, 34, 5000, 1.0f },
     { 50, 128, 1 << 24, 1.3465735f },
     { 30, 6, 90, 1.0f, 0.3f, 16.0f },
+    { 30, 6, 70, 1.0f, .stride = 4 },
 };
 
 /* Frequencies as in a model, f32 numbers: base^(-2i/dim) by repeated products. */
@@ -30,10 +32,11 @@ static void build_table(ck_case *c, int i) {
     const struct table_variant *v = &table_variants[i];
     ml_rope *rope;
 
-    ck_name(c, "n%d-dim%d-pos%d", v->n, v->dim, v->top);
+    ck_name(c, "n%d-dim%d-pos%d%s", v->n, v->dim, v->top, v->stride ? "-stride" : "");
     rope = make_rope(c, v->dim, v->scale);
     rope->temper = v->temper;
     rope->temper_step = v->temper_step;
+    rope->stride = v->stride;
     c->attr.rope.rope = rope;
     c->rows.n_token = v->n;
     c->rows.pos = ck_ints(c, v->n, v->top);
@@ -45,12 +48,15 @@ static void table_forward(const ck_case *c, ck_ref *r) {
     int64_t half = rope->dim / 2;
 
     for (int64_t t = 0; t < c->rows.n_token; t++) {
+        int32_t pos = c->rows.pos[t];
         double scale = (double)rope->scale;
         if (rope->temper_step > 0.0f)
             scale *= 1 + (double)rope->temper *
                              log1p(floor((c->rows.pos[t] + 1) / (double)rope->temper_step));
+        if (rope->stride)
+            pos = pos / rope->stride * rope->stride;
         for (int64_t i = 0; i < half; i++) {
-            float angle = (float)c->rows.pos[t] * rope->freq[i];
+            float angle = (float)pos * rope->freq[i];
             r->out[0][2 * t * half + i] = cos((double)angle) * scale;
             r->out[0][(2 * t + 1) * half + i] = sin((double)angle) * scale;
         }
@@ -71,18 +77,23 @@ const ck_suite ck_rope_table = {
 static const struct variant {
     int32_t n, heads, head_dim, dim;
     bool interleaved;
+    int32_t at;
+    bool inverse;
 } variants[] = {
-    { 0, 1, 4, 4, false },    { 1, 1, 2, 2, false },   { 1, 1, 2, 2, true },
-    { 5, 3, 30, 30, false },  { 5, 3, 30, 30, true },  { 4, 2, 80, 34, false },
-    { 4, 2, 80, 34, true },   { 3, 2, 64, 64, false }, { 40, 8, 128, 128, false },
-    { 40, 8, 128, 96, true },
+    { 0, 1, 4, 4, false },    { 1, 1, 2, 2, false },      { 1, 1, 2, 2, true },
+    { 5, 3, 30, 30, false },  { 5, 3, 30, 30, true },     { 4, 2, 80, 34, false },
+    { 4, 2, 80, 34, true },   { 3, 2, 64, 64, false },    { 40, 8, 128, 128, false },
+    { 40, 8, 128, 96, true }, { 5, 3, 30, 10, true, 20 }, { 4, 2, 33, 12, false, 5, true },
 };
 
 static void build(ck_case *c, int i) {
     const struct variant *v = &variants[i];
 
-    ck_name(c, "%s-n%d-heads%d-d%d-rot%d", v->interleaved ? "pairs" : "halves", v->n,
-            v->heads, v->head_dim, v->dim);
+    ck_name(c, "%s-n%d-heads%d-d%d-rot%d%s%s", v->interleaved ? "pairs" : "halves", v->n,
+            v->heads, v->head_dim, v->dim, v->at ? "-at" : "",
+            v->inverse ? "-inverse" : "");
+    c->attr.rope.at = v->at;
+    c->attr.rope.inverse = v->inverse;
     c->attr.rope.head_dim = v->head_dim;
     c->attr.rope.dim = v->dim;
     c->attr.rope.interleaved = v->interleaved;
@@ -95,11 +106,11 @@ static void build(ck_case *c, int i) {
 }
 
 static void rotate_head(double *y, const double *x, const double *cs, int64_t half,
-                        int64_t step, int64_t apart) {
+                        int64_t step, int64_t apart, double turn) {
     for (int64_t i = 0; i < half; i++) {
         int64_t a = i * step, b = a + apart;
-        y[a] = x[a] * cs[i] - x[b] * cs[half + i];
-        y[b] = x[b] * cs[i] + x[a] * cs[half + i];
+        y[a] = x[a] * cs[i] - x[b] * cs[half + i] * turn;
+        y[b] = x[b] * cs[i] + x[a] * cs[half + i] * turn;
     }
 }
 
@@ -108,10 +119,11 @@ static void forward(const ck_case *c, ck_ref *r) {
     bool pairs = c->attr.rope.interleaved;
 
     for (int64_t i = 0; i < c->rows.n_token * width; i += d) {
-        for (int64_t k = dim; k < d; k++)
+        int64_t at = i + c->attr.rope.at;
+        for (int64_t k = 0; k < d; k++)
             r->out[0][i + k] = r->in[0][i + k];
-        rotate_head(r->out[0] + i, r->in[0] + i, r->in[1] + i / width * dim, dim / 2,
-                    pairs ? 2 : 1, pairs ? 1 : dim / 2);
+        rotate_head(r->out[0] + at, r->in[0] + at, r->in[1] + i / width * dim, dim / 2,
+                    pairs ? 2 : 1, pairs ? 1 : dim / 2, c->attr.rope.inverse ? -1 : 1);
     }
 }
 

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -74,13 +75,47 @@ def make_root(root):
                 "rs_veto_threshold: 1.0e-4\ntis_batch_normalize: true\n")
 
 
+def deepen(model, n_layers):
+    """Gives the model more layers: copies of its own, so that pipeline stages have as many as in the script."""
+    with open(model + "/config.json") as f:
+        config = json.load(f)
+    text = config.get("text_config", config)
+    n, types = text["num_hidden_layers"], text.get("layer_types")
+    text["num_hidden_layers"] = n_layers
+    if types:
+        text["layer_types"] = (types * n_layers)[:n_layers]
+    with open(model + "/config.json", "w") as f:
+        json.dump(config, f)
+    with open(model + "/model.safetensors", "rb") as f:
+        header, data = json.loads(f.read(struct.unpack("<Q", f.read(8))[0])), f.read()
+    rows, body = {}, bytearray()
+    for name, row in header.items():
+        layer = re.search(r"\.layers\.(\d+)\.", name)
+        if name == "__metadata__":
+            continue
+        at = int(layer[1]) if layer else None
+        copies = [at] if at is None or (at < n - 1 and not types) else \
+            [i for i in range(at, n_layers) if i == at or (i >= n and (i % n == at or not types))]
+        for i in copies:
+            start = len(body)
+            body += data[slice(*row["data_offsets"])]
+            rows[re.sub(r"\.layers\.\d+\.", ".layers.%s." % i, name)] = dict(row, data_offsets=[start, len(body)])
+    head = json.dumps(rows).encode()
+    with open(model + "/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head + body)
+
+
 def make_model(root, name):
-    model = "%s/models/%s" % (root, name)
+    """name: a folder of tests/golden, and :N for a copy with N layers."""
+    model = "%s/models/%s" % (root, name.replace(":", "-"))
+    folder, _, n_layers = name.partition(":")
     if not os.path.isdir(model):
         os.makedirs(model)
         for file in ("config.json", "model.safetensors"):
-            shutil.copy("%s/%s/%s" % (GOLDEN, name, file), model)
+            shutil.copy("%s/%s/%s" % (GOLDEN, folder, file), model)
         tokenizer(model)
+        if n_layers:
+            deepen(model, int(n_layers))
     return model
 
 

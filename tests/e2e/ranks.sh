@@ -172,6 +172,12 @@ for n in 1 2; do
     check "experts on $n ranks: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/experts$n/metrics.jsonl")" = 3 ]
 done
 check "experts on two ranks: the samples of one" same experts1.samples experts2.samples
+log=$work/etp2.log
+model=$work/moe/model train 2 etp2 --num-rollout 3 --expert-tensor-parallel-size 2
+check "weights of experts over two ranks: the run ends" ended
+samples etp2
+check "weights of experts over two ranks: the samples of one" same experts1.samples etp2.samples
+check "weights of experts over two ranks: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/etp2/metrics.jsonl")" = 3 ]
 check "experts on two ranks: the rollout metrics of one" same experts1.first experts2.first
 
 # --- a pipeline: the bytes of one rank ---
@@ -199,6 +205,19 @@ fi
 log=$work/stages.log
 train 2 stages --num-rollout 1 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2
 check "more stages than layers are refused" says_once '^miles train: the 2 layers of this model do not fill 2 pipeline stages'
+
+# --- gradients in shards: the bytes of a run do not depend on the number of ranks ---
+
+for n in 1 2 4; do
+    log=$work/shards$n.log
+    train $n shards$n --num-rollout 3 --gradient-shards 4
+    check "gradients in four shards: $n ranks train" ended
+    check "gradients in four shards: $n ranks have the metrics of one" same shards1/metrics.jsonl shards$n/metrics.jsonl
+    check "gradients in four shards: $n ranks have the snapshot of one" same_snapshot shards1 shards$n 0000002
+done
+log=$work/shards3.log
+train 3 shards3 --num-rollout 1 --gradient-shards 4
+check "shards that ranks do not divide are refused" says_once '^miles train: --gradient-shards 4 is not a multiple of the 3 data parallel ranks'
 
 # --- snapshots ---
 
@@ -311,6 +330,38 @@ timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$bui
     --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
     --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --rollout-num-gpus-per-engine 2 >"$log" 2>&1
 check "evaluation: an engine of two ranks" same eval1 eval-engine
+log=$work/eval-sizes
+timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$build/miles" eval \
+    --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
+    --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --tensor-model-parallel-size 2 \
+    --rollout-num-gpus-per-engine 2 2>/dev/null >"$log"
+check "evaluation: with the sizes of training" same eval1 eval-sizes
+score() { # score OUT MODEL N FLAGS...: miles score on N ranks
+    local out=$1 model=tests/golden/data/$2 n=$3
+    shift 3
+    log=$work/$out.log
+    timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n "$n" "$build/miles" score \
+        --hf-checkpoint "$model" --input "$model/golden.safetensors" --output "$work/$out" --threads 2 \
+        --logits --entropy "$@" >"$log" 2>&1
+    status=$?
+}
+close() { tests/e2e/compare_scores.py "$work/$1" "$work/$2" >>"$log"; }
+score score1 qwen3_moe 1 --grads
+check "one rank scores" ended
+score score-tp2pp2 qwen3_moe 4 --grads --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
+check "score: weights and layers over four ranks" close score1 score-tp2pp2
+score score-pp2 qwen3_moe 2 --grads --pipeline-model-parallel-size 2
+check "score: a pipeline writes the bytes of one rank" same score1 score-pp2
+score score-ep2 qwen3_moe 2 --grads --expert-model-parallel-size 2
+check "score: experts over two ranks" close score1 score-ep2
+score score-one qwen3_next 1
+score score-cp2 qwen3_next 4 --context-parallel-size 2
+check "score: pieces of sequences on two times two ranks" same score-one score-cp2
+score score-size qwen3_moe 3 --tensor-model-parallel-size 2
+check "score: a size that does not divide the ranks is refused" says_once '^miles score: --tensor-model-parallel-size 2 does not fit 3 ranks'
+check "score: it writes nothing" [ ! -e "$work/score-size" ]
+score score-rule qwen3_moe 2 --batching tokenwise
+check "score: what needs one rank is refused" says_once '^miles score: --batching tokenwise needs one rank'
 log=$work/fully.log
 miles 2 train-async fully --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
     --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 32 \

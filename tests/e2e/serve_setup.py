@@ -103,7 +103,7 @@ class Server:
                                       "--served-model-name", "tiny", *self.ranks, *flags],
                                      stdout=subprocess.PIPE, text=True, **popen)
         line = self.proc.stdout.readline()
-        self.url = re.search(r"http://\S+", line).group(0)
+        self.url = re.search(r"https?://\S+", line).group(0)
 
     def ask(self, path, body=None, headers=None, timeout=60):
         """Status and reply; the reply is JSON where it can be read as that."""

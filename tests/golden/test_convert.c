@@ -52,32 +52,17 @@ static void same_dir(const char *a, const char *b) {
 }
 
 static void unchanged_is_identical(void) {
-    static const char *const models[] = { "llama",
-                                          "llama_tied",
-                                          "qwen2",
-                                          "qwen3_moe",
-                                          "gemma2",
-                                          "gemma3_text",
-                                          "glm4",
-                                          "phi3",
-                                          "smollm3",
-                                          "olmo2",
-                                          "mixtral",
-                                          "glm4_moe",
-                                          "minimax_m2",
-                                          "gpt_oss",
-                                          "qwen3_next",
-                                          "qwen3_5_text",
-                                          "nemotron_h",
-                                          "deepseek_v3",
-                                          "deepseek_v32",
-                                          "glm_moe_dsa",
-                                          "glm4_moe_lite",
-                                          "gemma4_text",
-                                          "gemma4_text_moe",
-                                          "llama4_text",
-                                          "gemma3n_text",
-                                          "nemotron_h_latent" };
+    static const char *const models[] = {
+        "llama",         "llama_tied",   "qwen2",
+        "qwen3_moe",     "gemma2",       "gemma3_text",
+        "glm4",          "phi3",         "smollm3",
+        "olmo2",         "mixtral",      "glm4_moe",
+        "minimax_m2",    "gpt_oss",      "qwen3_next",
+        "qwen3_5_text",  "nemotron_h",   "deepseek_v3",
+        "deepseek_v32",  "deepseek_v4",  "glm_moe_dsa",
+        "glm4_moe_lite", "gemma4_text",  "gemma4_text_moe",
+        "llama4_text",   "gemma3n_text", "nemotron_h_latent"
+    };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char from[256];
         const char *to = ml_test_path(models[i]);

@@ -308,6 +308,7 @@ static void bf16_is_as_near_as_transformers(void) {
     X(glm4)                                                                                \
     X(deepseek_v3)                                                                         \
     X(deepseek_v32)                                                                        \
+    X(deepseek_v4)                                                                         \
     X(glm_moe_dsa)                                                                         \
     X(glm4_moe)                                                                            \
     X(glm4_moe_lite)                                                                       \

@@ -553,6 +553,7 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n
     X(glm4_moe_lite)                                                                       \
     X(deepseek_v3)                                                                         \
     X(deepseek_v32)                                                                        \
+    X(deepseek_v4)                                                                         \
     X(glm_moe_dsa)                                                                         \
     X(qwen3_5_text)                                                                        \
     X(qwen3_next)                                                                          \

@@ -430,6 +430,7 @@ static void replays_sigmoid(void) {
     X(glm4_moe_lite)                                                                       \
     X(deepseek_v3)                                                                         \
     X(deepseek_v32)                                                                        \
+    X(deepseek_v4)                                                                         \
     X(glm_moe_dsa)                                                                         \
     X(qwen3_next)                                                                          \
     X(qwen3_5_text)                                                                        \

@@ -17,7 +17,8 @@ static const char *const models[] = {
     "llama_tied",  "qwen3_moe",   "deepseek_v3",       "qwen3_next",   "gpt_oss",
     "gemma2",      "gemma3_text", "gemma4_text",       "glm4",         "glm4_moe_lite",
     "glm_moe_dsa", "llama4_text", "gemma4_text_moe",   "mixtral",      "nemotron_h",
-    "phi3",        "smollm3",     "nemotron_h_latent", "deepseek_v32", NULL,
+    "phi3",        "smollm3",     "nemotron_h_latent", "deepseek_v32", "deepseek_v4",
+    NULL,
 };
 #endif
 

@@ -7,27 +7,17 @@
 #include "tests/support/test.h"
 #include "tests/support/train_fixture.h"
 
-static const char *const models[] = { "qwen3",
-                                      "qwen3_moe",
-                                      "gemma2",
-                                      "llama_tied",
-                                      "qwen2",
-                                      "phi3",
-                                      "smollm3",
-                                      "olmo2",
-                                      "mixtral",
-                                      "glm4_moe",
-                                      "minimax_m2",
-                                      "gpt_oss",
-                                      "qwen3_next",
-                                      "nemotron_h",
-                                      "deepseek_v3",
-                                      "glm4_moe_lite",
-                                      "gemma4_text",
-                                      "gemma4_text_moe",
-                                      "llama4_text",
-                                      "gemma3n_text",
-                                      "nemotron_h_latent",
+static const char *const models[] = { "qwen3",       "qwen3_moe",
+                                      "gemma2",      "llama_tied",
+                                      "qwen2",       "phi3",
+                                      "smollm3",     "olmo2",
+                                      "mixtral",     "glm4_moe",
+                                      "minimax_m2",  "gpt_oss",
+                                      "qwen3_next",  "nemotron_h",
+                                      "deepseek_v3", "glm4_moe_lite",
+                                      "gemma4_text", "gemma4_text_moe",
+                                      "llama4_text", "gemma3n_text",
+                                      "deepseek_v4", "nemotron_h_latent",
                                       NULL };
 enum { MAX_RESPONSE = 200 };
 

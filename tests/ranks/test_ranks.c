@@ -44,6 +44,7 @@ static const layout layouts[] = {
     { 4, { .fsdp = true, .replicate = 2 } },
     { 4, { .ep = 2 } },
     { 4, { .tp = 2, .ep = 4 } },
+    { 4, { .tp = 2, .ep = 2, .etp = 2 } },
     { 4, { .tp = 2, .cp = 2 } },
     { 4, { .tp = 2, .pp = 2 } },
     { 8, { .tp = 2, .cp = 2, .pp = 2 } },
@@ -59,6 +60,7 @@ typedef struct job {
     ml_optimizer_kind optimizer;
     ml_mesh_opts mesh;
     bool critic;
+    int32_t shards; /* of gradients; 0: one for each data place */
     float logprob[SAMPLES][MAX_RESPONSE], entropy[SAMPLES][MAX_RESPONSE];
     double loss, grad_norm;
     int64_t n_token, n_loss;
@@ -138,6 +140,7 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     o.trainer.mesh = c ? &p->mesh : NULL;
     o.trainer.stage = p->stage = j->mesh.pp > 1 ? stages_of(p, j) : NULL;
     o.trainer.whole_grads = true;
+    o.trainer.grad_shards = j->shards;
     o.trainer.replay[ML_ROUTING_EXPERTS] = strcmp(j->model, "qwen3_moe") == 0;
     o.trainer.optimizer.kind = j->optimizer;
     o.trainer.optimizer.momentum = 0.9;
@@ -180,7 +183,7 @@ static void keep_bytes(job *j, const ml_weights *w) {
 
 static bool divides_weights(const layout *l) {
     return l->mesh.tp > 1 || l->mesh.fsdp || l->mesh.cp > 1 || l->mesh.pp > 1 ||
-           l->mesh.ep > 1;
+           l->mesh.ep > 1 || l->mesh.etp > 1;
 }
 
 /* Runs a job with one rank, then with several, which compare themselves with it; one rank
@@ -423,6 +426,61 @@ static void gradients_are_the_tree_of_the_ranks(void) {
     compare_models(find_gradients, sum_as_defined, false);
 }
 
+/* --- gradients in shards ---------------------------------------------------------- */
+
+static void sum_shards(ml_comm *c, void *ud) {
+    job *j = ud;
+    const ml_weights *g;
+    ml_step_result out;
+    ml_schedule plan;
+    ml_err err = { 0 };
+    trainee p;
+
+    open_trainee(&p, j, c);
+    must(ml_trainer_release(p.t.trainer, &err), &err); /* all sets come back */
+    must(ml_trainer_take(p.t.trainer, &err), &err);
+    must(ml_trainer_schedule(&plan, p.t.trainer, &p.t.arena, p.sample, SAMPLES, &err),
+         &err);
+    CHECK(plan.n_rank == j->shards);
+    for (int k = 0; k < 2; k++)
+        must(ml_trainer_accumulate(
+                 p.t.trainer,
+                 &(ml_step){ .sample = p.sample,
+                             .micro =
+                                 &plan.step[0].rank[ml_trainer_first_shard(p.t.trainer)],
+                             .n_shard = ml_trainer_own_shards(p.t.trainer),
+                             .n_rollout = SAMPLES,
+                             .denominator = SAMPLES,
+                             .loss = ml_train_fixture_nll },
+                 &out, &err),
+             &err);
+    g = whole_of(&p, j, ml_trainer_grads(p.t.trainer));
+    if (!j->one)
+        keep_bytes(j, g);
+    else if (memcmp(g->buf.ptr, j->one->bytes, j->one->n_byte))
+        differs(j, c, "gradients of shards");
+    close_trainee(&p);
+}
+
+static void shards_do_not_know_the_ranks(void) {
+    static const layout of[] = {
+        { 2 }, { 4 }, { 8 }, { 2, { .pp = 2 } }, { 8, { .pp = 2 } }
+    };
+    static job one, j;
+
+    for (int m = 0; models[m]; m++) {
+        one = (job){ .model = models[m], .dtype = ML_WEIGHT_BF16, .shards = 8 };
+        ml_ranks_run(1, sum_shards, &one);
+        for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
+            j = one;
+            j.mesh = of[k].mesh;
+            j.one = &one;
+            ml_ranks_run(of[k].n_rank, sum_shards, &j);
+        }
+        free(one.bytes);
+    }
+}
+
 /* --- steps with the same gradients ---------------------------------------------- */
 
 /* The first sample is trained by rank 0; the others have no derivatives, so that the sum
@@ -498,7 +556,8 @@ static void check_share(const ml_optimizer *o, const ml_comm *c) {
  * begin elsewhere (shard_map.h). */
 static bool is_norm(const job *j, double norm) {
     double one = j->one->grad_norm;
-    return j->mesh.ep > 1 ? fabs(norm - one) <= 1e-14 * one : norm == one;
+    return j->mesh.ep > 1 || j->mesh.etp > 1 ? fabs(norm - one) <= 1e-14 * one
+                                             : norm == one;
 }
 
 static void train(ml_comm *c, void *ud) {
@@ -766,10 +825,13 @@ static void snapshots_do_not_know_the_ranks(void) {
                 same_snapshot(&one, &other);
                 for (int32_t n = 1; n <= 3; n++)
                     ml_ranks_run(n, resume, &other);
-                other.j.mesh = (ml_mesh_opts){ .tp = async ? 3 : 2, .ep = async ? 3 : 2 };
+                other.j.mesh = (ml_mesh_opts){ .tp = async ? 3 : 2,
+                                               .ep = async ? 3 : 2,
+                                               .etp = async ? 2 : 3 };
                 ml_ranks_run(6, resume, &other);
                 free(other.j.bytes);
                 other.j.bytes = NULL;
+                other.j.mesh.etp = async ? 1 : 2;
                 ml_ranks_run(async ? 3 : 4, save, &other); /* over the other snapshot */
                 same_snapshot(&one, &other);
                 other.j.mesh = (ml_mesh_opts){ 0 };
@@ -916,6 +978,8 @@ static const ml_test tests[] = {
     { "log-probs and entropies are those of one rank", scores_are_those_of_one_rank, 300 },
     { "gradients of ranks repeat, and are the tree of what each computes",
       gradients_are_the_tree_of_the_ranks, 300 },
+    { "gradients in shards do not depend on the number of ranks",
+      shards_do_not_know_the_ranks },
     { "steps with the same gradients are those of one rank", steps_are_those_of_one_rank,
       300 },
     { "a gradient that is not finite is skipped by all ranks",

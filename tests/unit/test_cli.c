@@ -195,8 +195,14 @@ static const struct {
     { "train-external-alone", ROUND "--rollout-external-engine-addrs h:1" },
     { "train-weights-dir", ROUND "--update-weight-disk-dir d" },
     { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
+    { "train-router-port", ROUND "--sglang-router-ip h" },
+    { "train-router-engines", ROUND "--save s --sglang-router-port 1" },
     { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
     { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
+    { "train-weights-no-files",
+      ROUND "--rollout-external --rollout-external-engine-addrs h:1 "
+            "--update-weight-disk-dir d" },
+    { "train-weights-address", ROUND "--update-weight-address h" },
     { "train-weights-p2p", ROUND "--save s --rollout-num-engines 1 "
                                  "--update-weight-transfer-mode p2p" },
     { "train-delta-engines", ROUND "--update-weight-transfer-mode disk-delta" },
@@ -212,6 +218,7 @@ static const struct {
     { "train-weights-hook", ROUND "--custom-update-weight-post-write-path ./my.so:h" },
     { "train-events", ROUND "--enable-event-analyzer" },
     { "train-faults", ROUND "--ci-ft-test-actions []" },
+    { "train-ft-components", ROUND "--ft-components rollout train" },
     { "train-offload", ROUND "--offload", true },
     { "train-ci-sync", ROUND "--ci-test --debug-skip-weight-update" },
     { "train-critic", ROUND "--critic-load c" },
@@ -223,6 +230,7 @@ static const struct {
     { "lora-elsewhere",
       ROUND "--lora-rank 4 --target-modules q_proj --rollout-num-engines 2" },
     { "lora-copies", ROUND "--lora-rank 4 --target-modules q_proj --keep-old-actor" },
+    { "lora-shards", ROUND "--lora-rank 4 --target-modules q_proj --gradient-shards 2" },
     { "lora-dropout", ROUND "--lora-rank 4 --target-modules q_proj --lora-dropout 0.1" },
     { "train-teacher", ROUND "--opd-teacher-load t" },
     { "train-opd-type", ROUND "--use-opd" },
@@ -244,6 +252,9 @@ static const struct {
     { "batch-steps", ROUND "--global-batch-size 3 --num-steps-per-rollout 2" },
     { "batch-samples", ROUND "--global-batch-size 1000000" },
     { "batch-samples", ROUND "--num-steps-per-rollout 1000000" },
+    { "gradient-shards", ROUND "--gradient-shards 3" },
+    { "gradient-shards-sizes", ROUND "--gradient-shards 2 --context-parallel-size 2" },
+    { "serve-tls", "--model-path a --ssl-keyfile k" },
     { "eval-pairs", ROUND "--eval-prompt-data a b c" },
     { "stop-token-ids", ROUND "--rollout-stop-token-ids 7 x" },
     { "train-teacher-names", ROUND "--opd-teacher-urls a=http://h:1 b=" },
@@ -426,33 +437,60 @@ static void check_row(const ml_flag_list *l, int i) {
         ml_test_fail(__FILE__, __LINE__, "--%s: its field has another type", f->name);
 }
 
+/* A manual page escapes each minus. */
+static bool in_man(const ml_text *man, const char *flag) {
+    ml_text entry = { 0 };
+    bool found;
+
+    ml_text_printf(&entry, "\n.B \\-\\-");
+    for (const char *s = flag; *s; s++)
+        ml_text_printf(&entry, *s == '-' ? "\\-" : "%c", *s);
+    ml_text_printf(&entry, " ");
+    found = strstr(man->ptr, entry.ptr) != NULL;
+    entry.ptr[entry.len - 1] = '\n'; /* a flag without a value */
+    found = found || strstr(man->ptr, entry.ptr) != NULL;
+    ml_text_release(&entry);
+    return found;
+}
+
 static void rows_and_texts(void) {
-    ml_text docs = { 0 }, complete = { 0 }, all = { 0 };
+    ml_text docs = { 0 }, bash = { 0 }, zsh = { 0 }, fish = { 0 }, all = { 0 };
 
     ml_help_all(&all);
     ml_help_docs(&docs);
-    ml_help_complete_bash(&complete);
+    CHECK(ml_help_complete(&bash, "bash") && ml_help_complete(&zsh, "zsh") &&
+          ml_help_complete(&fish, "fish") && !ml_help_complete(&all, "ksh"));
     for (const ml_command *c = ml_commands; c->name; c++) {
         ml_flag_list l;
-        ml_text page = { 0 };
+        ml_text page = { 0 }, man = { 0 };
         char name[100];
 
         ml_help_command(&page, c, true);
+        ml_help_man(&man, c);
         CHECK_HAS(all.ptr, c->name);
         ml_flag_list_init(&l, c->bit);
         for (int i = 0; i < l.n; i++) {
+            bool live = live_somewhere(l.row[i]->name);
             check_row(&l, i);
             snprintf(name, sizeof name, "  --%s ", l.row[i]->name);
             CHECK_HAS(page.ptr, name);
             snprintf(name, sizeof name, "| `--%s", l.row[i]->name);
             CHECK_HAS(docs.ptr, name);
             snprintf(name, sizeof name, " --%s", l.row[i]->name);
-            CHECK(ml_test_has(complete.ptr, name) == live_somewhere(l.row[i]->name));
+            CHECK(ml_test_has(bash.ptr, name) == live);
+            snprintf(name, sizeof name, "'--%s[", l.row[i]->name);
+            CHECK(ml_test_has(zsh.ptr, name) == live);
+            snprintf(name, sizeof name, " -l %s ", l.row[i]->name);
+            CHECK(ml_test_has(fish.ptr, name) == live);
+            CHECK(in_man(&man, l.row[i]->name) == (l.row[i]->state == ML_FLAG_LIVE));
         }
         ml_text_release(&page);
+        ml_text_release(&man);
     }
     ml_text_release(&docs);
-    ml_text_release(&complete);
+    ml_text_release(&bash);
+    ml_text_release(&zsh);
+    ml_text_release(&fish);
     ml_text_release(&all);
 }
 

@@ -208,7 +208,7 @@ static void errors(void) {
     pair *p = open_pair();
     static const char *const bad[] = { "ftp://h/",       "http://",         "http://:80/",
                                        "http://h:0/",    "http://h:70000/", "http://h:x/",
-                                       "http://h/a b",   "nonsense",        "https://h/",
+                                       "http://h/a b",   "nonsense",        "ftp://hos/",
                                        "http://u@h:80/", "http://[::1/" };
     ml_http_fns fns = { got_head, got_data, got_done, NULL };
     fetch f = { 0 }, g = { 0 }, h = { 0 }, k = { 0 };

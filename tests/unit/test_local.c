@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/engine_fixture.h"
 #include "tests/support/must.h"
@@ -11,6 +12,7 @@ typedef struct waiter {
     pthread_mutex_t lock;
     pthread_cond_t cond;
     ml_received h;
+    useconds_t slow_us; /* each call takes this long, so that the test can act meanwhile */
 } waiter;
 
 static void hear_locked(void *ud, const ml_gen_update *u) {
@@ -19,6 +21,8 @@ static void hear_locked(void *ud, const ml_gen_update *u) {
     ml_receive(&w->h, u);
     pthread_cond_broadcast(&w->cond);
     pthread_mutex_unlock(&w->lock);
+    if (w->slow_us)
+        usleep(w->slow_us);
 }
 
 static void await_tokens(waiter *w, int32_t n) {
@@ -90,6 +94,7 @@ static void aborting_and_pausing(void) {
     ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, false);
     init_waiter(&w);
+    w.slow_us = 20000;
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
     await_tokens(&w, 3);
     g->pause(g);

@@ -62,7 +62,8 @@ static int32_t group_size(const ml_mesh_sizes *m, ml_mesh_group g) {
     case ML_GROUP_DATA: return dp * tp;
     case ML_GROUP_REDUCE: return dp * tp * cp;
     case ML_GROUP_EXPERT: return m->ep;
-    case ML_GROUP_EXPERT_DATA: return dp * tp * cp / m->ep;
+    case ML_GROUP_EXPERT_DATA: return dp * tp * cp / (m->ep * m->etp);
+    case ML_GROUP_EXPERT_GATHER: return m->etp;
     case ML_GROUP_GATHER: return m->gather;
     case ML_GROUP_REPLICA: return dp * tp * cp / m->gather;
     case ML_MESH_GROUPS: break;
@@ -139,11 +140,10 @@ static bool compare_row(const ml_json *row) {
     const ml_json *dense = ml_json_get(row, "groups"),
                   *expert = ml_json_get(row, "expert_groups");
     ml_mesh_opts o = { number(row, "tp"), number(row, "cp"), number(row, "pp"),
-                       number(row, "ep") };
+                       number(row, "ep"), number(row, "etp") };
     ml_mesh_sizes m;
 
-    if (number(row, "etp") != 1 ||
-        !ml_str_is(ml_json_get(row, "order")->text, "tp-cp-ep-dp-pp"))
+    if (!ml_str_is(ml_json_get(row, "order")->text, "tp-cp-ep-dp-pp"))
         return false;
     CHECK(ml_mesh_size(&m, number(row, "world"), o, NULL) == ML_OK);
     CHECK(m.size[ML_MESH_DP] == number(row, "dp"));
@@ -153,6 +153,7 @@ static bool compare_row(const ml_json *row) {
     compare_kind(&m, ML_GROUP_REDUCE, ml_json_get(dense, "tp-dp-cp"));
     compare_kind(&m, ML_GROUP_EXPERT, ml_json_get(expert, "ep"));
     compare_kind(&m, ML_GROUP_EXPERT_DATA, ml_json_get(expert, "dp"));
+    compare_kind(&m, ML_GROUP_EXPERT_GATHER, ml_json_get(expert, "tp"));
     return true;
 }
 
@@ -169,7 +170,7 @@ static void megatron(void) {
     else
         for (const ml_json *row = root->child; row; row = row->next)
             n += compare_row(row);
-    CHECK(n == 7);
+    CHECK(n == 8);
     ml_arena_release(&a);
     ml_file_unmap(&f);
 }
@@ -190,6 +191,8 @@ static void bad_sizes(void) {
     refuse(8, (ml_mesh_opts){ .tp = 4, .pp = 4 }, "--pipeline-model-parallel-size 4",
            "a multiple of 16 ranks");
     refuse(8, (ml_mesh_opts){ .pp = 4, .ep = 4 }, "--expert-model-parallel-size 4",
+           "a divisor of 2");
+    refuse(8, (ml_mesh_opts){ .ep = 4, .etp = 4 }, "--expert-tensor-parallel-size 4",
            "a divisor of 2");
     refuse(1, (ml_mesh_opts){ .tp = 2 }, "--tensor-model-parallel-size 2", "1 rank:");
     refuse(4, (ml_mesh_opts){ .cp = -2 }, "--context-parallel-size is -2", "at least 1");

@@ -16,7 +16,8 @@ typedef struct stored {
     ml_st_dtype dtype;
     int32_t n_dim;
     int64_t shape[4];
-    unsigned char fill; /* of every byte */
+    unsigned char fill;   /* of every byte */
+    const int32_t *words; /* or these */
 } stored;
 
 typedef struct checkpoint_case {
@@ -46,6 +47,8 @@ static void write_checkpoint(const checkpoint_case *c) {
         CHECK(ml_st_size(t[i].dtype, t[i].shape, t[i].n_dim, &size) &&
               size <= sizeof bytes);
         memset(bytes, c->t[i].fill, size);
+        if (c->t[i].words)
+            memcpy(bytes, c->t[i].words, size);
         CHECK(ml_st_write(w, i, 0, bytes, size, NULL) == ML_OK);
     }
     CHECK(ml_st_commit(w, NULL) == ML_OK);
@@ -60,7 +63,15 @@ static void write_checkpoint(const checkpoint_case *c) {
 static const checkpoint_case refused[] = {
     { FP8,
       { { "a.weight", ML_ST_F8_E4M3, 2, { 6, 5 }, 0 } },
-      "a.weight_scale_inv (or .weight_scale) is missing" },
+      "a.weight_scale_inv (or .weight_scale, .scale) is missing" },
+    { FP8, { { "a.weight", ML_ST_I8, 2, { 2, 16 }, 0 } }, "_scale, .scale) is missing" },
+    { FP8,
+      { { "a.weight", ML_ST_I8, 2, { 2, 10 }, 0 }, { "a.scale", ML_ST_U8, 1, { 1 }, 0 } },
+      "a matrix of two codes in a byte, in groups of 32 was expected" },
+    { FP8,
+      { { "a.weight", ML_ST_I8, 2, { 2, 32 }, 0 },
+        { "a.scale", ML_ST_F8_E8M0, 2, { 2, 1 }, 0 } },
+      "an exponent for each 32 elements of a row was expected" },
     { FP8,
       { { "a.weight", ML_ST_F8_E4M3, 2, { 6, 5 }, 0 },
         { "a.weight_scale_inv", ML_ST_F32, 2, { 3, 2 }, 0 } },
@@ -74,7 +85,16 @@ static const checkpoint_case refused[] = {
     { FP8,
       { { "a.weight", ML_ST_F8_E4M3, 3, { 2, 3, 5 }, 0 },
         { "a.weight_scale_inv", ML_ST_F32, 1, { 1 }, 0 } },
-      "a matrix was expected" },
+      "scales for each matrix of the stack was expected" },
+    { "{}",
+      { { "a.weight_packed", ML_ST_U8, 2, { 2, 16 }, 0 },
+        { "a.weight_scale", ML_ST_U8, 2, { 2, 2 }, 0 } },
+      "an exponent for each 32 elements of a row was expected" },
+    { PACKED,
+      { { "a.weight_packed", ML_ST_I32, 2, { 2, 2 }, 0 },
+        { "a.weight_scale", ML_ST_BF16, 2, { 2, 3 }, 0 },
+        { "a.weight_shape", ML_ST_I32, 1, { 2 }, 0 } },
+      "two positive integers was expected" },
     { "{}",
       { { "a.weight", ML_ST_U8, 2, { 2, 16 }, 0 },
         { "a.weight_scale", ML_ST_F8_E4M3, 2, { 2, 2 }, 0 } },
@@ -163,9 +183,119 @@ static void scales_have_several_shapes(void) {
     }
 }
 
+/* A tensor of which every element is the same: of codes and scales that are all alike. */
+static void forms_are_read(void) {
+    static const struct {
+        checkpoint_case stored;
+        const char *name;
+        int32_t n_dim;
+        int64_t shape[3];
+        double value;
+    } rows[] = {
+        { { FP8,
+            { { "experts.up", ML_ST_F8_E4M3, 3, { 2, 6, 5 }, 0x39 },
+              { "experts.up_scale_inv", ML_ST_BF16, 3, { 2, 2, 2 }, 0x40 } },
+            NULL },
+          "experts.up",
+          3,
+          { 2, 6, 5 },
+          1.125 * 3 },
+        { { FP8,
+            { { "experts.up", ML_ST_F8_E4M3, 3, { 2, 6, 5 }, 0x39 },
+              { "experts.up_scale", ML_ST_F32, 3, { 2, 6, 1 }, 0 } },
+            NULL },
+          "experts.up",
+          3,
+          { 2, 6, 5 },
+          0 },
+        { { PACKED,
+            { { "a.weight", ML_ST_I8, 2, { 6, 5 }, 0xff },
+              { "a.weight_scale", ML_ST_BF16, 2, { 6, 1 }, 0x40 } },
+            NULL },
+          "a.weight",
+          2,
+          { 6, 5 },
+          -3 },
+        { { PACKED,
+            { { "a.weight_packed", ML_ST_U8, 2, { 6, 32 }, 0x33 },
+              { "a.weight_scale", ML_ST_U8, 2, { 6, 2 }, 0x80 } },
+            NULL },
+          "a.weight",
+          2,
+          { 6, 64 },
+          1.5 * 2 },
+        { { PACKED,
+            { { "a.weight_packed", ML_ST_U8, 2, { 6, 32 }, 0x33 },
+              { "a.weight_scale", ML_ST_F8_E4M3, 2, { 6, 4 }, 0x39 },
+              { "a.weight_global_scale", ML_ST_F32, 1, { 1 }, 0x40 } },
+            NULL },
+          "a.weight",
+          2,
+          { 6, 64 },
+          1.5 * (double)(1.125f / 3.00392150878906250f) },
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ml_checkpoint *c = NULL;
+        ml_err err = { 0 };
+        const ml_st_tensor *t;
+        int64_t n = 1;
+        float v;
+
+        write_checkpoint(&rows[i].stored);
+        if (ml_checkpoint_open(&c, ml_test_dir(), &err) != ML_OK) {
+            ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+            continue;
+        }
+        t = ml_checkpoint_find(c, ml_str_of(rows[i].name), NULL);
+        CHECK(c->n_tensor == 1 && t && t->quant && t->n_dim == rows[i].n_dim);
+        for (int32_t k = 0; t && k < t->n_dim; k++) {
+            CHECK(t->shape[k] == rows[i].shape[k]);
+            n *= t->shape[k];
+        }
+        for (int64_t k = 0; t && k < n; k++) {
+            ml_quant_read(t->quant, k, 1, 1, &v);
+            CHECK(v == (float)rows[i].value);
+        }
+        ml_checkpoint_close(c);
+    }
+}
+
+/* 20 columns in groups of 8: three scales, the last for 4 columns. */
+static void the_last_group_is_smaller(void) {
+    static const int32_t shape[2] = { 1, 20 };
+    static const checkpoint_case packed = {
+        "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
+        "\"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"group_size\": "
+        "8}}}}}",
+        { { "a.weight_packed", ML_ST_I32, 2, { 1, 3 }, 0x99 },
+          { "a.weight_scale", ML_ST_BF16, 2, { 1, 3 }, 0x40 },
+          { "a.weight_shape", ML_ST_I32, 1, { 2 }, 0, shape } },
+        NULL
+    };
+    ml_checkpoint *c = NULL;
+    ml_err err = { 0 };
+    const ml_st_tensor *t;
+    float v[20];
+
+    write_checkpoint(&packed);
+    if (ml_checkpoint_open(&c, ml_test_dir(), &err) != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        return;
+    }
+    t = ml_checkpoint_find(c, ml_str_of("a.weight"), NULL);
+    CHECK(t && t->shape[0] == 1 && t->shape[1] == 20);
+    ml_quant_read(t->quant, 0, 1, 20, v);
+    for (int k = 0; k < 20; k++)
+        CHECK(v[k] == 3.0f);
+    ml_checkpoint_close(c);
+}
+
 static const ml_test tests[] = {
     { "a quantized tensor whose parts do not fit is refused", bad_parts_are_refused },
     { "FP8 scales for blocks, rows and tensors are read", scales_have_several_shapes },
+    { "stacks of FP8 matrices, INT8, MXFP4 and NVFP4 rows are read", forms_are_read },
+    { "the last group of a row may have fewer columns", the_last_group_is_smaller },
     { 0 },
 };
 

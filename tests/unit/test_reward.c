@@ -302,8 +302,11 @@ static void paths_resolve(void) {
     ml_arena_init(&a, "paths");
     CHECK(ml_reward_path_resolve(&opts, &a, "cmd:./score --fast", &err) == ML_OK);
     CHECK(strcmp(opts.command.line, "./score --fast") == 0);
-    CHECK(ml_reward_path_resolve(&opts, &a, "my.module.reward", &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "reward.py");
+    CHECK(ml_reward_path_resolve(&opts, &a, "my.module.reward", &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "--custom-rm-path: my.module.reward: ModuleNotFoundError: No module "
+                       "named 'my' (add its directory to PYTHONPATH)");
+    CHECK(ml_reward_path_resolve(&opts, &a, "reward", &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "./reward.py:function");
     CHECK(ml_reward_path_resolve(&opts, &a, "no_such_file.py", &err) == ML_EIO);
     CHECK_HAS(err.msg, "no_such_file.py");
     CHECK(ml_reward_path_resolve(&opts, &a, "./no_such.so:x", &err) == ML_EIO);

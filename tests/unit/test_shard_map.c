@@ -42,7 +42,7 @@ static void make_nodes(void) {
 }
 
 static ml_shard_map map_over(ml_arena *a, ml_layout layout, int32_t n_rank) {
-    ml_mesh_sizes m = { .size = { 1, 1, n_rank, 1 }, .ep = 1, .gather = 1 };
+    ml_mesh_sizes m = { .size = { 1, 1, n_rank, 1 }, .ep = 1, .etp = 1, .gather = 1 };
     ml_shard_map out;
 
     make_nodes();
@@ -122,7 +122,8 @@ static bool stage_uses(const int32_t *stage, int32_t param, int32_t at) {
 static void check_element(const ml_shard_map *m, const int32_t *stage, int32_t i,
                           int64_t x) {
     int32_t owners = 0, per_stage = m->n_rank / m->mesh.size[ML_MESH_PP];
-    bool members = m->mesh.ep > 1 && params[i].shard == ML_SHARD_EXPERT;
+    int32_t parts = m->mesh.ep * m->mesh.etp;
+    bool members = parts > 1 && params[i].shard == ML_SHARD_EXPERT;
 
     for (int32_t s = 0; s < m->mesh.size[ML_MESH_PP]; s++) {
         int32_t holders = 0;
@@ -131,9 +132,9 @@ static void check_element(const ml_shard_map *m, const int32_t *stage, int32_t i
             owners += own.begin <= x && x < end(own);
             holders += has.begin <= x && x < end(has);
         }
-        CHECK(holders == (stage_uses(stage, i, s)
-                              ? per_stage / (members ? m->mesh.ep : m->mesh.gather)
-                              : 0));
+        CHECK(
+            holders ==
+            (stage_uses(stage, i, s) ? per_stage / (members ? parts : m->mesh.gather) : 0));
     }
     CHECK(owners == 1);
 }
@@ -154,12 +155,15 @@ static void check_group(const ml_shard_map *m, int32_t i, int32_t rank) {
         sum += y.n;
     }
     CHECK(sum == has.n || sum == 0); /* 0: another stage owns a tied parameter */
-    n = ml_mesh_members(member, &m->mesh, rank, ML_GROUP_GATHER);
-    for (int32_t k = 0, whole = 0; k < n && ml_shard_is_gathered(m, i); k++) {
+    n = ml_mesh_members(member, &m->mesh, rank, ml_shard_gather_group(m, i));
+    at = ml_shard_gathered(m, i, rank).begin;
+    for (int32_t k = 0; k < n && ml_shard_is_gathered(m, i); k++) {
         ml_shard_range x = ml_shard_resident(m, i, member[k]);
-        CHECK(x.n == 0 || x.begin == whole);
-        whole += (int32_t)x.n;
+        CHECK(x.n == 0 || x.begin == at);
+        at += x.n;
     }
+    CHECK(!ml_shard_is_gathered(m, i) || has.n == 0 ||
+          at == end(ml_shard_gathered(m, i, rank)));
 }
 
 static void check_mesh(const ml_mesh_sizes *mesh, ml_layout layout) {
@@ -201,6 +205,9 @@ static void parts_of_all_meshes(void) {
                 for (int32_t pp = 1; tp * cp * pp <= world; pp++) {
                     for (int32_t ep = 1; ep <= world; ep++)
                         n += check_sizes(world, (ml_mesh_opts){ tp, cp, pp, ep });
+                    for (int32_t k = 0; k < 9; k++)
+                        check_sizes(world, (ml_mesh_opts){ tp, cp, pp, .ep = 1 + k / 3,
+                                                           .etp = 2 + k % 3 });
                     check_sizes(world,
                                 (ml_mesh_opts){ tp, cp, pp, .fsdp = true, .replicate = 1 });
                     check_sizes(world,

@@ -82,9 +82,8 @@ static bool were_published(victim *v) {
 }
 
 /* MILES_LONG asks for more kills. */
-static void kill_engines(const char *form, const char *flags) {
+static void kill_engines(victim v, const char *form, const char *flags) {
     const char *here = ml_test_path("here"), *there = ml_test_path("there");
-    victim v = victim_of(ml_test_path("there/rollout_weights"), were_published);
     int kills = getenv("MILES_LONG") ? 20 : 3, rounds = 5 * kills, n = 0;
     char out[16000];
 
@@ -103,7 +102,25 @@ static void kill_engines(const char *form, const char *flags) {
 }
 
 static void engines_may_die(void) {
-    kill_engines("version_%ld%299s", ML_FLEET_TWO);
+    kill_engines(victim_of(ml_test_path("there/rollout_weights"), were_published),
+                 "version_%ld%299s", ML_FLEET_TWO "--update-weight-transfer-mode disk ");
+}
+
+/* The same without files: a row of metrics is written just before weights are published. */
+static bool will_be_published(victim *v) {
+    long now = ml_supervisor_run_count(v->place, "\n");
+
+    if (now == 0 || now <= v->seen)
+        return false;
+    v->seen = now;
+    usleep((unsigned)rand_r(&v->seed) % 20000);
+    return true;
+}
+
+/* Also while an engine receives weights over TCP, and another has them already. */
+static void engines_may_die_over_tcp(void) {
+    kill_engines(victim_of(ml_test_path("there/metrics.jsonl"), will_be_published), NULL,
+                 ML_FLEET_TWO "--update-weight-buffer-size 20000 ");
 }
 
 /* Also while a delta is applied: the copy, which both have, is then written again. */
@@ -114,7 +131,8 @@ static void engines_may_die_over_deltas(void) {
              ML_FLEET_TWO "--update-weight-transfer-mode disk-delta "
                           "--update-weight-local-checkpoint-dir %s",
              ml_test_path("copy"));
-    kill_engines("weight_v%ld%299s", flags);
+    kill_engines(victim_of(ml_test_path("there/rollout_weights"), were_published),
+                 "weight_v%ld%299s", flags);
 }
 
 /* Two records of a round are of the same draws. */
@@ -184,6 +202,8 @@ static const ml_test tests[] = {
     { "engines that die over whole weights change no byte", engines_may_die, 300 },
     { "engines that die over weight deltas change no byte", engines_may_die_over_deltas,
       300 },
+    { "engines that die over weights on the network change no byte",
+      engines_may_die_over_tcp, 300 },
     { "requests of a killed engine are answered by another", requests_survive_their_engine,
       300 },
     { 0 },

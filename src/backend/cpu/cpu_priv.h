@@ -56,6 +56,7 @@ ML_CPU_OP(cutoff)      /* row_act.c */
 ML_CPU_OP(match_rms)   /* streams.c */
 ML_CPU_OP(stream_mix)  /* streams.c */
 ML_CPU_OP(hyper_coef)  /* hyper.c */
+ML_CPU_OP(compress)    /* compress.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 ML_CPU_OP(split_cols)  /* merge.c */
 ML_CPU_OP(order_rows)  /* merge.c */
@@ -81,9 +82,14 @@ int64_t ml_cpu_grain(int64_t cost);
 void ml_cpu_split(const ml_stream *s, const ml_op_args *a, int64_t n, int64_t cost,
                   ml_task *task);
 
-/* Writes each row's key to its slot in its KV page; pages are [page, 16, d]. */
-void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, const ml_tensor *k,
-                       const ml_tensor *kpage);
+/* Keys of in[1] and the KV pages [page, ml_page_keys(ratio), width] that they belong to. */
+typedef struct ml_cpu_keys {
+    const ml_tensor *page;
+    int64_t at, width; /* columns of in[1] */
+    int32_t ratio;     /* rows of a key, which is in the last of them */
+} ml_cpu_keys;
+/* Writes each row's key to its slot in its KV page. */
+void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, ml_cpu_keys k);
 /* The sequence that a row belongs to. */
 int32_t ml_cpu_seq_of(const ml_rows *rows, int64_t row);
 

@@ -59,34 +59,46 @@ static glu_pair pair_at(const ml_tensor t[2], bool fused, int64_t row, int64_t w
 static void glu_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
-    ml_glu_fn *glu = j->s->kern->row->glu[a->attr->glu.act];
+    const ml_row_kern *k = j->s->kern->row;
     int64_t width = a->out[0].shape[1];
+    float limit = a->attr->glu.limit;
 
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         glu_pair in = pair_at(a->in, a->attr->glu.fused, t, width);
-        glu((float *)a->out[0].data + t * width, in.gate, in.up, width);
+        float *y = (float *)a->out[0].data + t * width;
+        if (limit > 0.0f)
+            k->glu_limited(y, in.gate, in.up, width, limit);
+        else
+            k->glu[a->attr->glu.act](y, in.gate, in.up, width);
     }
 }
 
 void ml_cpu_glu_forward(ml_stream *s, const ml_op_args *a) {
     ML_BUG_IF(a->attr->glu.fused && a->out[0].data == a->in[0].data);
+    ML_BUG_IF(a->attr->glu.limit > 0.0f && a->attr->glu.act != ML_ACT_SILU);
     ml_cpu_split(s, a, a->in[0].shape[0], 4 * a->out[0].shape[1], glu_rows);
 }
 
 static void glu_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
-    ml_glu_back_fn *back = j->s->kern->row->glu_back[a->attr->glu.act];
-    bool fused = a->attr->glu.fused;
+    const ml_row_kern *k = j->s->kern->row;
+    bool fused = a->attr->glu.fused, add_up = a->din_add[fused ? 0 : 1];
+    float limit = a->attr->glu.limit;
     int64_t width = a->dout[0].shape[1];
 
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         glu_pair in = pair_at(a->in, fused, t, width);
         glu_pair din = pair_at(a->din, fused, t, width);
-        back(din.gate, din.up, (const float *)a->dout[0].data + t * width, in.gate, in.up,
-             width, a->din_add[0], a->din_add[fused ? 0 : 1]);
+        const float *dy = (const float *)a->dout[0].data + t * width;
+        if (limit > 0.0f)
+            k->glu_limited_back(din.gate, din.up, dy, in.gate, in.up, width, a->din_add[0],
+                                add_up, limit);
+        else
+            k->glu_back[a->attr->glu.act](din.gate, din.up, dy, in.gate, in.up, width,
+                                          a->din_add[0], add_up);
     }
 }
 

@@ -31,7 +31,8 @@ typedef struct key_writer {
     const ml_rows *rows;
     const float *k;
     float *page;
-    int64_t width;
+    int64_t width, step; /* step: columns of a row of k */
+    int32_t ratio;       /* rows of a key */
 } key_writer;
 
 static void write_keys(void *ud, int64_t begin, int64_t end, int worker) {
@@ -39,16 +40,21 @@ static void write_keys(void *ud, int64_t begin, int64_t end, int worker) {
 
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
-        int32_t seq = ml_cpu_seq_of(w->rows, row), pos = w->rows->pos[row];
-        int64_t page = w->rows->page[w->rows->page_start[seq] + pos / ML_PAGE];
-        memcpy(w->page + (page * ML_PAGE + pos % ML_PAGE) * w->width, w->k + row * w->width,
-               (size_t)w->width * sizeof(float));
+        int32_t seq = ml_cpu_seq_of(w->rows, row), n_key = w->rows->pos[row] + 1;
+        const int32_t *page = w->rows->page + w->rows->page_start[seq];
+        if (n_key % w->ratio == 0)
+            memcpy(w->page + ml_page_slot(page, n_key / w->ratio - 1, w->ratio) * w->width,
+                   w->k + row * w->step, (size_t)w->width * sizeof(float));
     }
 }
 
-void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, const ml_tensor *k,
-                       const ml_tensor *kpage) {
-    key_writer w = { ml_key_rows(a->rows), k->data, kpage->data, k->shape[1] };
+void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, ml_cpu_keys k) {
+    key_writer w = { .rows = ml_key_rows(a->rows),
+                     .k = (const float *)a->in[1].data + k.at,
+                     .page = k.page->data,
+                     .width = k.width,
+                     .step = a->in[1].shape[1],
+                     .ratio = k.ratio };
     ml_pool_run(ml_cpu(s)->pool, w.rows->n_token, ml_cpu_grain(w.width), write_keys, &w);
 }
 
@@ -111,6 +117,10 @@ size_t ml_cpu_index_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool ba
     return backward ? 0 : index_thread_bytes(a->attr) * (size_t)ml_pool_size(s->pool);
 }
 
+static int32_t rows_of_key(const ml_op_attr *attr) {
+    return attr->index.ratio ? attr->index.ratio : 1;
+}
+
 static float worth_of(const ml_cpu_job *j, const float *q, const float *key,
                       const float *weight, float *product) {
     const ml_op_attr *attr = j->a->attr;
@@ -129,6 +139,7 @@ static void choose_keys(const ml_cpu_job *j, int64_t row, int32_t *chosen, void 
     const ml_op_args *a = j->a;
     int64_t n_head = a->attr->index.n_head, d = a->attr->index.head_dim, n = 0;
     int64_t top_k = a->attr->index.top_k;
+    int32_t ratio = rows_of_key(a->attr), n_key = (a->rows->pos[row] + 1) / ratio;
     const int32_t *page = a->rows->page + a->rows->page_start[ml_cpu_seq_of(a->rows, row)];
     candidate *c = scratch;
     float *weight = (float *)(void *)(c + padded(2 * top_k));
@@ -137,8 +148,8 @@ static void choose_keys(const ml_cpu_job *j, int64_t row, int32_t *chosen, void 
     for (int64_t h = 0; h < n_head; h++)
         weight[h] =
             ((const float *)a->in[2].data)[row * n_head + h] * a->attr->index.weight_scale;
-    for (int32_t pos = 0; pos <= a->rows->pos[row]; pos++) {
-        int64_t slot = (int64_t)page[pos / ML_PAGE] * ML_PAGE + pos % ML_PAGE;
+    for (int32_t pos = 0; pos < n_key; pos++) {
+        int64_t slot = ml_page_slot(page, pos, ratio);
         c[n].worth = worth_of(j, (const float *)a->in[0].data + row * n_head * d,
                               (const float *)a->out[1].data + slot * d, weight, product);
         c[n++].pos = pos;
@@ -171,7 +182,7 @@ static void index_rows(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t row = begin; row < end; row++) {
         int32_t *chosen = (int32_t *)a->out[0].data + row * top_k;
         const int32_t *given = a->given.data;
-        int64_t n = a->rows->pos[row] + 1;
+        int64_t n = (a->rows->pos[row] + 1) / rows_of_key(a->attr);
 
         given = given && given[row * top_k] >= 0 ? given + row * top_k : NULL;
         if (given) {
@@ -190,7 +201,9 @@ static void index_rows(void *ud, int64_t begin, int64_t end, int worker) {
 }
 
 void ml_cpu_index_forward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_write_keys(s, a, &a->in[1], &a->out[1]);
+    ml_cpu_write_keys(
+        s, a,
+        (ml_cpu_keys){ &a->out[1], 0, a->attr->index.head_dim, rows_of_key(a->attr) });
     ml_cpu_split(s, a, a->rows->n_token, 1 << 20, index_rows);
 }
 

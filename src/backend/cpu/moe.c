@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/math.h"
+
 /* ---- route ---- */
 
 /* Scratch: three rows of experts per thread: scores, selection scores (in backward their
@@ -73,6 +75,9 @@ static void expert_scores(const ml_cpu_job *j, float *p, int64_t row) {
 
     if (j->a->attr->moe.sigmoid)
         j->s->kern->row->sigmoid(p, x, n);
+    else if (j->a->attr->moe.sqrt_softplus)
+        for (int64_t e = 0; e < n; e++)
+            p[e] = (float)sqrt(ml_softplus(x[e]));
     else
         j->s->kern->row->softmax(p, x, n);
 }
@@ -84,7 +89,7 @@ static float chosen_sum(const float *p, const int32_t *expert, const ml_op_attr 
         return 1.0f;
     for (int32_t r = 0; r < attr->moe.top_k; r++)
         sum += p[expert[r]];
-    return attr->moe.sigmoid ? sum + 1e-20f : sum;
+    return attr->moe.sigmoid || attr->moe.sqrt_softplus ? sum + 1e-20f : sum;
 }
 
 static void choose(const ml_cpu_job *j, int32_t *expert, const float *p, float *choice,
@@ -101,13 +106,25 @@ static void choose(const ml_cpu_job *j, int32_t *expert, const float *p, float *
         expert[r] = next_best(choice, n, r ? expert[r - 1] : -1);
 }
 
-/* The given experts of a token, or NULL: the router selects. */
-static const int32_t *given_experts(const ml_op_args *a, int64_t t) {
-    const int32_t *given = a->given.data;
+/* Loading checks the tables; other numbers must not leave the tensors. */
+static int32_t expert_of(float number, int32_t n) {
+    return number >= 0.0f && number < (float)n ? (int32_t)number : 0;
+}
 
-    if (given)
-        given += t * a->attr->moe.top_k;
-    return given && given[0] >= 0 ? given : NULL;
+/* Takes the experts of a token that are given, or those of a table of tokens; false: the
+ * router selects. */
+static bool take_experts(const ml_op_args *a, int64_t t, int32_t *expert) {
+    int32_t k = a->attr->moe.top_k;
+    const int32_t *given = a->given.data;
+    const float *table = a->in[1].data;
+
+    if (given && given[t * k] >= 0) {
+        memcpy(expert, given + t * k, (size_t)k * sizeof *expert);
+        return true;
+    }
+    for (int32_t r = 0; table && r < k; r++)
+        expert[r] = expert_of(table[t * k + r], a->attr->moe.n_expert);
+    return table != NULL;
 }
 
 static void route_rows(void *ud, int64_t begin, int64_t end, int worker) {
@@ -119,12 +136,9 @@ static void route_rows(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t t = begin; t < end; t++) {
         float *weight = (float *)a->out[0].data + t * k, sum;
         int32_t *expert = (int32_t *)a->out[1].data + t * k;
-        const int32_t *given = given_experts(a, t);
 
         expert_scores(j, p, t);
-        if (given)
-            memcpy(expert, given, (size_t)k * sizeof *expert);
-        else
+        if (!take_experts(a, t, expert))
             choose(j, expert, p, choice, p + 2 * lane_width(a));
         sum = chosen_sum(p, expert, a->attr);
         for (int32_t r = 0; r < k; r++)
@@ -177,6 +191,16 @@ static float score_gradients(float *dp, const float *p, const int32_t *expert,
     return dot;
 }
 
+/* The gradient of logit x, whose score is p; dot: the sum of dp p over all experts. */
+static float logit_gradient(const ml_op_attr *attr, float x, float p, float dp, float dot) {
+    if (attr->moe.sigmoid)
+        return dp * (p * (1.0f - p));
+    if (attr->moe.sqrt_softplus)
+        return p > 0.0f ? (float)((double)dp * ml_sigmoid((double)x) / (2.0 * (double)p))
+                        : 0.0f;
+    return p * (dp - dot);
+}
+
 static void route_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
@@ -184,6 +208,7 @@ static void route_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     float *p = lane_rows(a, worker), *dp = p + lane_width(a);
 
     for (int64_t t = begin; t < end; t++) {
+        const float *x = (const float *)a->in[0].data + t * n;
         float *dx = (float *)a->din[0].data + t * n, dot;
 
         expert_scores(j, p, t);
@@ -191,8 +216,7 @@ static void route_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
         dot = score_gradients(dp, p, (const int32_t *)a->out[1].data + t * k,
                               (const float *)a->dout[0].data + t * k, a->attr);
         for (int32_t e = 0; e < n; e++) {
-            float d = a->attr->moe.sigmoid ? dp[e] * (p[e] * (1.0f - p[e]))
-                                           : p[e] * (dp[e] - dot);
+            float d = logit_gradient(a->attr, x[e], p[e], dp[e], dot);
             dx[e] = a->din_add[0] ? dx[e] + d : d;
         }
     }

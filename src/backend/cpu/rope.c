@@ -23,7 +23,8 @@ static void table_rows(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         float *cs = (float *)j->a->out[0].data + t * 2 * half;
-        float pos = (float)j->a->rows->pos[t];
+        int32_t at = j->a->rows->pos[t];
+        float pos = (float)(rope->stride > 1 ? at - at % rope->stride : at);
         double scale = table_scale(rope, pos);
         for (int64_t i = 0; i < half; i++) {
             double sine, cosine;
@@ -52,7 +53,7 @@ typedef struct rope_job {
     bool back, add;
 } rope_job;
 
-/* Copies the part of a head that is not rotated. */
+/* Copies a part of a head that is not rotated. */
 static void pass_rest(const rope_job *j, float *y, const float *x, int64_t n) {
     if (j->add)
         j->k->add(y, y, x, n);
@@ -65,6 +66,7 @@ static void rope_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_op_attr *attr = j->a->attr;
     ml_rope_fn *rotate = attr->rope.interleaved ? j->k->rope_pairs : j->k->rope_halves;
     int64_t d = attr->rope.head_dim, dim = attr->rope.dim, width = j->from->shape[1];
+    int64_t at = attr->rope.at;
 
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
@@ -72,8 +74,9 @@ static void rope_rows(void *ud, int64_t begin, int64_t end, int worker) {
         for (int64_t i = t * width; i < (t + 1) * width; i += d) {
             const float *x = (const float *)j->from->data + i;
             float *y = (float *)j->to->data + i;
-            rotate(y, x, cs, dim / 2, j->back, j->add);
-            pass_rest(j, y + dim, x + dim, d - dim);
+            pass_rest(j, y, x, at);
+            rotate(y + at, x + at, cs, dim / 2, j->back != attr->rope.inverse, j->add);
+            pass_rest(j, y + at + dim, x + at + dim, d - at - dim);
         }
     }
 }

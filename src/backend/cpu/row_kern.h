@@ -46,6 +46,11 @@ typedef struct ml_row_kern {
     /* y = act(g) * u, indexed by ml_act; dg or du may be NULL: not computed */
     ml_glu_fn *glu[ML_ACT_COUNT];
     ml_glu_back_fn *glu_back[ML_ACT_COUNT];
+    /* The same with silu, of inputs clamped to a limit. */
+    void (*glu_limited)(float *y, const float *g, const float *u, int64_t n, float limit);
+    void (*glu_limited_back)(float *dg, float *du, const float *dy, const float *g,
+                             const float *u, int64_t n, bool add_g, bool add_u,
+                             float limit);
 
     /* y = tanh(x); dx = dy (1 - y) (1 + y) */
     void (*tanh)(float *y, const float *x, int64_t n);

@@ -161,6 +161,16 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "attention sinks,", attr->attn.n_head);
     if (op == ML_OP_ATTN && attr->attn.chunk)
         return refuse(err, "attention in chunks of", attr->attn.chunk);
+    if (op == ML_OP_ROPE && (attr->rope.at || attr->rope.inverse))
+        return refuse(err, "rotations of the last elements of a head, of size",
+                      attr->rope.head_dim);
+    if (op == ML_OP_ROPE_TABLE && attr->rope.rope->stride > 1)
+        return refuse(err, "rotary positions in steps of", attr->rope.rope->stride);
+    if (op == ML_OP_GLU && attr->glu.limit > 0.0f)
+        return refuse(err, "a clamped SwiGLU with the limit", (long long)attr->glu.limit);
+    if (op == ML_OP_MOE_ROUTE && (attr->moe.sqrt_softplus || a->in[1].n_dim))
+        return refuse(err,
+                      "sqrt(softplus) scores or a table of experts:", attr->moe.n_expert);
     if (op == ML_OP_MOE_COMBINE && !a->in[1].n_dim)
         return refuse(err, "sums without weights of experts:", attr->moe.n_expert);
     if (op == ML_OP_MOE_ROUTE && attr->moe.n_expert > ML_MOE_EXPERTS)

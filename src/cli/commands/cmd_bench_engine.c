@@ -1,12 +1,16 @@
-/* miles bench engine: generation speed of this machine, without a server. */
+/* miles bench engine: generation speed of this machine, without a server.  The ranks of an
+ * engine all submit the same requests and run in lock step; the first one reports. */
 #include <stdio.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "cli/commands/bench_report.h"
 #include "cli/cli.h"
+#include "comm/device/device_comm.h"
 #include "engine/engine.h"
+#include "model/spec_shard.h"
 #include "plugin/model_family.h"
+#include "run/run_ranks.h"
 #include "train/memory.h"
 
 enum { WARMUP_INPUT = 32, WARMUP_OUTPUT = 4 };
@@ -18,6 +22,8 @@ typedef struct bench_job {
     ml_checkpoint *checkpoint;
     ml_tokenizer *tokenizer;
     ml_backend be;
+    ml_run_ranks hosts;
+    ml_comm *comm; /* the ranks of the engine; NULL: one */
     ml_weights weights;
     ml_engine *engine;
     ml_bench_load load;
@@ -29,23 +35,59 @@ typedef struct bench_job {
 
 /* --- opening ---------------------------------------------------------------- */
 
+static ml_status open_ranks(bench_job *j, ml_err *err) {
+    ml_comm *world = j->config->run.ranks.world, *host = NULL;
+    long long tp = j->config->bench.tp, size = ml_comm_size(world);
+    ml_status st = ml_run_ranks_hosts(&j->hosts, world, err);
+
+    if (st != ML_OK)
+        return st;
+    if (size != tp)
+        return ml_fail(err, ML_EUSAGE,
+                       "--tp-size is %lld, and the launcher started %lld rank%s: start "
+                       "mpirun -n %lld miles bench engine ..., or set --tp-size %lld",
+                       tp, size, size == 1 ? "" : "s", tp, size);
+    if (size == 1)
+        return ML_OK;
+    st = world->split(world, &host, 0, world->rank, err);
+    if (st == ML_OK) {
+        j->comm = ml_comm_device(host);
+        j->comm->group = "engine";
+    }
+    return st;
+}
+
+static ml_status open_backend(bench_job *j, ml_err *err) {
+    ml_backend_opts opts = j->config->run.backend;
+    ml_status st;
+
+    opts.n_thread = ml_run_ranks_threads(&j->hosts, opts.n_thread);
+    st = ml_comm_agree(j->comm, ml_backend_open(&j->be, &opts, err), err);
+    return st == ML_OK && j->comm ? ml_comm_device_attach(j->comm, j->be.stream, err) : st;
+}
+
+/* Of several ranks, each has its rows. */
 static ml_status open_weights(bench_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_weight_dtype dtype = c->run.dtype;
-    ml_status st;
+    bool dummy = c->load_format == ML_LOAD_DUMMY;
+    ml_status st = ML_OK;
 
-    if (c->load_format == ML_LOAD_DUMMY) {
+    if (dummy)
         dtype = dtype == ML_WEIGHT_AUTO ? ML_WEIGHT_BF16 : dtype;
+    else
+        st = ml_checkpoint_open(&j->checkpoint, c->run.hf_checkpoint, err);
+    if (st != ML_OK)
+        return st;
+    ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, j->checkpoint, dtype));
+    if (j->comm)
+        st = ml_spec_shard(&j->spec, j->comm->size, j->comm->rank, err);
+    if (st == ML_OK && dummy)
         st = ml_weights_dummy(&j->weights, &j->spec, dtype, (uint64_t)c->bench.seed, &j->be,
                               &j->arena, err);
-    } else {
-        st = ml_checkpoint_open(&j->checkpoint, c->run.hf_checkpoint, err);
-        if (st == ML_OK)
-            st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, dtype, &j->be,
-                                 &j->arena, err);
-    }
-    if (st == ML_OK)
-        ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, j->checkpoint, dtype));
+    else if (st == ML_OK)
+        st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, dtype, &j->be, &j->arena,
+                             err);
     return st;
 }
 
@@ -54,8 +96,10 @@ static double all_bytes(const bench_job *j) {
     const ml_device *dev = j->be.dev;
 
     if (dev->available)
-        return (double)dev->available(dev) + (double)j->weights.buf.bytes;
-    return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+        return (double)ml_run_ranks_bytes(&j->hosts, dev->available(dev), false) +
+               (double)j->weights.buf.bytes;
+    return (double)ml_run_ranks_bytes(
+        &j->hosts, (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), true);
 }
 
 /* Bytes left for the KV cache; 0: as much as the running requests could use. */
@@ -85,7 +129,8 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
                          .chunk = (int32_t)c->bench.chunk,
                          .no_prefix_cache = c->bench.no_prefix_cache,
                          .no_overlap = c->bench.steps.no_overlap,
-                         .record_rows = ml_record_rows(&c->bench.steps) };
+                         .record_rows = ml_record_rows(&c->bench.steps),
+                         .comm = j->comm };
     ml_engine_memory m;
     ml_status st = kv_bytes(j, &o.kv_bytes, err);
 
@@ -99,23 +144,24 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
 
 static ml_status open_all(bench_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    ml_backend_opts opts = c->run.backend;
-    ml_status st = ml_model_open(&j->spec, c->run.hf_checkpoint, c->run.arch.spec.word,
-                                 c->run.arch.spec.n, err);
+    ml_status st = open_ranks(j, err);
 
+    if (st == ML_OK)
+        st = ml_model_open(&j->spec, c->run.hf_checkpoint, c->run.arch.spec.word,
+                           c->run.arch.spec.n, err);
     if (st == ML_OK && c->bench.dataset)
         st = ml_tokenizer_open(&j->tokenizer, c->run.hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_bench_load_make(&j->load, &j->arena, c, j->spec.n_vocab, j->tokenizer, err);
     if (st == ML_OK)
-        st = ml_backend_open(&j->be, &opts, err);
+        st = open_backend(j, err);
     if (st != ML_OK)
         return st;
     j->base_bytes = ml_memory_base(&j->be);
     st = open_weights(j, err);
     if (st == ML_OK)
         st = open_engine(j, err);
-    return st;
+    return ml_comm_agree(j->comm, st, err);
 }
 
 /* --- running ---------------------------------------------------------------- */
@@ -226,6 +272,8 @@ static void run_steps(bench_job *j) {
 static ml_status report(bench_job *j, ml_err *err) {
     ml_text text = { 0 };
 
+    if (!ml_comm_is_first(j->comm))
+        return ML_OK;
     ml_bench_text(&text, &j->run, &j->seen);
     fputs(text.ptr, stdout);
     ml_text_release(&text);
@@ -258,11 +306,15 @@ ml_status ml_cmd_bench_engine(const ml_config *c, ml_err *err) {
     ml_status st;
 
     ml_arena_init(&j.arena, "bench");
-    st = run_job(&j, err);
+    st = ml_comm_agree(c->run.ranks.world, run_job(&j, err), err);
     ml_engine_close(j.engine);
     ml_weights_close(&j.weights);
+    if (j.be.name && j.comm)
+        ml_comm_device_detach(j.comm);
     if (j.be.name)
         ml_backend_close(&j.be);
+    if (j.comm)
+        j.comm->close(j.comm);
     ml_checkpoint_close(j.checkpoint);
     ml_tokenizer_close(j.tokenizer);
     ml_spec_close(&j.spec);

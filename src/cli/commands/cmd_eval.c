@@ -57,6 +57,7 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     st = ml_comm_agree(c->ranks.world, st, err);
     ml_assembly_close(&parts);
     ml_train_run_close(&run);
+    ml_loop_extensions_close();
     ml_run_ranks_close(&c->ranks);
     return st;
 }

@@ -43,8 +43,8 @@ static ml_status run(router_job *j, ml_err *err) {
         st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
     if (st)
         return st;
-    printf("routing to %d workers at http://%s:%d\n", o.n_worker, o.host,
-           ml_router_port(j->router));
+    printf("routing to %d workers at %s://%s:%d\n", o.n_worker, ml_server_scheme(&j->keys),
+           o.host, ml_router_port(j->router));
     fflush(stdout);
     ml_loop_run(j->loop);
     return ML_OK;
@@ -57,5 +57,6 @@ ml_status ml_cmd_router(const ml_config *c, ml_err *err) {
     ml_router_close(j.router);
     if (j.loop)
         ml_loop_free(j.loop);
+    ml_server_keys_release(&j.keys);
     return st;
 }

@@ -1,4 +1,5 @@
-/* miles score: log-probs, entropies, logits and gradients of given sequences. */
+/* miles score: log-probs, entropies, logits and gradients of given sequences.  Several ranks
+ * score together (score_ranks.h); one rank does it here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,17 +7,17 @@
 #include "base/bug.h"
 #include "base/clock.h"
 #include "cli/cli.h"
-#include "cli/commands/score_adapters.h"
-#include "cli/commands/sequences.h"
+#include "cli/commands/score_output.h"
+#include "cli/commands/score_ranks.h"
 #include "model/plan.h"
-#include "model/tensors.h"
 #include "plugin/model_family.h"
+#include "run/opts.h"
+#include "train/grads.h"
 #include "train/memory.h"
 
 /* Sequences are packed into batches of about this many tokens; longer ones get their
  * own. */
 #define PACK_TOKENS 4096
-#define PIECE_BYTES ((size_t)1 << 20) /* gradients are written in pieces of this size */
 
 typedef struct score_job {
     const ml_config *config;
@@ -26,13 +27,13 @@ typedef struct score_job {
     ml_backend be;
     ml_sequences seq;
     ml_score_adapters adapters;
-    ml_weights weights, grads;
+    ml_weights weights;
+    ml_grads grads;
     ml_kv kv;
     ml_plan *plan;
     ml_batch batch;
-    ml_st_writer *out;
-    const ml_named *named; /* tensors with a gradient, by their names in the checkpoint */
-    int32_t n_named;
+    ml_run_ranks ranks;
+    ml_score_output out;
     int32_t *target;    /* [longest sequence] scratch for one sequence's targets */
     float *logprob;     /* [loss rows of a batch] */
     float *entropy;     /* the same */
@@ -40,7 +41,6 @@ typedef struct score_job {
     float *logits;      /* [loss rows of a batch, vocab] or NULL */
     size_t stage_bytes; /* of the four above */
     size_t base_bytes;  /* resident before the planned memory is allocated */
-    double nll;         /* sum of -log-prob over all next tokens */
     int64_t n_step, n_row;
 } score_job;
 
@@ -96,131 +96,25 @@ static void set_targets(score_job *j, int32_t i) {
 
 /* --- results ---------------------------------------------------------------- */
 
-/* The output tensors of sequence i, in this order. */
-static int32_t per_sequence(const score_job *j) {
-    return 1 + j->config->score.entropy + j->config->score.logits;
-}
-
-static ml_status put(score_job *j, int32_t tensor, int64_t at, int64_t n, const float *v,
-                     ml_err *err) {
-    return ml_st_write(j->out, tensor, (size_t)at * sizeof *v, v, (size_t)n * sizeof *v,
-                       err);
-}
-
 /* Loss rows [row, row+n) of the last forward are positions [at, at+n) of sequence i. */
 static ml_status put_rows(score_job *j, int32_t i, int32_t row, int32_t at, int32_t n,
                           ml_err *err) {
-    int32_t tensor = i * per_sequence(j);
-    int32_t scored = at + n < j->seq.len[i] ? n : j->seq.len[i] - 1 - at;
-    int64_t vocab = j->spec.n_vocab;
-    ml_status st = put(j, tensor++, at, scored, j->logprob + row, err);
-
-    for (int32_t k = 0; k < scored; k++)
-        j->nll -= (double)j->logprob[row + k];
-    if (st == ML_OK && j->config->score.entropy)
-        st = put(j, tensor++, at, scored, j->entropy + row, err);
-    if (st == ML_OK && j->config->score.logits)
-        st = put(j, tensor, at * vocab, n * vocab, j->logits + row * vocab, err);
-    return st;
-}
-
-static ml_status put_grad(score_job *j, int32_t tensor, const ml_weights *grads,
-                          const ml_spec *s, const ml_named *named, ml_err *err) {
-    ml_slices all = ml_named_slices(named);
-    int64_t step = (int64_t)(PIECE_BYTES / sizeof(float)) / all.n_value;
-    ml_status st = ML_OK;
-    float *piece;
-
-    step = step < 1 ? 1 : step;
-    piece = malloc((size_t)(step * all.n_value) * sizeof *piece);
-    if (!piece)
-        return ml_fail(err, ML_ENOMEM, "out of memory for %lld gradients",
-                       (long long)(step * all.n_value));
-    for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
-        int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
-        ml_named_read(grads, s, named, r, n, ML_F32, piece);
-        st = put(j, tensor, r * all.n_value, n * all.n_value, piece, err);
-    }
-    free(piece);
-    return st;
+    return ml_score_output_rows(
+        &j->out, i, at, n,
+        (ml_score_rows){ j->logprob + row, j->entropy + row,
+                         j->logits ? j->logits + row * j->spec.n_vocab : NULL },
+        err);
 }
 
 static ml_status put_grads(score_job *j, ml_err *err) {
-    const ml_score_adapters *x = &j->adapters;
-    int32_t tensor = j->seq.n * per_sequence(j);
-    float loss = (float)(j->nll / (double)j->seq.n_next);
-    ml_status st = put(j, tensor++, 0, 1, &loss, err);
+    ml_status st = ml_score_output_loss(&j->out, err);
 
-    for (int32_t i = 0; i < j->n_named && st == ML_OK; i++)
-        st = put_grad(j, tensor++, &j->grads, &j->spec, &j->named[i], err);
-    for (int32_t i = 0; i < x->n && st == ML_OK; i++)
-        for (int32_t k = 0; k < x->n_named[i] && st == ML_OK; k++)
-            st = put_grad(j, tensor++, &x->lora[i].grads, &x->lora[i].spec, &x->named[i][k],
-                          err);
+    if (st == ML_OK && j->adapters.n)
+        return ml_score_output_adapters(&j->out, err);
+    ml_grads_join(&j->grads);
+    for (int32_t k = 0; k < j->out.n_named && st == ML_OK; k++)
+        st = ml_score_output_grad(&j->out, k, &j->grads.sum, err);
     return st;
-}
-
-/* The tensors of the checkpoint that get a gradient. */
-static void list_named(score_job *j) {
-    int32_t n;
-    const ml_named *all = ml_named_list(&j->spec, j->checkpoint, &j->arena, &n);
-    ml_named *list = ML_NEW(&j->arena, ml_named, n);
-
-    for (int32_t i = 0; i < n; i++)
-        if (!j->spec.param[all[i].param].frozen && !j->adapters.n)
-            list[j->n_named++] = all[i];
-    j->named = list;
-}
-
-static void declare(score_job *j, ml_st_tensor *t, const char *name, int32_t n_dim,
-                    int64_t rows, int64_t cols) {
-    *t = (ml_st_tensor){ .name = ml_str_of(ml_arena_printf(&j->arena, "%s", name)),
-                         .dtype = ML_ST_F32,
-                         .n_dim = n_dim,
-                         .shape = { rows, cols } };
-}
-
-static ml_status open_output(score_job *j, ml_err *err) {
-    const ml_config *c = j->config;
-    int32_t n = j->seq.n * per_sequence(j), at = 0;
-    ml_st_tensor *t;
-    char name[600];
-    ml_st_layout layout = { 0 };
-
-    if (c->score.grads)
-        list_named(j);
-    n += j->n_named;
-    for (int32_t i = 0; i < j->adapters.n; i++)
-        n += j->adapters.n_named[i];
-    t = ML_NEW(&j->arena, ml_st_tensor, n + 1);
-    for (int32_t i = 0; i < j->seq.n; i++) {
-        snprintf(name, sizeof name, "logprobs.%d", i);
-        declare(j, &t[at++], name, 1, j->seq.len[i] - 1, 0);
-        snprintf(name, sizeof name, "entropy.%d", i);
-        if (c->score.entropy)
-            declare(j, &t[at++], name, 1, j->seq.len[i] - 1, 0);
-        snprintf(name, sizeof name, "logits.%d", i);
-        if (c->score.logits)
-            declare(j, &t[at++], name, 2, j->seq.len[i], j->spec.n_vocab);
-    }
-    if (c->score.grads)
-        declare(j, &t[at++], "loss", 1, 1, 0);
-    for (int32_t i = 0; i < j->n_named; i++) {
-        const ml_named *d = &j->named[i];
-        snprintf(name, sizeof name, "grad.%s", d->name);
-        declare(j, &t[at], name, d->n_dim, d->shape[0], d->shape[1]);
-        t[at++].shape[2] = d->shape[2];
-    }
-    for (int32_t i = 0; i < j->adapters.n; i++)
-        for (int32_t k = 0; k < j->adapters.n_named[i]; k++) {
-            const ml_named *d = &j->adapters.named[i][k];
-            declare(j, &t[at], ml_score_adapters_grad(&j->adapters, &j->arena, i, k),
-                    d->n_dim, d->shape[0], d->shape[1]);
-            t[at++].shape[2] = d->shape[2];
-        }
-    layout.n = at;
-    layout.tensor = t;
-    return ml_st_create(&j->out, c->score.output, &layout, err);
 }
 
 /* --- memory ----------------------------------------------------------------- */
@@ -236,7 +130,7 @@ static size_t grad_bytes(const score_job *j) {
     if (!j->config->score.grads)
         return 0;
     return j->adapters.n ? ml_score_adapters_bytes(&j->adapters, true)
-                         : ml_weights_bytes(&j->spec, NULL, ML_WEIGHT_F32);
+                         : ml_grads_bytes(&j->spec, NULL);
 }
 
 static size_t memory_plan(const score_job *j, memory_row row[MEMORY_ROWS]) {
@@ -270,6 +164,17 @@ static void print_memory(const score_job *j) {
            (long long)ml_spec_param_count(&j->spec));
     for (int i = 0; i < MEMORY_ROWS; i++)
         printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
+}
+
+/* Of several ranks: memory and threads are rank 0's. */
+static void print_speed(const score_job *j, double seconds) {
+    int64_t n = j->seq.n_next + j->seq.n;
+
+    printf("%d ranks, backend %s %s, %d threads each\n", (int)ml_run_ranks_size(&j->ranks),
+           j->be.name, j->be.level, j->be.n_thread);
+    printf("tokens %lld, %.3f s, %.1f tokens/s\n", (long long)n, seconds,
+           (double)n / seconds);
+    printf("memory: peak %.3f MiB\n", (double)ml_memory_peak(&j->be) / 0x1p20);
 }
 
 static void print_stats(const score_job *j, double seconds) {
@@ -312,14 +217,8 @@ static void add_rows(score_job *j, int32_t i, int32_t at, int32_t n, const int32
         ml_batch_set_adapter(&j->batch, j->adapters.of[i]);
 }
 
-static ml_run run_of(const score_job *j) {
-    return (ml_run){ .weights = &j->weights,
-                     .grads = j->adapters.n ? NULL : &j->grads,
-                     .rows = &j->batch.rows };
-}
-
 static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *err) {
-    ml_run run = run_of(j);
+    ml_run run = { .weights = &j->weights, .rows = &j->batch.rows };
     ml_status st = ML_OK;
 
     ml_batch_clear(&j->batch);
@@ -338,6 +237,8 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
     }
     if (st == ML_OK && j->config->score.grads) {
         set_derivatives(j, first, end);
+        if (!j->adapters.n)
+            ml_grads_bind(&j->grads, &run);
         ml_plan_backward(j->plan, &run, j->dlogprob, NULL);
         st = j->be.dev->sync(j->be.stream, err);
     }
@@ -347,10 +248,9 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
 /* Each token is a step of one row, as in decode; keys are read from the KV pages. */
 static ml_status score_tokenwise(score_job *j, int32_t i, const int32_t *page,
                                  ml_err *err) {
-    ml_run run = run_of(j);
+    ml_run run = { .weights = &j->weights, .kv = &j->kv, .rows = &j->batch.rows };
     ml_status st = ML_OK;
 
-    run.kv = &j->kv;
     set_targets(j, i);
     for (int32_t k = 0; k < j->seq.len[i] && st == ML_OK; k++) {
         ml_batch_clear(&j->batch);
@@ -384,6 +284,19 @@ static ml_status score_all(score_job *j, ml_err *err) {
 
 /* --- the command ------------------------------------------------------------ */
 
+static ml_status open_adapters(score_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+
+    if (ml_run_ranks_size(&j->ranks) > 1 &&
+        (c->score.lora_adapter_path || c->score.lora_paths.n))
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--lora-adapter-path and --lora-paths: several ranks do not score LoRA "
+            "adapters yet; start one process");
+    return ml_score_adapters_open(&j->adapters, &j->arena, c, &j->spec, &j->seq, &j->be,
+                                  err);
+}
+
 static ml_status open_inputs(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_backend_opts opts = c->run.backend;
@@ -402,12 +315,12 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
     if (st == ML_OK && c->score.grads && j->seq.n_next == 0)
         st = ml_fail(err, ML_EFORMAT, "%s: --grads needs a sequence of at least two tokens",
                      c->score.input);
+    opts.n_thread = ml_run_ranks_threads(&j->ranks, opts.n_thread);
     if (st == ML_OK)
         st = ml_backend_open(&j->be, &opts, err);
     if (st == ML_OK)
-        st = ml_score_adapters_open(&j->adapters, &j->arena, c, &j->spec, &j->seq, &j->be,
-                                    err);
-    return st;
+        st = open_adapters(j, err);
+    return ml_comm_agree(j->ranks.world, st, err);
 }
 
 static ml_status make_plan(score_job *j, ml_err *err) {
@@ -430,7 +343,7 @@ static ml_status take_memory(score_job *j, ml_err *err) {
                                    j->config->run.dtype, &j->be, &j->arena, err);
 
     if (st == ML_OK && j->config->score.grads && !j->adapters.n)
-        st = ml_weights_zeros(&j->grads, &j->spec, &j->be, &j->arena, err);
+        st = ml_grads_open(&j->grads, &j->spec, NULL, true, &j->be, &j->arena, err);
     if (st == ML_OK && tokenwise(j))
         st = ml_kv_open(&j->kv, &j->spec, caps.n_page, caps.n_seq, &j->be, &j->arena, err);
     if (st == ML_OK)
@@ -438,6 +351,7 @@ static ml_status take_memory(score_job *j, ml_err *err) {
     if (st != ML_OK)
         return st;
     j->weights.lora = j->adapters.n ? &j->adapters.table : NULL;
+    ml_grads_zero(&j->grads);
     ml_batch_init(&j->batch, &j->arena, caps);
     j->batch.rows.temperature = (float)j->config->score.temperature;
     j->target = ML_NEW(&j->arena, int32_t, j->seq.max_len);
@@ -451,11 +365,27 @@ static ml_status take_memory(score_job *j, ml_err *err) {
     return ML_OK;
 }
 
+/* One rank. */
+static ml_status score_here(score_job *j, ml_err *err) {
+    ml_status st = take_memory(j, err);
+
+    if (st == ML_OK)
+        st = score_all(j, err);
+    return st == ML_OK && j->config->score.grads ? put_grads(j, err) : st;
+}
+
+static ml_status score_together(score_job *j, ml_err *err) {
+    ml_score_ranks_in in = { j->config, &j->spec, j->checkpoint, &j->seq, &j->be };
+
+    return ml_score_ranks_run(&in, &j->ranks, &j->out, err);
+}
+
 static ml_status run_job(score_job *j, ml_err *err) {
+    bool several = ml_run_ranks_size(&j->ranks) > 1;
     ml_status st = open_inputs(j, err);
     double start;
 
-    if (st == ML_OK)
+    if (st == ML_OK && !several)
         st = make_plan(j, err);
     if (st != ML_OK)
         return st;
@@ -467,23 +397,18 @@ static ml_status run_job(score_job *j, ml_err *err) {
     if (j->config->score.grads)
         st = ml_score_adapters_take(&j->adapters, &j->arena, err);
     if (st == ML_OK)
-        st = open_output(j, err);
-    if (st == ML_OK)
-        st = take_memory(j, err);
+        st = ml_score_output_open(&j->out, j->config, &j->spec, &j->seq, j->checkpoint,
+                                  &j->adapters, ml_run_ranks_first(&j->ranks), &j->arena,
+                                  err);
+    st = ml_comm_agree(j->ranks.world, st, err);
     if (st != ML_OK)
         return st;
     start = ml_clock_s();
-    st = score_all(j, err);
-    for (int32_t i = 0; j->config->score.grads && i < j->adapters.n; i++)
-        ml_lora_join_grads(&j->adapters.lora[i]);
-    if (st == ML_OK && j->config->score.grads)
-        st = put_grads(j, err);
-    if (st == ML_OK) {
-        st = ml_st_commit(j->out, err);
-        j->out = NULL;
-    }
-    if (st == ML_OK && j->config->score.stats)
-        print_stats(j, ml_clock_s() - start);
+    st = several ? score_together(j, err) : score_here(j, err);
+    if (st == ML_OK)
+        st = ml_score_output_commit(&j->out, err);
+    if (st == ML_OK && j->config->score.stats && ml_run_ranks_first(&j->ranks))
+        (several ? print_speed : print_stats)(j, ml_clock_s() - start);
     return st;
 }
 
@@ -492,14 +417,18 @@ ml_status ml_cmd_score(const ml_config *c, ml_err *err) {
     ml_status st;
 
     ml_arena_init(&j.arena, "score");
-    st = run_job(&j, err);
-    ml_st_abort(j.out);
+    st = ml_score_ranks_open(&j.ranks, c, err);
+    if (st == ML_OK)
+        st = run_job(&j, err);
+    st = ml_comm_agree(j.ranks.world, st, err);
+    ml_score_output_abort(&j.out);
     free(j.logprob);
     ml_plan_free(j.plan);
     ml_kv_close(&j.kv);
     ml_score_adapters_close(&j.adapters);
-    ml_weights_close(&j.grads);
+    ml_grads_close(&j.grads);
     ml_weights_close(&j.weights);
+    ml_run_ranks_close(&j.ranks);
     if (j.be.name)
         ml_backend_close(&j.be);
     ml_checkpoint_close(j.checkpoint);

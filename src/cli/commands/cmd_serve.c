@@ -320,6 +320,7 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
 static ml_status follow(serve_job *j, ml_err *err) {
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
     return open_gen(j, err);
 }
 
@@ -331,6 +332,7 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.gen = j->gen;
     o.memory.release = ml_local_release;
     o.memory.take = ml_local_take;
+    o.group = ml_local_group_do;
     o.tokenizer = j->tokenizer;
     o.chat = j->chat;
     o.tools = tool_format(c);
@@ -370,8 +372,8 @@ static ml_status run_server(serve_job *j, ml_err *err) {
         st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
     if (st)
         return st;
-    printf("serving %s at http://%s:%d\n", model_name(j), j->config->server.host,
-           ml_server_port(j->server));
+    printf("serving %s at %s://%s:%d\n", model_name(j), ml_server_scheme(&j->keys),
+           j->config->server.host, ml_server_port(j->server));
     fflush(stdout);
     ml_loop_run(j->loop);
     return ML_OK;
@@ -420,6 +422,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_server_close(j.server);
     if (j.loop)
         ml_loop_free(j.loop);
+    ml_server_keys_release(&j.keys);
     ml_text_release(&j.flags);
     ml_chat_template_close(j.chat);
     ml_tokenizer_close(j.tokenizer);

@@ -185,7 +185,10 @@ static ml_status check_algorithm(job *j, ml_err *err) {
 
 static ml_status check_extensions(job *j, ml_err *err) {
     ml_loop_extensions extensions = { 0 };
-    return ml_loop_extensions_resolve(&extensions, &j->c->run.extensions.path, err);
+    ml_status st = ml_loop_extensions_resolve(&extensions, &j->c->run.extensions.path, err);
+
+    ml_loop_extensions_close();
+    return st;
 }
 
 /* --- the machine ----------------------------------------------------------------- */

@@ -86,6 +86,39 @@ void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c) {
     ml_text_printf(out, "\n}\n");
 }
 
+/* A number that is 0 without a default, and an empty list, are None in Miles. */
+static bool is_unset(const ml_flag *f, const void *at) {
+    ml_string_list list;
+
+    if (f->type == ML_FLAG_I64 || f->type == ML_FLAG_BYTES)
+        return !f->def && read_int(f, at) == 0;
+    if (f->type != ML_FLAG_LIST)
+        return false;
+    memcpy(&list, at, sizeof list);
+    return list.n == 0;
+}
+
+void ml_flags_args(ml_text *out, ml_cmd cmd, const ml_config *c) {
+    ml_flag_list l;
+
+    ml_flag_list_init(&l, cmd);
+    ml_text_printf(out, "{");
+    for (int i = 0; i < l.n; i++) {
+        const ml_flag *f = l.row[i];
+        int same = f->same_as ? ml_flag_list_find(&l, ml_str_of(f->same_as)) : -1;
+        const ml_flag *live = same >= 0 ? l.row[same] : f;
+        const char *at = (const char *)c + live->at;
+        ml_text_printf(out, "%s\"%s\": ", i ? ", " : "", f->name);
+        if (live->state != ML_FLAG_LIVE || live->secret)
+            ml_text_printf(out, live->type == ML_FLAG_BOOL ? "false" : "null");
+        else if (is_unset(live, at))
+            ml_text_printf(out, "null");
+        else
+            write_value(out, live, at);
+    }
+    ml_text_printf(out, "}");
+}
+
 /* --- flags of a run that is resumed ---------------------------------------------- */
 
 /* Formats a value as a user would write it.  Numbers without a default are 0 if not

@@ -6,7 +6,7 @@
 
 #define TRAIN ML_CMD_TRAIN
 
-static const char *const transfers[] = { "broadcast", "disk-delta", "p2p", NULL };
+static const char *const transfers[] = { "broadcast", "disk-delta", "p2p", "disk", NULL };
 static const char *const unused[] = { "drop", "retry", NULL };
 static const char *const retract[] = { "retract", NULL };
 static const char *const granularity[] = { "group", "sample", NULL };
@@ -200,7 +200,8 @@ const ml_flag ml_flags_async[] = {
       .min = 1,
       .max = 1e15,
       .group = "remote engines",
-      .help = "Maximum size of a file of published weights." },
+      .help = "Maximum size of a file of published weights, or of the tensors that one "
+              "request asks for over TCP." },
     { .name = "update-weight-transfer-mode",
       .type = ML_FLAG_WORD,
       ML_AT(run.mode.transfer),
@@ -208,11 +209,23 @@ const ml_flag ml_flags_async[] = {
       .def = "broadcast",
       .group = "remote engines",
       .help =
-          "broadcast: write all weights for each publication.  disk-delta: write the "
-          "difference to the last publication, which engines apply to their local "
-          "copy; write all weights if a delta cannot be applied or is not smaller.  "
-          "The results do not depend on it.  p2p is accepted only for an engine in this "
-          "process, which needs no transfer." },
+          "How remote engines get weights.  broadcast: over TCP, in requests of "
+          "--update-weight-buffer-size; a copy of the weights is kept in host memory.  "
+          "disk: "
+          "all weights as files, which engines read from --update-weight-disk-dir.  "
+          "disk-delta: files with the difference to the last publication, which engines "
+          "apply to their local copy; all weights if a delta cannot be applied or is not "
+          "smaller.  The results do not depend on it.  p2p is accepted only for an engine "
+          "in this process, which needs no transfer." },
+    { .name = "update-weight-address",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.publish.address),
+      .value = "HOST",
+      .def_note = "that of the route to the first engine",
+      .group = "remote engines",
+      .from = ML_FROM_OURS,
+      .help = "broadcast: name or address under which engines connect to this process, if "
+              "they see another than it does." },
     { .name = "update-weight-local-checkpoint-dir",
       .type = ML_FLAG_PATH,
       ML_AT(run.publish.copy),

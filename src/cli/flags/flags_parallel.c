@@ -2,31 +2,31 @@
 #include "cli/flags/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
+#define RANKED (TRAIN | ML_CMD_SCORE) /* ranks divide the model */
 
-static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
 static const char *const f32[] = { "fp32", "float32", NULL };
 
-#define ONE_RANK "An expert is on one rank: see --expert-model-parallel-size."
 #define RANK "ranks divide the samples and the optimizer state; nothing else is divided"
 #define ALWAYS "this is always so"
 #define PLACE "mpirun places the ranks; rank 0 sends the samples to the others"
+#define NO_TRAINER                                                                         \
+    "evaluation does not train; --rollout-num-gpus-per-engine divides the model"
 #define NO_ENGINES "supervised fine-tuning does not generate"
-#define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
-#define FAULTS "a rank that fails ends the job; resume it with --load"
+#define TRANSFER "weights travel over TCP or as files; see --update-weight-transfer-mode"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
 
 #define ML_SIZE(word, field, sentence)                                                     \
     {                                                                                      \
         .name = word, .type = ML_FLAG_I64, ML_AT(run.place.field), .def = "1", .min = 1,   \
-        .max = 1e6, .group = "ranks", .cmds = TRAIN, .from = ML_FROM_MEGATRON,             \
+        .max = 1e6, .group = "ranks", .cmds = RANKED, .from = ML_FROM_MEGATRON,            \
         .help = sentence                                                                   \
     }
 
 #define ML_LAYERS(word, field, without, sentence)                                          \
     {                                                                                      \
         .name = word, .type = ML_FLAG_I64, ML_AT(run.place.field), .def_note = without,    \
-        .min = 1, .max = 1e6, .group = "ranks", .cmds = TRAIN, .from = ML_FROM_MEGATRON,   \
+        .min = 1, .max = 1e6, .group = "ranks", .cmds = RANKED, .from = ML_FROM_MEGATRON,  \
         .help = sentence                                                                   \
     }
 
@@ -38,7 +38,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 1,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "Hosts of the job.  mpirun -n places the ranks; a job of another size ends "
               "with a message." },
@@ -49,7 +49,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 1,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "Ranks of a host: the job must have --actor-num-nodes times as many.  A dry "
               "run without mpirun plans one of them." },
@@ -60,7 +60,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 1,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "Ranks that a host may have at most." },
     { .name = "distributed-timeout-minutes",
@@ -70,7 +70,7 @@ const ml_flag ml_flags_parallel[] = {
       .min = 0,
       .max = 1e6,
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MEGATRON,
       .help = "The job ends if a rank waits longer than this for another one in training. "
               " 0: no limit." },
@@ -93,14 +93,14 @@ const ml_flag ml_flags_parallel[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.place.count_embedding),
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MEGATRON,
       .help = "The embedding counts as a layer of the first pipeline stage." },
     { .name = "account-for-loss-in-pipeline-split",
       .type = ML_FLAG_BOOL,
       ML_AT(run.place.count_loss),
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MEGATRON,
       .help = "The LM head and the loss count as a layer of the last pipeline stage." },
     ML_REFUSED("pipeline-model-parallel-layout", TEXT, MEGATRON, TRAIN,
@@ -119,7 +119,21 @@ const ml_flag ml_flags_parallel[] = {
         "expert-model-parallel-size", ep,
         "Consecutive ranks that divide the experts of each layer: the rows of tokens are "
         "sent to the ranks of their experts, and their results back."),
-    ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_SIZE(
+        "expert-tensor-parallel-size", etp,
+        "Consecutive ranks that divide the weights of the same experts, and gather those "
+        "of a layer when they need them."),
+    { .name = "gradient-shards",
+      .type = ML_FLAG_I64,
+      ML_AT(run.trainer.grad_shards),
+      .def_note = "as many as data parallel ranks",
+      .min = 1,
+      .max = 4096,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .help = "Gradients are summed over so many parts of a step, a power of two, in a "
+              "fixed tree: runs on 1, 2, 4, ... data parallel ranks are then the same "
+              "bytes.  Needs memory for more sets of gradients." },
     { .name = "dp-replicate-size",
       .type = ML_FLAG_I64,
       ML_AT(run.place.replicas),
@@ -146,11 +160,14 @@ const ml_flag ml_flags_parallel[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.trainer.contiguous),
       .group = "ranks",
-      .cmds = TRAIN,
+      .cmds = RANKED,
       .from = ML_FROM_MILES,
       .help = "With --context-parallel-size: a rank has one piece of a micro-batch instead "
               "of two of each sequence." },
-    ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, "ranks exchange data over MPI"),
+    ML_NOOP(
+        "distributed-backend", TEXT, MEGATRON, TRAIN,
+        "each group of ranks uses the best transport that all of them have: CUDA IPC on a "
+        "host, NCCL between GPUs of several hosts, otherwise MPI"),
     ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, ALWAYS),
     { .name = "rollout-num-gpus",
       .type = ML_FLAG_I64,
@@ -175,6 +192,11 @@ const ml_flag ml_flags_parallel[] = {
       .from = ML_FROM_MILES,
       .help = "Ranks of an engine, which divide its matrices and its KV cache; samples and "
               "log-probs are those of one rank." },
+    ML_NOOP("tensor-model-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("pipeline-model-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("context-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("expert-model-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
+    ML_NOOP("expert-tensor-parallel-size", TEXT, MEGATRON, ML_CMD_EVAL, NO_TRAINER),
     ML_NOOP("rollout-num-gpus", TEXT, MILES, ML_CMD_SFT, NO_ENGINES),
     ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, ML_CMD_SFT, NO_ENGINES),
     ML_NOOP("pin-rollout-manager-to-head", BOOL, MILES, TRAIN, PLACE),
@@ -198,11 +220,64 @@ const ml_flag ml_flags_parallel[] = {
              "--offload-train moves the optimizer state to host memory."),
     ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
-    ML_REFUSED("ft-components", LIST, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-failure-threshold", TEXT, MILES, TRAIN, FAULTS),
+    { .name = "ft-components",
+      .type = ML_FLAG_LIST,
+      ML_AT(ft_components),
+      .value = "WORD",
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "What --use-fault-tolerance restarts: rollout, the engines.  train is refused: "
+          "a rank that fails ends the job with exit code 3, and a launcher starts it "
+          "again (docs/SCALE.md)." },
+    { .name = "trainer-heartbeat-checker-interval",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.beat_s),
+      .value = "SECONDS",
+      .def_note = "a quarter of --distributed-timeout-minutes, 10 s at most",
+      .min = 0.01,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "Time between heartbeats of the ranks.  If given, the job ends when a rank is "
+          "silent for --trainer-heartbeat-checker-failure-threshold times this and "
+          "--trainer-heartbeat-checker-timeout, instead of "
+          "--distributed-timeout-minutes." },
+    { .name = "trainer-heartbeat-checker-timeout",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.beat_timeout_s),
+      .value = "SECONDS",
+      .def = "10",
+      .min = 0,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Time by which a heartbeat may be late." },
+    { .name = "trainer-heartbeat-checker-first-wait",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.beat_first_s),
+      .value = "SECONDS",
+      .def = "300",
+      .min = 0,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Time by which the first heartbeat may be later." },
+    { .name = "trainer-heartbeat-checker-failure-threshold",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.beat_failures),
+      .def = "3",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Heartbeats that may be missing one after the other." },
     ML_REFUSED("mini-ft-controller-enable", BOOL, MILES, TRAIN, CONTROL),
     ML_REFUSED("control-server-port", TEXT, MILES, TRAIN, CONTROL),
     ML_REFUSED("mini-ft-controller-poll-interval", TEXT, MILES, TRAIN, CONTROL),

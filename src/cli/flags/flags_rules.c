@@ -313,12 +313,28 @@ static bool interleaves_uneven_ends(const ml_config *c) {
     return interleaves(c) && (c->run.place.first_layers || c->run.place.last_layers);
 }
 
+static bool shards_unevenly(const ml_config *c) {
+    int32_t n = c->run.trainer.grad_shards;
+    return n & (n - 1);
+}
+
+static bool shards_what_is_divided(const ml_config *c) {
+    const ml_place_opts *p = &c->run.place;
+    return c->run.trainer.grad_shards && (p->tp > 1 || p->cp > 1 || p->ep > 1 ||
+                                          p->etp > 1 || p->backend == ML_TRAIN_FSDP);
+}
+
 #define ALGO (ML_CMD_TRAIN | ML_CMD_LOSS)
 #define NO_END "--num-rollout or --num-epoch is required"
 #define PROFILE "--profile needs --save, the directory for the trace"
 #define SAVE_HF "--save-hf needs --save, the directory for snapshots"
 #define SETS_TWICE "--eval-config and --eval-prompt-data exclude each other: remove one"
 #define INTERVAL "--save-interval needs --save, the directory for snapshots"
+
+static bool no_certificate(const ml_config *c) {
+    return !c->access.tls_cert &&
+           (c->access.tls_key || c->access.tls_password || c->access.tls_client_ca);
+}
 
 const ml_rule ml_rules[] = {
     { "convert-output", ML_CMD_CONVERT, one_output,
@@ -337,6 +353,11 @@ const ml_rule ml_rules[] = {
     { "metric", ML_CMD_SFT | ML_CMD_TRAIN, half_a_metric,
       "--ci-metric-checker-key and --ci-metric-checker-threshold need each other: give "
       "both" },
+    { "gradient-shards", ML_CMD_SFT | ML_CMD_TRAIN, shards_unevenly,
+      "--gradient-shards must be a power of two" },
+    { "gradient-shards-sizes", ML_CMD_SFT | ML_CMD_TRAIN, shards_what_is_divided,
+      "--gradient-shards goes with data and pipeline parallelism alone: remove it, or the "
+      "tensor, context and expert parallel sizes and --train-backend fsdp" },
     { "interleaved-stages", ML_CMD_SFT | ML_CMD_TRAIN, interleaves_one_stage,
       "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
       "need --pipeline-model-parallel-size of at least 2" },
@@ -439,6 +460,8 @@ const ml_rule ml_rules[] = {
       "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
       "times --n-samples-per-prompt): lower --global-batch-size or "
       "--num-steps-per-rollout, or raise --rollout-batch-size" },
+    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER, no_certificate,
+      "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs need --ssl-certfile" },
     { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
       "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },
     { "stop-token-ids", ML_CMD_TRAIN | ML_CMD_EVAL, no_token_id,

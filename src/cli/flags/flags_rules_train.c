@@ -18,6 +18,10 @@ static bool lora_with_copies(const ml_config *c) {
     return ml_run_has_lora(&c->run) && (c->run.ref_interval || c->run.keep_old_actor);
 }
 
+static bool lora_with_shards(const ml_config *c) {
+    return ml_run_has_lora(&c->run) && c->run.trainer.grad_shards > 1;
+}
+
 static bool lora_dropout(const ml_config *c) {
     return c->run.lora.dropout > 0;
 }
@@ -69,15 +73,36 @@ static bool place_without_engines(const ml_config *c) {
 }
 
 static bool engines_of_two_kinds(const ml_config *c) {
-    return c->run.mode.external && c->run.mode.n_engine;
+    return ml_run_external(&c->run) && c->run.mode.n_engine;
+}
+
+static bool router_without_port(const ml_config *c) {
+    return c->run.mode.router_ip && (c->run.router.port < 1 || c->run.mode.external);
+}
+
+static bool router_of_nothing(const ml_config *c) {
+    return c->run.router.port >= 0 && !c->run.mode.router_ip &&
+           (!ml_run_elsewhere(&c->run) || (!c->run.save && !c->run.publish.dir));
 }
 
 static bool engines_in_one_set(const ml_config *c) {
     return c->run.mode.colocate && c->run.mode.n_engine;
 }
 
+/* Files, and logs of the engines of the run. */
 static bool no_place_for_weights(const ml_config *c) {
-    return ml_run_elsewhere(&c->run) && !c->run.publish.dir && !c->run.save;
+    return ml_run_elsewhere(&c->run) && !c->run.publish.dir && !c->run.save &&
+           (c->run.mode.n_engine || c->run.mode.transfer != ML_TRANSFER_BROADCAST);
+}
+
+static bool place_without_files(const ml_config *c) {
+    return c->run.publish.dir && c->run.mode.transfer == ML_TRANSFER_BROADCAST &&
+           !c->run.mode.n_engine;
+}
+
+static bool address_without_tcp(const ml_config *c) {
+    return c->run.publish.address &&
+           (!ml_run_elsewhere(&c->run) || c->run.mode.transfer != ML_TRANSFER_BROADCAST);
 }
 
 static bool peer_to_peer(const ml_config *c) {
@@ -93,7 +118,7 @@ static bool delta_without_copy(const ml_config *c) {
 }
 
 static bool delta_flag_without_delta(const ml_config *c) {
-    return c->run.mode.transfer == ML_TRANSFER_BROADCAST &&
+    return c->run.mode.transfer != ML_TRANSFER_DISK_DELTA &&
            (c->run.publish.copy || c->run.publish.write.encoding ||
             c->run.publish.write.checksum);
 }
@@ -103,7 +128,7 @@ static bool uneven_engines(const ml_config *c) {
 }
 
 static bool evaluates_elsewhere(const ml_config *c) {
-    return c->run.eval_gpus && c->run.mode.external;
+    return c->run.eval_gpus && ml_run_external(&c->run);
 }
 
 static bool no_place_for_snapshots(const ml_config *c) {
@@ -120,7 +145,8 @@ static bool prefill_alone(const ml_config *c) {
 }
 
 static bool hook_without_files(const ml_config *c) {
-    return c->run.extensions.path.weights_written && !ml_run_elsewhere(&c->run);
+    return c->run.extensions.path.weights_written &&
+           (!ml_run_elsewhere(&c->run) || c->run.mode.transfer == ML_TRANSFER_BROADCAST);
 }
 
 static bool analyses_nothing(const ml_config *c) {
@@ -134,6 +160,13 @@ static bool skips_what_it_checks(const ml_config *c) {
 
 static bool faults_without_engines(const ml_config *c) {
     return c->run.debug.faults && !c->run.mode.n_engine;
+}
+
+static bool restarts_ranks(const ml_config *c) {
+    for (int i = 0; i < c->ft_components.n; i++)
+        if (strcmp(c->ft_components.word[i], "rollout") != 0)
+            return true;
+    return false;
 }
 
 static bool takes_turns_with_itself(const ml_config *c) {
@@ -212,6 +245,8 @@ const ml_rule ml_rules_train[] = {
       "--lora-rank excludes --ref-update-interval and --keep-old-actor: the reference is "
       "the "
       "model without the adapter" },
+    { "lora-shards", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_shards,
+      "--lora-rank excludes --gradient-shards: one process trains an adapter" },
     { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
       "--lora-dropout must be 0: dropout is not supported" },
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
@@ -244,12 +279,25 @@ const ml_rule ml_rules_train[] = {
       "--rollout-num-engines" },
     { "train-engines-twice", ML_CMD_TRAIN, engines_of_two_kinds,
       "--rollout-num-engines and --rollout-external exclude each other: remove one" },
+    { "train-router-port", ML_CMD_TRAIN, router_without_port,
+      "--sglang-router-ip needs --sglang-router-port N, the router's port, and excludes "
+      "--rollout-external" },
+    { "train-router-engines", ML_CMD_TRAIN, router_of_nothing,
+      "--sglang-router-port is for remote engines: add --rollout-external or "
+      "--rollout-num-engines, and --save, where router.json has the address" },
     { "train-engines-colocate", ML_CMD_TRAIN, engines_in_one_set,
       "--colocate excludes --rollout-num-engines, whose engines have their own weights: "
       "remove one of them" },
     { "train-weights-nowhere", ML_CMD_TRAIN, no_place_for_weights,
-      "remote engines read weights from a directory: give --update-weight-disk-dir DIR, or "
-      "--save" },
+      "remote engines read weights from a directory, and those of the run write logs "
+      "there: "
+      "give --update-weight-disk-dir DIR, or --save" },
+    { "train-weights-no-files", ML_CMD_TRAIN, place_without_files,
+      "--update-weight-disk-dir is for files: add --update-weight-transfer-mode disk, or "
+      "remove it" },
+    { "train-weights-address", ML_CMD_TRAIN, address_without_tcp,
+      "--update-weight-address is for remote engines with --update-weight-transfer-mode "
+      "broadcast: remove it" },
     { "train-weights-p2p", ML_CMD_TRAIN, peer_to_peer,
       "--update-weight-transfer-mode p2p is not supported with remote engines: use "
       "broadcast "
@@ -279,13 +327,20 @@ const ml_rule ml_rules_train[] = {
       "--recompute-logprobs-via-prefill needs --true-on-policy-mode and an engine, not "
       "--load-debug-rollout-data" },
     { "train-weights-hook", ML_CMD_TRAIN, hook_without_files,
-      "--custom-update-weight-post-write-path needs remote engines: add --rollout-external "
-      "or --rollout-num-engines, or remove it" },
+      "--custom-update-weight-post-write-path needs remote engines that read files: add "
+      "--rollout-external or --rollout-num-engines, and --update-weight-transfer-mode disk "
+      "or disk-delta; or remove it" },
     { "train-events", ML_CMD_TRAIN, analyses_nothing,
       "--enable-event-analyzer needs --save-debug-event-data, the events to check" },
     { "train-faults", ML_CMD_TRAIN, faults_without_engines,
       "--ci-ft-test-actions kills engines of the run: add --rollout-num-engines and "
       "--use-fault-tolerance" },
+    { "train-ft-components", ML_CMD_SFT | ML_CMD_TRAIN, restarts_ranks,
+      "--ft-components: only rollout is supported, the engines of --use-fault-tolerance.  "
+      "A "
+      "training rank that fails ends the job with exit code 3: let a launcher start it "
+      "again, "
+      "with --load" },
     { "train-offload", ML_CMD_TRAIN, takes_turns_with_itself,
       "--offload, --offload-train and --offload-rollout need miles train with the engine "
       "in the same process" },

@@ -173,6 +173,7 @@ typedef struct ml_rope_opts {
     double partial;        /* default partial_rotary_factor, 1: whole head */
     bool scaled;           /* rope_scaling applies */
     const char *type;      /* default rope_type; NULL: "default" */
+    double attention;      /* default of YaRN's attention_factor; 0: from its factor */
 } ml_rope_opts;
 const ml_rope *ml_rope_read(ml_builder *b, int32_t head_dim, ml_rope_opts o);
 

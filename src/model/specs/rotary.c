@@ -10,6 +10,7 @@ typedef struct rope_source {
     const char *where;     /* its name in messages, with a trailing dot */
     const char *type;      /* default rope_type */
     double theta, partial;
+    double attention; /* default of attention_factor; 0: from the other numbers */
 } rope_source;
 
 static double param(ml_builder *b, const rope_source *r, const char *key, double def,
@@ -22,7 +23,9 @@ static rope_source find_source(ml_builder *b, ml_rope_opts o) {
     ml_hf_config *c = b->config;
     const ml_json *all = ml_hf_config_get(c, "rope_parameters");
     const ml_json *scaling = ml_hf_config_get(c, "rope_scaling");
-    rope_source r = { .where = "rope_parameters.", .type = o.type ? o.type : "default" };
+    rope_source r = { .where = "rope_parameters.",
+                      .type = o.type ? o.type : "default",
+                      .attention = o.attention };
     double theta =
         ml_hf_config_num(c, o.theta_key ? o.theta_key : "rope_theta", o.theta, 1, 1e15);
     double partial = ml_hf_config_num(c, "partial_rotary_factor", o.partial, 0, 1);
@@ -100,7 +103,8 @@ static void yarn(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq
     double slow = param(b, r, "beta_slow", 1, 1e-6, 1e6);
     double mscale = param(b, r, "mscale", 0, 0, 1e3);
     double all_dim = param(b, r, "mscale_all_dim", 0, 0, 1e3);
-    double attn = mscale > 0 && all_dim > 0
+    double attn = r->attention > 0 ? r->attention
+                  : mscale > 0 && all_dim > 0
                       ? yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
                       : yarn_mscale(factor, 1);
     double low = yarn_dim(fast, rope, r->theta, old),

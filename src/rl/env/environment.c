@@ -170,10 +170,28 @@ static void ask_worker(ml_environment *e, ml_reply *r, const miles_turn_in *in) 
     ml_text_release(&answer);
 }
 
+static void ask_python(const ml_environment *e, ml_reply *r, const miles_turn_in *in) {
+    ml_text call = { 0 }, answer = { 0 };
+
+    ml_text_printf(&call, "{\"f\": \"%s\", \"turn\": ", e->opts->python_flag);
+    write_question(&call, in);
+    ml_text_printf(&call, "}");
+    switch (ml_worker_pool_ask(e->opts->pool, &answer, (ml_str){ call.ptr, call.len },
+                               e->opts->deadline_s)) {
+    case ML_WORKER_ANSWERED: read_answer(r, (ml_str){ answer.ptr, answer.len }); break;
+    case ML_WORKER_LATE: fail(r, ML_REWARD_TIMEOUT, answer.ptr); break;
+    case ML_WORKER_DIED: fail(r, ML_REWARD_CRASH, answer.ptr); break;
+    }
+    ml_text_release(&call);
+    ml_text_release(&answer);
+}
+
 void ml_environment_reply(ml_environment *e, ml_reply *r, const miles_turn_in *in) {
     *r = (ml_reply){ .arena = r->arena, .reward = (double)NAN, .why = "" };
     if (e->worker)
         ask_worker(e, r, in);
+    else if (e->opts->pool)
+        ask_python(e, r, in);
     else
         ask_extension(e, r, in);
 }

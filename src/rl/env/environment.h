@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "rl/reward/rewards.h"
 #include "base/line_process.h"
+#include "base/worker_pool.h"
 
 /* The environment's reply to a turn of the model. */
 typedef struct ml_reply {
@@ -29,10 +30,14 @@ typedef struct ml_reply {
 } ml_reply;
 
 typedef struct ml_environment_opts {
-    const miles_generate *ext; /* either this extension or the command */
+    const miles_generate *ext; /* this extension, the command or a Python function */
     ml_worker_command command;
-    int64_t memory_bytes; /* limit of a worker process; 0: none */
-    double deadline_s;    /* per turn */
+    ml_worker_pool_opts python;
+    const char *python_flag; /* "turn", or that of the function that executes tool calls */
+    ml_worker_pool *pool;    /* of python; set by ml_turns_open */
+    ml_str args;             /* the flags of the run, a JSON object */
+    int64_t memory_bytes;    /* limit of a worker process; 0: none */
+    double deadline_s;       /* per turn */
 } ml_environment_opts;
 
 typedef struct ml_environment ml_environment;

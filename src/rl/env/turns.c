@@ -94,6 +94,14 @@ static ml_status try_template(const ml_turns_opts *o, ml_err *err) {
     return st;
 }
 
+static ml_status open_pool(ml_turns_opts *o, ml_err *err) {
+    ml_worker_pool_opts pool = o->environment.python;
+
+    pool.n = o->n_thread;
+    pool.memory_bytes = o->environment.memory_bytes;
+    return pool.line ? ml_worker_pool_open(&o->environment.pool, &pool, err) : ML_OK;
+}
+
 ml_status ml_turns_open(ml_turns **out, const ml_turns_opts *opts, ml_err *err) {
     ml_status st = try_template(opts, err);
     ml_arena arena;
@@ -112,7 +120,9 @@ ml_status ml_turns_open(ml_turns **out, const ml_turns_opts *opts, ml_err *err) 
         t->seat[i].encoder = ml_encoder_new(opts->text.tokenizer);
         ml_arena_init(&t->seat[i].arena, "a reply");
     }
-    st = ml_job_queue_open(&t->queue, opts->n_thread, run, t, err);
+    st = open_pool(&t->opts, err);
+    if (st == ML_OK)
+        st = ml_job_queue_open(&t->queue, opts->n_thread, run, t, err);
     if (st != ML_OK) {
         ml_turns_close(t);
         return st;
@@ -132,6 +142,7 @@ void ml_turns_close(ml_turns *t) {
         ml_encoder_free(t->seat[i].encoder);
         ml_arena_release(&t->seat[i].arena);
     }
+    ml_worker_pool_close(t->opts.environment.pool);
     arena = t->arena;
     ml_arena_release(&arena);
 }

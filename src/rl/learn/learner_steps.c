@@ -95,7 +95,7 @@ static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule
                             ml_step_result *out, ml_metrics *metrics, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     double metric[ML_STEP_METRIC_MAX];
-    int32_t n, *number = numbers_of(s->a, plan, ml_trainer_data_size(p->trainer), &n);
+    int32_t n, *number = numbers_of(s->a, plan, ml_trainer_shards(p->trainer), &n);
     const miles_sample **view = ML_NEW(s->a, const miles_sample *, n + 1);
     miles_batch b = { sizeof b, n, view };
     ml_step_loss loss;
@@ -111,7 +111,7 @@ static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule
                             .sample = number,
                             .list = s->train,
                             .step = plan,
-                            .rank = ml_trainer_data_place(p->trainer),
+                            .rank = ml_trainer_first_shard(p->trainer),
                             .old_is_now = p->is_actor && r->skip_actor_forward_only,
                             .observer = { s, p->is_actor ? on_sample_loss : NULL } },
             out, metric, err);
@@ -139,10 +139,11 @@ static void mark_idle(ml_learn_run *s) {
 }
 
 static void expect_steps(const ml_learner *l, const ml_schedule *plan, bool wanted) {
-    int32_t rank = ml_trainer_data_place(l->trainer);
+    int32_t first = ml_trainer_first_shard(l->trainer);
 
     for (int32_t k = 0; k < plan->n_step && wanted; k++)
-        ml_work_count_expect(l->work_count, plan->step[k].rank[rank].n);
+        for (int32_t i = 0; i < ml_trainer_own_shards(l->trainer); i++)
+            ml_work_count_expect(l->work_count, plan->step[k].rank[first + i].n);
 }
 
 /* Runs all train steps of the critic, then those of the actor; step k of both has the same

@@ -111,6 +111,7 @@ ml_status ml_step_run_on(ml_trainer *t, const ml_step_run *r, ml_step_result *ou
     st = ml_trainer_step(t,
                          &(ml_step){ .sample = r->list,
                                      .micro = &r->step->rank[r->rank],
+                                     .n_shard = ml_trainer_own_shards(t),
                                      .n_rollout = r->step->n_rollout,
                                      .denominator = 1,
                                      .loss = loss_of_micro,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/json_out.h"
 #include "rl/reward/request_json.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
@@ -14,7 +15,7 @@
 struct ml_judge {
     ml_arena arena; /* this struct is allocated in it */
     const ml_reward_opts *opts;
-    ml_line_process *worker, *ifbench; /* NULL: not used */
+    ml_line_process *worker; /* NULL: not used */
     ml_rm_http *remote;
     ml_judge **part; /* [opts->n_part] */
 };
@@ -162,17 +163,16 @@ static void write_question(ml_text *t, const miles_reward_in *in, bool raw) {
     ml_text_printf(t, "}");
 }
 
-static void ask_worker(ml_judge *j, ml_line_process *w, ml_verdict *v,
-                       const miles_reward_in *in) {
+static void ask_worker(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
     ml_text question = { 0 }, answer = { 0 };
 
     write_question(&question, in, false);
-    switch (ml_line_process_ask(w, &answer, (ml_str){ question.ptr, question.len },
+    switch (ml_line_process_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },
                                 j->opts->deadline_s)) {
     /* After invalid output, restart the worker: its next line cannot be trusted. */
     case ML_LINE_PROCESS_ANSWERED:
         if (!ml_verdict_read(v, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key))
-            ml_line_process_restart(w);
+            ml_line_process_restart(j->worker);
         break;
     case ML_LINE_PROCESS_LATE: fail(v, ML_REWARD_TIMEOUT, answer.ptr); break;
     case ML_LINE_PROCESS_DIED: fail(v, ML_REWARD_CRASH, answer.ptr); break;
@@ -209,7 +209,7 @@ static void fail_group(ml_verdict *v, int64_t n, ml_reward_outcome outcome,
 }
 
 /* Reads a list with a reward for each sample.  False if it is not JSON. */
-static bool read_group(const ml_judge *j, ml_verdict *v, int64_t n, ml_str line) {
+static bool read_group(ml_verdict *v, int64_t n, ml_str line, const char *key) {
     const ml_json *doc = NULL, *error, *e;
     ml_arena arena;
     ml_err err = { 0 };
@@ -229,8 +229,7 @@ static bool read_group(const ml_judge *j, ml_verdict *v, int64_t n, ml_str line)
             ml_arena_printf(&arena, "expected a list of %lld rewards", (long long)n));
     else
         for (e = doc->child; e; e = e->next, v++)
-            ml_verdict_read(v, (ml_str){ line.ptr + e->begin, e->end - e->begin },
-                            j->opts->reward_key);
+            ml_verdict_read(v, (ml_str){ line.ptr + e->begin, e->end - e->begin }, key);
     ml_arena_release(&arena);
     return is_json;
 }
@@ -248,13 +247,103 @@ static void ask_worker_group(ml_judge *j, ml_verdict *v, const miles_reward_in *
     switch (ml_line_process_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },
                                 j->opts->deadline_s * (double)n)) {
     case ML_LINE_PROCESS_ANSWERED:
-        if (!read_group(j, v, n, (ml_str){ answer.ptr, answer.len }))
+        if (!read_group(v, n, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key))
             ml_line_process_restart(j->worker);
         break;
     case ML_LINE_PROCESS_LATE: fail_group(v, n, ML_REWARD_TIMEOUT, answer.ptr); break;
     case ML_LINE_PROCESS_DIED: fail_group(v, n, ML_REWARD_CRASH, answer.ptr); break;
     }
     ml_text_release(&question);
+    ml_text_release(&answer);
+}
+
+/* --- Python functions ------------------------------------------------------------ */
+
+static void write_ids(ml_text *t, const miles_reward_in *in) {
+    ml_text_printf(t, ", \"tokens\": [");
+    for (int64_t i = 0; i < in->n_token; i++)
+        ml_text_printf(t, i ? ",%lld" : "%lld", (long long)in->token[i]);
+    ml_text_printf(t, "]");
+}
+
+static void write_arrays(ml_text *t, const miles_reward_in *in) {
+    ml_json_out o = { t, true };
+
+    ml_json_put_int(&o, "response_length", in->n_response);
+    if (in->log_prob) {
+        ml_json_key(&o, "rollout_log_probs");
+        ml_json_floats(&o, in->log_prob, (int32_t)in->n_response);
+    }
+    if (!in->mask)
+        return;
+    ml_json_key(&o, "loss_mask");
+    ml_json_begin(&o, '[');
+    for (int64_t i = 0; i < in->n_response; i++)
+        ml_json_int(&o, in->mask[i]);
+    ml_json_end(&o, ']');
+}
+
+/* With the names of Miles' Sample; `text` is the response without its end token. */
+static void write_sample(ml_text *t, const miles_reward_in *in) {
+    static const char *const status[] = { "pending", "completed", "truncated", "aborted",
+                                          "failed" };
+    ml_str raw = ml_raw_response(in), cut = ml_response(in);
+
+    ml_text_printf(t, "{\"index\": %lld, \"group_index\": %lld, \"status\": \"%s\"",
+                   (long long)in->index, (long long)in->group, status[in->status]);
+    ml_request_text(t, "prompt", in->prompt ? in->prompt : "", in->prompt_len);
+    ml_request_text(t, "response", in->response ? raw.ptr : "", raw.len);
+    if (!ml_str_eq(raw, cut) || !in->response)
+        ml_request_text(t, "text", in->response ? cut.ptr : NULL, cut.len);
+    ml_request_json(t, "label", in->label, in->label_len);
+    if (in->metadata)
+        ml_request_json(t, "metadata", in->metadata, in->metadata_len);
+    else
+        ml_text_printf(t, ", \"metadata\": {}");
+    write_ids(t, in);
+    write_arrays(t, in);
+    ml_text_printf(t, "}");
+}
+
+void ml_judge_write_call(ml_text *t, const char *flag, const miles_reward_in *const *in,
+                         int64_t n, bool group) {
+    ml_text_printf(
+        t, group ? "{\"f\": \"%s\", \"samples\": [" : "{\"f\": \"%s\", \"sample\": ", flag);
+    for (int64_t i = 0; i < n; i++) {
+        ml_text_printf(t, "%s", i ? ", " : "");
+        write_sample(t, in[i]);
+    }
+    ml_text_printf(t, group ? "]}" : "}");
+}
+
+void ml_judge_read_answer(ml_verdict *v, int64_t n, bool group, ml_worker_end end,
+                          ml_str text, const char *key) {
+    ml_text why = { 0 };
+
+    if (end == ML_WORKER_ANSWERED && group)
+        read_group(v, n, text, key);
+    else if (end == ML_WORKER_ANSWERED)
+        ml_verdict_read(v, text, key);
+    else {
+        ml_text_add(&why, text.ptr, text.len);
+        fail_group(v, n, end == ML_WORKER_LATE ? ML_REWARD_TIMEOUT : ML_REWARD_CRASH,
+                   why.ptr);
+    }
+    ml_text_release(&why);
+}
+
+static void ask_python(const ml_judge *j, ml_worker_pool *pool, const char *flag,
+                       ml_verdict *v, const miles_reward_in *const *in, int64_t n,
+                       bool group) {
+    ml_text call = { 0 }, answer = { 0 };
+    ml_worker_end end;
+
+    ml_judge_write_call(&call, flag, in, n, group);
+    end = ml_worker_pool_ask(pool, &answer, (ml_str){ call.ptr, call.len },
+                             j->opts->deadline_s * (double)n);
+    ml_judge_read_answer(v, n, group, end, (ml_str){ answer.ptr, answer.len },
+                         j->opts->reward_key);
+    ml_text_release(&call);
     ml_text_release(&answer);
 }
 
@@ -365,6 +454,8 @@ void ml_judge_grade_group(ml_judge *j, ml_verdict *v, const miles_reward_in *con
         ask_sum_group(j, v, in, n);
     else if (j->worker)
         ask_worker_group(j, v, in, n);
+    else if (j->opts->python_pool)
+        ask_python(j, j->opts->python_pool, "custom-rm-path", v, in, n, true);
     else if (j->opts->group_ext)
         run_group_row(j, v, in, n);
     else
@@ -394,8 +485,8 @@ static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
         ask_sum(j, v, in);
     else if (strcmp(type, "remote_rm") == 0 && j->remote)
         ask_remote(j, v, in);
-    else if (strcmp(type, "ifbench") == 0 && j->ifbench)
-        ask_worker(j, j->ifbench, v, in);
+    else if (strcmp(type, "ifbench") == 0 && j->opts->ifbench_pool)
+        ask_python(j, j->opts->ifbench_pool, "ifbench", v, &in, 1, false);
     else if (ml_grader_find(&g, type, &err) == ML_OK)
         run_row(j, v, &g, in);
     else
@@ -409,7 +500,9 @@ void ml_judge_grade(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 
     clear(v);
     if (j->worker)
-        ask_worker(j, j->worker, v, in);
+        ask_worker(j, v, in);
+    else if (j->opts->python_pool)
+        ask_python(j, j->opts->python_pool, "custom-rm-path", v, &in, 1, false);
     else if (own.ext)
         run_row(j, v, &own, in);
     else if (j->opts->n_part && j->opts->custom)
@@ -429,13 +522,14 @@ void ml_judge_grade(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     ml_grader g;
 
-    if (!o->rm_type || o->n_part || o->command.line || o->ext || o->group_ext)
+    if (!o->rm_type || o->n_part || o->command.line || o->python.line || o->ext ||
+        o->group_ext)
         return ML_OK;
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK
                          : ml_fail(err, ML_EUSAGE, "--rm-type remote_rm needs --rm-url");
     if (strcmp(o->rm_type, "ifbench") == 0)
-        return o->ifbench_command.line
+        return o->ifbench.line
                    ? ML_OK
                    : ml_fail(err, ML_EUNSUP,
                              "--rm-type ifbench needs Python and the IFBench package, "
@@ -455,8 +549,6 @@ ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err)
     j->opts = opts;
     if (st == ML_OK && opts->command.line)
         j->worker = ml_line_process_new(&opts->command, opts->memory_bytes);
-    if (st == ML_OK && opts->ifbench_command.line)
-        j->ifbench = ml_line_process_new(&opts->ifbench_command, opts->memory_bytes);
     j->part = ML_NEW(&j->arena, ml_judge *, opts->n_part + 1);
     for (int i = 0; i < opts->n_part && st == ML_OK; i++)
         st = ml_judge_open(&j->part[i], &opts->part[i].opts, err);
@@ -479,7 +571,6 @@ void ml_judge_close(ml_judge *j) {
     for (int i = 0; i < j->opts->n_part; i++)
         ml_judge_close(j->part[i]);
     ml_line_process_free(j->worker);
-    ml_line_process_free(j->ifbench);
     ml_rm_http_close(j->remote);
     ml_arena_release(&arena);
 }

@@ -28,4 +28,11 @@ void ml_verdict_release(ml_verdict *v);
  * `key` (NULL: "reward", then "score").  False if it is not JSON. */
 bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key);
 
+/* A call of the Python function, of a single sample or of all samples of a prompt, and the
+ * verdicts that its answer gives. */
+void ml_judge_write_call(ml_text *out, const char *flag, const miles_reward_in *const *in,
+                         int64_t n, bool group);
+void ml_judge_read_answer(ml_verdict *v /* [n] */, int64_t n, bool group, ml_worker_end end,
+                          ml_str text, const char *key);
+
 #endif

@@ -19,6 +19,8 @@ typedef struct task {
     const miles_reward_in *const *group; /* [n] replaces `in`; NULL: one sample */
     void *const *group_ud;               /* [n] */
     int64_t n;
+    struct ml_rewards *rewards; /* of a call in flight */
+    double start;
 } task;
 
 struct ml_rewards {
@@ -100,6 +102,36 @@ static void score(ml_rewards *r, ml_judge *judge, task *t) {
     ml_verdict_release(&v);
 }
 
+/* The answer of a Python function, on the thread of its pool. */
+static void take_answer(void *ud, ml_worker_end end, ml_str text) {
+    task *t = ud;
+    ml_rewards *r = t->rewards;
+    ml_verdict *v;
+    ml_arena a;
+
+    ml_arena_init(&a, "rewards");
+    v = ML_NEW(&a, ml_verdict, t->n);
+    ml_judge_read_answer(v, t->n, t->group != NULL, end, text, r->opts.reward_key);
+    for (int64_t i = 0; i < t->n; i++) {
+        tell(r, &v[i], t->start, t->done, t->group ? t->group_ud[i] : t->ud);
+        ml_verdict_release(&v[i]);
+    }
+    ml_arena_release(&a);
+    reuse(r, t);
+}
+
+static void call_python(ml_rewards *r, task *t) {
+    ml_text call = { 0 };
+
+    t->rewards = r;
+    t->start = ml_clock_s();
+    ml_judge_write_call(&call, "custom-rm-path", t->group ? t->group : &t->in, t->n,
+                        t->group != NULL);
+    ml_worker_pool_call(r->opts.python_pool, (ml_str){ call.ptr, call.len },
+                        r->opts.deadline_s * (double)t->n, take_answer, t);
+    ml_text_release(&call);
+}
+
 static void run(void *rewards, int64_t thread, ml_job *job) {
     ml_rewards *r = rewards;
     task *t = (task *)job;
@@ -113,8 +145,41 @@ static void run(void *rewards, int64_t thread, ml_job *job) {
 
 /* --- callers ------------------------------------------------------------------ */
 
+static ml_status open_pool(ml_worker_pool **out, const ml_worker_pool_opts *opts,
+                           const ml_rewards *r, ml_err *err) {
+    ml_worker_pool_opts o = *opts;
+
+    if (!o.line)
+        return ML_OK;
+    o.n = r->opts.n_thread;
+    o.memory_bytes = r->opts.memory_bytes;
+    return ml_worker_pool_open(out, &o, err);
+}
+
+/* The pools of a reward, or of the parts of a sum, which are shared by all threads. */
+static ml_status open_pools(ml_rewards *r, ml_reward_opts *o, ml_err *err) {
+    ml_reward_part *part = ML_NEW(&r->arena, ml_reward_part, o->n_part + 1);
+    ml_status st = open_pool(&o->python_pool, &o->python, r, err);
+
+    if (st == ML_OK)
+        st = open_pool(&o->ifbench_pool, &o->ifbench, r, err);
+    if (o->n_part)
+        memcpy(part, o->part, (size_t)o->n_part * sizeof *part);
+    o->part = part;
+    for (int i = 0; i < o->n_part && st == ML_OK; i++)
+        st = open_pools(r, &part[i].opts, err);
+    return st;
+}
+
+static void close_pools(const ml_reward_opts *o) {
+    ml_worker_pool_close(o->python_pool);
+    ml_worker_pool_close(o->ifbench_pool);
+    for (int i = 0; i < o->n_part; i++)
+        close_pools(&o->part[i].opts);
+}
+
 static ml_status start(ml_rewards *r, ml_err *err) {
-    ml_status st = ML_OK;
+    ml_status st = open_pools(r, &r->opts, err);
 
     for (int64_t i = 0; i < r->opts.n_thread && st == ML_OK; i++)
         st = ml_judge_open(&r->judge[i], &r->opts, err);
@@ -150,6 +215,8 @@ void ml_rewards_close(ml_rewards *r) {
     if (!r)
         return;
     ml_job_queue_close(r->queue);
+    ml_rewards_wait(r); /* for calls in flight */
+    close_pools(&r->opts);
     for (int64_t i = 0; i < r->opts.n_thread; i++)
         ml_judge_close(r->judge[i]);
     pthread_cond_destroy(&r->idle);
@@ -170,7 +237,10 @@ static void post(ml_rewards *r, task what) {
     *t = what;
     r->n_open += what.n;
     pthread_mutex_unlock(&r->lock);
-    ml_job_queue_post(r->queue, &t->job);
+    if (r->opts.python_pool)
+        call_python(r, t);
+    else
+        ml_job_queue_post(r->queue, &t->job);
 }
 
 void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done *done,
@@ -182,7 +252,8 @@ void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in, in
                              ml_reward_done *done, void *const *ud) {
     bool sum = r->opts.n_part > 0 && r->opts.custom;
 
-    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_ext)) {
+    if (r->opts.group &&
+        (sum || r->opts.command.line || r->opts.python_pool || r->opts.group_ext)) {
         post(r, (task){ .group = in, .done = done, .group_ud = ud, .n = n });
         return;
     }

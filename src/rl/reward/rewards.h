@@ -2,7 +2,8 @@
  *
  * The caller submits samples as they finish; a reward thread calls back with the result,
  * in any order, so that scoring overlaps with generation.  Each thread has its own worker
- * process or connection.
+ * process or connection.  A Python function is called without a thread: thousands of calls
+ * may be in flight.
  *
  * Every sample gets exactly one result.  The outcome indicates whether there is a reward:
  * a grader that hangs, crashes or returns an invalid answer never counts as 0.
@@ -16,6 +17,7 @@
 #include "miles/plugin.h"
 #include "rl/reward_parts.h"
 #include "base/line_process.h"
+#include "base/worker_pool.h"
 
 typedef enum ml_reward_outcome {
     ML_REWARD_OK,
@@ -29,22 +31,26 @@ typedef enum ml_reward_outcome {
 const char *ml_reward_outcome_name(ml_reward_outcome o);
 
 typedef struct ml_reward_opts {
-    const char *rm_type;                 /* NULL: taken from each sample's metadata */
-    ml_worker_command command;           /* of a worker process */
-    const miles_reward *ext;             /* from a shared object; NULL: none */
+    const char *rm_type;        /* NULL: taken from each sample's metadata */
+    ml_worker_command command;  /* of a worker process */
+    ml_worker_pool_opts python; /* of workers that run a Python function; none: not used */
+    ml_str args;             /* the flags of the run, a JSON object, for Python functions */
+    const miles_reward *ext; /* from a shared object; NULL: none */
     const miles_group_reward *group_ext; /* the same, for groups */
     bool group;         /* command and group_row get the samples of a prompt together */
     const char *rm_url; /* for remote_rm */
-    ml_worker_command ifbench_command; /* a worker for ifbench; none: not offered */
-    const char *reward_key;            /* member of an object; NULL: reward, then score */
-    int64_t n_thread;                  /* 0: 1 */
-    int64_t n_retry;                   /* retries of requests to rm_url */
-    int64_t memory_bytes;              /* memory limit of a worker process; 0: none */
-    double deadline_s;                 /* per sample; 0: 30 */
+    ml_worker_pool_opts ifbench; /* workers for ifbench; none: not offered */
+    const char *reward_key;      /* member of an object; NULL: reward, then score */
+    int64_t n_thread;            /* 0: 1 */
+    int64_t n_retry;             /* retries of requests to rm_url */
+    int64_t memory_bytes;        /* memory limit of a worker process; 0: none */
+    double deadline_s;           /* per sample; 0: 30 */
     /* A weighted sum of these, instead of rm_type, command and extensions. */
     const struct ml_reward_part *part; /* [n_part] */
     int n_part;
     bool custom; /* a sample's metadata.rm_type does not override it */
+    /* Set by ml_rewards_open, for all its threads. */
+    ml_worker_pool *python_pool, *ifbench_pool;
 } ml_reward_opts;
 
 /* One reward of a sum. */

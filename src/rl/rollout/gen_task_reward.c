@@ -67,6 +67,11 @@ static const miles_reward_in *question_of(ml_gen_task *x) {
         x->wide[i] = s->token[i];
     x->question = (miles_reward_in){ .size = sizeof x->question,
                                      .index = s->index,
+                                     .group = s->group,
+                                     .n_response = s->n_response,
+                                     .status = (int32_t)s->status,
+                                     .mask = s->mask,
+                                     .log_prob = s->logprob,
                                      .seed = (int64_t)x->group->set->how->seed,
                                      .prompt = s->prompt.ptr,
                                      .prompt_len = s->prompt.len,

@@ -1,0 +1,1 @@
+"""Rollouts, rewards and filters."""

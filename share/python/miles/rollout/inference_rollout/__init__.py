@@ -1,0 +1,1 @@
+"""Class-based rollout functions."""

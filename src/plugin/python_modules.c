@@ -1,0 +1,73 @@
+/* share/python at build time. */
+#include "plugin/python_modules.h"
+
+#define MODULE(symbol, file)                                                               \
+    __asm__(".pushsection .rodata\n"                                                       \
+            ".global ml_python_" #symbol "\n"                                              \
+            ".hidden ml_python_" #symbol "\n"                                              \
+            "ml_python_" #symbol ":\n"                                                     \
+            ".incbin \"share/python/" file "\"\n"                                          \
+            ".byte 0\n"                                                                    \
+            ".popsection\n");                                                              \
+    extern const char ml_python_##symbol[]
+
+MODULE(miles, "miles/__init__.py");
+MODULE(miles_host, "miles/host.py");
+MODULE(miles_rollout, "miles/rollout/__init__.py");
+MODULE(miles_rollout_base_types, "miles/rollout/base_types.py");
+MODULE(miles_rollout_data_source, "miles/rollout/data_source.py");
+MODULE(miles_rollout_filter_hub, "miles/rollout/filter_hub/__init__.py");
+MODULE(miles_rollout_filter_hub_base_types, "miles/rollout/filter_hub/base_types.py");
+MODULE(miles_rollout_filter_hub_dynamic_sampling_filters,
+       "miles/rollout/filter_hub/dynamic_sampling_filters.py");
+MODULE(miles_rollout_generate_hub, "miles/rollout/generate_hub/__init__.py");
+MODULE(miles_rollout_generate_utils, "miles/rollout/generate_utils/__init__.py");
+MODULE(miles_rollout_inference_rollout, "miles/rollout/inference_rollout/__init__.py");
+MODULE(miles_rollout_rm_hub, "miles/rollout/rm_hub/__init__.py");
+MODULE(miles_rollout_rm_hub_deepscaler, "miles/rollout/rm_hub/deepscaler.py");
+MODULE(miles_rollout_rm_hub_f1, "miles/rollout/rm_hub/f1.py");
+MODULE(miles_rollout_rm_hub_gpqa, "miles/rollout/rm_hub/gpqa.py");
+MODULE(miles_rollout_rm_hub_math_dapo_utils, "miles/rollout/rm_hub/math_dapo_utils.py");
+MODULE(miles_rollout_rm_hub_math_utils, "miles/rollout/rm_hub/math_utils.py");
+MODULE(miles_utils, "miles/utils/__init__.py");
+MODULE(miles_utils_async_utils, "miles/utils/async_utils.py");
+MODULE(miles_utils_http_utils, "miles/utils/http_utils.py");
+MODULE(miles_utils_lora, "miles/utils/lora.py");
+MODULE(miles_utils_misc, "miles/utils/misc.py");
+MODULE(miles_utils_processing_utils, "miles/utils/processing_utils.py");
+MODULE(miles_utils_tracking_utils, "miles/utils/tracking_utils.py");
+MODULE(miles_utils_types, "miles/utils/types.py");
+MODULE(miles_worker, "miles_worker.py");
+
+const ml_python_module ml_python_modules[] = {
+    { "miles", ml_python_miles },
+    { "miles.host", ml_python_miles_host },
+    { "miles.rollout", ml_python_miles_rollout },
+    { "miles.rollout.base_types", ml_python_miles_rollout_base_types },
+    { "miles.rollout.data_source", ml_python_miles_rollout_data_source },
+    { "miles.rollout.filter_hub", ml_python_miles_rollout_filter_hub },
+    { "miles.rollout.filter_hub.base_types",
+      ml_python_miles_rollout_filter_hub_base_types },
+    { "miles.rollout.filter_hub.dynamic_sampling_filters",
+      ml_python_miles_rollout_filter_hub_dynamic_sampling_filters },
+    { "miles.rollout.generate_hub", ml_python_miles_rollout_generate_hub },
+    { "miles.rollout.generate_utils", ml_python_miles_rollout_generate_utils },
+    { "miles.rollout.inference_rollout", ml_python_miles_rollout_inference_rollout },
+    { "miles.rollout.rm_hub", ml_python_miles_rollout_rm_hub },
+    { "miles.rollout.rm_hub.deepscaler", ml_python_miles_rollout_rm_hub_deepscaler },
+    { "miles.rollout.rm_hub.f1", ml_python_miles_rollout_rm_hub_f1 },
+    { "miles.rollout.rm_hub.gpqa", ml_python_miles_rollout_rm_hub_gpqa },
+    { "miles.rollout.rm_hub.math_dapo_utils",
+      ml_python_miles_rollout_rm_hub_math_dapo_utils },
+    { "miles.rollout.rm_hub.math_utils", ml_python_miles_rollout_rm_hub_math_utils },
+    { "miles.utils", ml_python_miles_utils },
+    { "miles.utils.async_utils", ml_python_miles_utils_async_utils },
+    { "miles.utils.http_utils", ml_python_miles_utils_http_utils },
+    { "miles.utils.lora", ml_python_miles_utils_lora },
+    { "miles.utils.misc", ml_python_miles_utils_misc },
+    { "miles.utils.processing_utils", ml_python_miles_utils_processing_utils },
+    { "miles.utils.tracking_utils", ml_python_miles_utils_tracking_utils },
+    { "miles.utils.types", ml_python_miles_utils_types },
+    { "miles_worker", ml_python_miles_worker },
+    { 0 },
+};

@@ -1,0 +1,142 @@
+#include "tests/support/job_rank.h"
+
+#include <math.h>
+
+#include "base/bug.h"
+#include "tests/support/must.h"
+
+/* --- meshes ------------------------------------------------------------------- */
+
+const ml_mesh_case ml_mesh_few[ML_MESH_FEW] = {
+    { 1, { 0 } },
+    { 2, { 0 } },
+    { 5, { 0 } },
+    { 8, { 0 } },
+    { 2, { .tp = 2 } },
+    { 6, { .tp = 3 } },
+    { 2, { .cp = 2 } },
+    { 4, { .cp = 4 } },
+    { 6, { .cp = 3 } },
+    { 2, { .pp = 2 } },
+    { 8, { .pp = 8 } },
+    { 6, { .pp = 3 } },
+    { 2, { .ep = 2 } },
+    { 6, { .ep = 3 } },
+    { 4, { .tp = 2, .cp = 2 } },
+    { 8, { .tp = 2, .pp = 2 } },
+    { 8, { .tp = 2, .cp = 2, .pp = 2 } },
+    { 4, { .tp = 2, .ep = 4 } },
+    { 8, { .cp = 2, .pp = 2, .ep = 4 } },
+    { 8, { .tp = 2, .cp = 2, .pp = 2, .ep = 2 } },
+};
+
+const ml_mesh_case ml_mesh_etp[ML_MESH_ETP] = {
+    { 2, { .etp = 2 } },
+    { 3, { .etp = 3 } },
+    { 4, { .ep = 2, .etp = 2 } },
+    { 8, { .ep = 2, .etp = 2 } },
+    { 8, { .tp = 2, .cp = 2, .ep = 2, .etp = 4 } },
+    { 8, { .tp = 2, .pp = 2, .etp = 2 } },
+};
+
+void ml_mesh_cases(ml_mesh_case out[ML_MESH_CASES]) {
+    int32_t n = 0;
+
+    for (int32_t world = 1; world <= 8; world++)
+        for (int32_t k = 0; k < world * world * world * world; k++) {
+            ml_mesh_opts o = { .tp = 1 + k % world,
+                               .cp = 1 + k / world % world,
+                               .pp = 1 + k / world / world % world,
+                               .ep = 1 + k / world / world / world };
+            if (world % (o.tp * o.cp * o.pp) || world / o.pp % o.ep)
+                continue;
+            ML_BUG_IF(n == ML_MESH_CASES);
+            out[n++] = (ml_mesh_case){ world, o };
+        }
+    ML_BUG_IF(n != ML_MESH_CASES);
+}
+
+/* --- a rank ------------------------------------------------------------------- */
+
+/* The pipeline stage of each node, from a spec of its own. */
+static const int32_t *stages_of(ml_job_rank *p, const ml_job_rank_opts *o) {
+    ml_stage_opts stages = o->stages;
+    int32_t *stage;
+    ml_spec s;
+
+    stages.n_stage = stages.n_stage ? stages.n_stage : o->sizes.pp;
+    if (stages.n_stage < 2)
+        return NULL;
+    MUST(ml_spec_open_with(&s, o->dir, &(ml_spec_opts){ .critic = o->critic }, &err));
+    stage = ML_NEW(&p->arena, int32_t, s.n_node);
+    MUST(ml_stage_of_nodes(stage, &s, &stages, &err));
+    ml_spec_close(&s);
+    return stage;
+}
+
+void ml_job_rank_open(ml_job_rank *p, const ml_job_rank_opts *o, ml_comm *c) {
+    ml_train_fixture_opts f = { .dir = o->dir,
+                                .dtype = o->dtype,
+                                .critic = o->critic,
+                                .n_thread = o->n_thread,
+                                .trainer = o->trainer };
+
+    *p = (ml_job_rank){ .dtype = o->dtype };
+    ml_arena_init(&p->arena, "a rank");
+    if (c) {
+        MUST(ml_mesh_open(&p->mesh, c, NULL, o->sizes, &err));
+        f.trainer.mesh = &p->mesh;
+        f.trainer.stage = stages_of(p, o);
+    }
+    ml_train_fixture_open(&p->t, &f);
+}
+
+void ml_job_rank_close(ml_job_rank *p) {
+    ml_weights_close(&p->whole);
+    ml_train_fixture_close(&p->t);
+    ml_mesh_close(&p->mesh);
+    ml_arena_release(&p->arena);
+}
+
+const ml_weights *ml_job_rank_whole(ml_job_rank *p, const ml_weights *w) {
+    ml_optimizer *o = ml_trainer_optimizer(p->t.trainer);
+    bool grads = w == ml_trainer_grads(p->t.trainer);
+
+    if (!w->range)
+        return w;
+    ml_weights_close(&p->whole);
+    MUST(grads ? ml_weights_zeros(&p->whole, &p->t.spec, &p->t.be, &p->arena, &err)
+               : ml_weights_load(&p->whole, &p->t.spec, p->t.checkpoint, p->dtype, &p->t.be,
+                                 &p->arena, &err));
+    MUST(ml_ranks_gather_set(&o->ranks, &o->map, &p->whole, w, &err));
+    return &p->whole;
+}
+
+ml_bins ml_job_rank_bins(ml_job_rank *p, const ml_train_sample *s, int32_t n) {
+    ml_trainer *t = p->t.trainer;
+    ml_schedule plan;
+
+    MUST(ml_trainer_schedule(&plan, t, &p->arena, s, n, &err));
+    CHECK(plan.n_step == 1 && plan.n_rank == ml_trainer_data_size(t));
+    return plan.step[0].rank[ml_trainer_data_place(t)];
+}
+
+double ml_job_rank_apart(const ml_weights *g, const float *want, const float *size,
+                         int32_t *param) {
+    double worst = 0;
+
+    for (int32_t i = 0; i < g->n; i++) {
+        const float *x = g->t[i].data;
+        ptrdiff_t at = x - (const float *)g->buf.ptr;
+        double most = 0, apart = 0;
+        for (size_t k = 0; k < ml_tensor_bytes(&g->t[i]) / sizeof *x; k++) {
+            most = fmax(most, fabs((double)size[at + (ptrdiff_t)k]));
+            apart = fmax(apart, fabs((double)x[k] - (double)want[at + (ptrdiff_t)k]));
+        }
+        if (!(apart <= worst * most)) {
+            worst = most > 0 ? apart / most : (double)INFINITY;
+            *param = i;
+        }
+    }
+    return worst;
+}
