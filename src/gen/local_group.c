@@ -4,8 +4,10 @@
  * connection that breaks in the middle changes nothing.  Each rank of an engine has its own
  * connection, and packs its own rows. */
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "base/bug.h"
 #include "base/json.h"
 #include "gen/local_priv.h"
 #include "model/weights_checksum.h"
@@ -34,6 +36,7 @@ static int64_t number_of(const ml_json *body, const char *key, int64_t otherwise
 static ml_local_group **find_group(ml_local *l, const char *name) {
     ml_local_group **at = &l->groups;
 
+    ML_BUG_IF(!name); /* the server has checked the request */
     while (*at && strcmp((*at)->name, name) != 0)
         at = &(*at)->next;
     return at;
@@ -81,7 +84,7 @@ static ml_status join(ml_local *l, const ml_json *body, ml_arena *a, ml_err *err
     g = calloc(1, sizeof *g);
     if (!g)
         return ml_fail(err, ML_ENOMEM, "out of memory for a group");
-    memcpy(g->name, o.group, strlen(o.group) + 1);
+    snprintf(g->name, sizeof g->name, "%s", o.group);
     st = ml_weight_link_open(&g->link, &o, err);
     if (st != ML_OK) {
         free(g);

@@ -366,7 +366,7 @@ static ml_status size_byte_blocks(const resolver *r, codes *q, bool stack) {
         s.n_dim = 2;
         memmove(s.shape, s.shape + 1, 2 * sizeof *s.shape);
     }
-    if (!stack && count_of(&s) == 1)
+    if ((!stack && count_of(&s) == 1) || has_shape(&s, 1, 1))
         set_blocks(q, q->rows, q->cols);
     else if (exponent && has_shape(&s, q->rows, blocks(q->cols, 32)))
         set_blocks(q, 1, 32);
@@ -374,8 +374,6 @@ static ml_status size_byte_blocks(const resolver *r, codes *q, bool stack) {
         set_blocks(q, r->block_rows, r->block_cols);
     else if (has_shape(&s, q->rows, 1) || (!stack && s.n_dim == 1 && s.shape[0] == q->rows))
         set_blocks(q, 1, q->cols);
-    else if (has_shape(&s, 1, 1))
-        set_blocks(q, q->rows, q->cols);
     else {
         char want[160];
         snprintf(want, sizeof want,

@@ -624,14 +624,22 @@ static void dcp_megatron(void) {
 #define MLA_FROM "tests/golden/data/deepseek_v3"
 #define MLA ROOT "dcp/megatron_deepseek_v3"
 
-static void dcp_mla(void) {
+static void compare_mla(const char *dcp, const char *release) {
     ml_checkpoint *got = NULL, *want = NULL;
 
-    MUST(ml_checkpoint_open(&want, MLA_FROM, &err));
-    MUST(ml_checkpoint_open(&got, MLA, &err));
+    MUST(ml_checkpoint_open(&want, release, &err));
+    MUST(ml_checkpoint_open(&got, dcp, &err));
     compare_release(got, want);
     ml_checkpoint_close(got);
     ml_checkpoint_close(want);
+}
+
+static void dcp_mla(void) {
+    compare_mla(MLA, MLA_FROM);
+}
+
+static void dcp_indexer(void) {
+    compare_mla(MLA "2", MLA_FROM "2");
 }
 
 /* A checkpoint with the text of the toy model; `spoiled`: other weights. */
@@ -791,6 +799,8 @@ static const ml_test tests[] = {
     { "Megatron's torch_dist layout has the weights of the release", dcp_megatron,
       .fixtures = "formats/dcp" },
     { "Megatron's torch_dist layout of MLA has the weights of the release", dcp_mla },
+    { "Megatron's torch_dist layout of sparse attention has the weights of the release",
+      dcp_indexer },
     { "a run loads a torch_dist folder and has the bytes of its weights", dcp_run, 300 },
     { "a model rounded to its own format again has the recorded logits", rounded_again,
       120 },
