@@ -11,30 +11,13 @@
 
 #include "base/clock.h"
 #include "bench/openblas.h"
-#include "train/trainer.h"
+#include "bench/train48m.h"
 
-enum { THREADS = 2, N_SEQ = 4, SEQ_LEN = 256, WIDEST = 1536, VOCAB = 32000 };
-
-static const char config[] =
-    "{\"model_type\": \"llama\", \"vocab_size\": 32000, \"hidden_size\": 512,"
-    " \"intermediate_size\": 1536, \"num_hidden_layers\": 10, \"num_attention_heads\": 8,"
-    " \"num_key_value_heads\": 4, \"head_dim\": 64, \"tie_word_embeddings\": true}";
+enum { THREADS = 2, WIDEST = 1536 };
 
 static void die(const char *what) {
     fprintf(stderr, "bench_train: %s\n", what);
     exit(1);
-}
-
-/* The mean of -log p. */
-static ml_status nll(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
-    (void)ud;
-    (void)err;
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t t = 0; t < io[i].n_response; t++) {
-            io[i].loss -= (double)io[i].logprob[t];
-            io[i].dlogprob[t] = -1.0f;
-        }
-    return ML_OK;
 }
 
 /* Three products for each matrix: forward, and both of backward. */
@@ -65,30 +48,10 @@ static float *floats(size_t n) {
     return p;
 }
 
-static void make_samples(ml_train_sample *s, int32_t *token) {
-    for (int32_t i = 0; i < N_SEQ; i++) {
-        for (int32_t k = 0; k < SEQ_LEN; k++)
-            token[i * SEQ_LEN + k] = (i * 104729 + k * 7919) % VOCAB;
-        s[i] = (ml_train_sample){ .token = token + i * SEQ_LEN,
-                                  .n_token = SEQ_LEN,
-                                  .n_response = SEQ_LEN - 1,
-                                  .rollout = i };
-    }
-}
-
-static ml_trainer_opts trainer_opts(void) {
-    return (ml_trainer_opts){
-        .optimizer = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip_grad = 1 },
-        .lr = { .train_iters = 1000, .global_batch_size = N_SEQ, .lr = 1e-4 },
-        .batch = { .global_batch_size = N_SEQ, .micro_batch_size = N_SEQ },
-        .keep_logits = true,
-    };
-}
-
 int main(int argc, char **argv) {
     static int32_t token[N_SEQ * SEQ_LEN];
     ml_train_sample sample[N_SEQ];
-    ml_trainer_opts opts = trainer_opts();
+    ml_trainer_opts opts = trainer_opts(1);
     ml_arena a;
     ml_spec spec;
     ml_backend be;

@@ -139,6 +139,7 @@ $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 1200 ranks tests/e2e/ranks.sh $(B) long
+900 rank-kills tests/e2e/rank_kills.sh $(B) 6
 2400 mutants tools/mutants.sh
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
 3600 arm $(MAKE) --no-print-directory arm
@@ -152,6 +153,7 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
 1200 diff/torch-dump tools/with-python.sh torch tools/diff_torch_dump.py --build $(B)
 1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
+1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
 600 diff/wandb tools/with-python.sh wandb tools/diff_wandb.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
@@ -165,6 +167,7 @@ long_kills = 1800 kills/$(1) env MILES_LONG=1 $(B)/tests/unit/$(2) $(3)$(NL)
 # a thousand clients and instrumented; series of kills; every mix of requests and more seeds.
 define SOAK_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
+3600 rank-kills tests/e2e/rank_kills.sh $(B) 50
 !1800 asan/build $(SELF) $(ASAN) programs
 !1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
@@ -271,6 +274,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_gemm $(ARGS) || status=1; \
 	$(B)/bench/bench_model $(ARGS) || status=1; \
 	bench/bench_train.sh $(B)/bench/bench_train || status=1; \
+	$(B)/bench/bench_ranks || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
 	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # deepseek-v4-flash-dapo.sh [FLAGS...] - DeepSeek-V4-Flash on the competition problems of DAPO, tested
-# on AIME 2024, on 8 nodes of 8 GPUs.
+# on AIME 2024, on 8 nodes of 8 GPUs.  The CUDA backend has no kernels for this family yet and refuses it
+# at start; COMMAND=plan shows the memory and time that the layout needs.
 #
 # Get the model and the data first:
 #
@@ -25,11 +26,11 @@ LAYOUT=(
   --actor-num-gpus-per-node 8
   --tensor-model-parallel-size 8
   --sequence-parallel
-  --pipeline-model-parallel-size 8
-  --decoder-first-pipeline-num-layers 4
-  --decoder-last-pipeline-num-layers 3
+  --pipeline-model-parallel-size 4
+  --decoder-first-pipeline-num-layers 10
+  --decoder-last-pipeline-num-layers 11
   --context-parallel-size 1
-  --expert-model-parallel-size 8
+  --expert-model-parallel-size 16
   --expert-tensor-parallel-size 1
   --rollout-num-gpus-per-engine 8
 )

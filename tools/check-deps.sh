@@ -54,6 +54,21 @@ need_libevent() { # need_libevent COMPILER FOREIGN
     done
 }
 
+need_libraries() { # need_libraries COMPILER FOREIGN
+    need_libevent "$1" "$2"
+    need "libpcre2-dev$2" can_link "$1" pcre2.h pcre2-8
+    need "libutf8proc-dev$2" can_link "$1" utf8proc.h utf8proc
+    need "libssl-dev$2" can_link "$1" openssl/ssl.h ssl
+    need "libzstd-dev$2" can_link "$1" zstd.h zstd
+    need "libxxhash-dev$2" can_link "$1" xxhash.h xxhash
+    need "zlib1g-dev$2" can_link "$1" zlib.h z
+    need "libsnappy-dev$2" can_link "$1" snappy-c.h snappy
+    need "liblz4-dev$2" can_link "$1" lz4.h lz4
+    need "libbrotli-dev$2" can_link "$1" brotli/decode.h brotlidec
+    need "libyaml-dev$2" can_link "$1" yaml.h yaml
+    need "libsqlite3-dev$2" can_link "$1" sqlite3.h sqlite3
+}
+
 for group; do
     case $group in
     build)
@@ -64,18 +79,7 @@ for group; do
         *) need gcc have "$cc" ;;
         esac
         need libc6-dev test -e /usr/include/stdio.h
-        need "libpcre2-dev$foreign" can_link "$cc" pcre2.h pcre2-8
-        need "libutf8proc-dev$foreign" can_link "$cc" utf8proc.h utf8proc
-        need_libevent "$cc" "$foreign"
-        need "libssl-dev$foreign" can_link "$cc" openssl/ssl.h ssl
-        need "libzstd-dev$foreign" can_link "$cc" zstd.h zstd
-        need "libxxhash-dev$foreign" can_link "$cc" xxhash.h xxhash
-        need "zlib1g-dev$foreign" can_link "$cc" zlib.h z
-        need "libsnappy-dev$foreign" can_link "$cc" snappy-c.h snappy
-        need "liblz4-dev$foreign" can_link "$cc" lz4.h lz4
-        need "libbrotli-dev$foreign" can_link "$cc" brotli/decode.h brotlidec
-        need "libyaml-dev$foreign" can_link "$cc" yaml.h yaml
-        need "libsqlite3-dev$foreign" can_link "$cc" sqlite3.h sqlite3
+        need_libraries "$cc" "$foreign"
         ;;
     test)
         need clang have clang
@@ -100,17 +104,7 @@ for group; do
     arm)
         need gcc-aarch64-linux-gnu can_cross
         need libc6-dev-arm64-cross can_cross
-        need libpcre2-dev:arm64 can_link aarch64-linux-gnu-gcc pcre2.h pcre2-8
-        need libutf8proc-dev:arm64 can_link aarch64-linux-gnu-gcc utf8proc.h utf8proc
-        need_libevent aarch64-linux-gnu-gcc :arm64
-        need libzstd-dev:arm64 can_link aarch64-linux-gnu-gcc zstd.h zstd
-        need libxxhash-dev:arm64 can_link aarch64-linux-gnu-gcc xxhash.h xxhash
-        need zlib1g-dev:arm64 can_link aarch64-linux-gnu-gcc zlib.h z
-        need libsnappy-dev:arm64 can_link aarch64-linux-gnu-gcc snappy-c.h snappy
-        need liblz4-dev:arm64 can_link aarch64-linux-gnu-gcc lz4.h lz4
-        need libbrotli-dev:arm64 can_link aarch64-linux-gnu-gcc brotli/decode.h brotlidec
-        need libyaml-dev:arm64 can_link aarch64-linux-gnu-gcc yaml.h yaml
-        need libsqlite3-dev:arm64 can_link aarch64-linux-gnu-gcc sqlite3.h sqlite3
+        need_libraries aarch64-linux-gnu-gcc :arm64
         need qemu-user have qemu-aarch64
         ;;
     *)

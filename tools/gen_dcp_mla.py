@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/formats/dcp/megatron_deepseek_v3: the weights of tests/golden/data/deepseek_v3 in
-bfloat16, under the names that Megatron-Core gives the layers of a model with MLA, by
-torch.distributed.checkpoint.
+"""Writes tests/golden/formats/dcp/megatron_deepseek_v3 and _v32: the weights of tests/golden/data/deepseek_v3
+and _v32 in bfloat16, under the names that Megatron-Core gives the layers of a model with MLA, by
+torch.distributed.checkpoint.  The indexer of the first layer of _v32 has Miles' names, the others have
+Megatron-Core's.
 
     python3 tools/gen_dcp_mla.py     (torch, safetensors)
 """
@@ -13,8 +14,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-FROM = "tests/golden/data/deepseek_v3/model.safetensors"
-TO = "tests/golden/formats/dcp/megatron_deepseek_v3"
+FROM = "tests/golden/data/%s/model.safetensors"
+TO = "tests/golden/formats/dcp/megatron_%s"
 WHOLE = {"model.embed_tokens.weight": "embedding.word_embeddings.weight",
          "model.norm.weight": "decoder.final_layernorm.weight", "lm_head.weight": "output_layer.weight"}
 PARTS = {"input_layernorm.weight": "input_layernorm.weight",
@@ -39,6 +40,10 @@ def layer_state(layer, w):
     for name in PARTS:
         if name in w:
             out[PARTS[name]] = w.pop(name)
+    for name in [n for n in w if n.startswith("self_attn.indexer.")]:
+        part = name[len("self_attn.indexer."):]
+        core = "core_attention.indexer." + ("" if "norm" in part else "linear_")
+        out["self_attention." + (core if layer else "") + part] = w.pop(name)
     for mlp in ("mlp", "mlp.shared_experts"):
         gate, up = w.pop(mlp + ".gate_proj.weight", None), w.pop(mlp + ".up_proj.weight", None)
         if gate is not None:
@@ -56,9 +61,9 @@ def layer_state(layer, w):
     return {f"decoder.layers.{layer}.{n}": t for n, t in out.items()}
 
 
-def main():
-    state, layers = {}, {}
-    for name, t in load_file(FROM).items():
+def write(model):
+    state, layers, to = {}, {}, TO % model
+    for name, t in load_file(FROM % model).items():
         t = t if "e_score_correction_bias" in name else t.to(torch.bfloat16)
         if name in WHOLE:
             state[WHOLE[name]] = t.contiguous()
@@ -67,13 +72,14 @@ def main():
             layers.setdefault(int(m[1]), {})[m[2]] = t
     for i, w in layers.items():
         state.update(layer_state(i, w))
-    folder = TO + "/iter_0000003"
+    folder = to + "/iter_0000003"
     os.makedirs(folder, exist_ok=True)
     dcp.save(state, checkpoint_id=folder, no_dist=True)
     torch.save({"args": argparse.Namespace(num_attention_heads=4, hidden_size=64), "iteration": 3}, folder + "/common.pt")
-    with open(TO + "/latest_checkpointed_iteration.txt", "w") as f:
+    with open(to + "/latest_checkpointed_iteration.txt", "w") as f:
         f.write("3")
 
 
 if __name__ == "__main__":
-    main()
+    write("deepseek_v3")
+    write("deepseek_v32")

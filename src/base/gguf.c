@@ -371,6 +371,12 @@ const ml_gguf_tensor *ml_gguf_find(const ml_gguf *g, const char *name) {
     return NULL;
 }
 
+ml_str ml_gguf_bytes(const ml_gguf *g, const ml_gguf_tensor *t) {
+    while (t < g->tensor || t >= g->tensor + g->n_tensor)
+        g = g->next;
+    return (ml_str){ g->image.ptr + t->offset, t->bytes };
+}
+
 double ml_gguf_item(const ml_gguf_key *k, uint64_t i) {
     size_t n = value_bytes[k->type];
     uint64_t v = n ? uint_of(k->bytes.ptr + i * n, n) : 0;

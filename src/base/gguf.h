@@ -100,6 +100,8 @@ void ml_gguf_split_path(ml_text *out, const char *first, int32_t i);
 const ml_gguf_key *ml_gguf_get(const ml_gguf *g, const char *name);
 /* In all files of a split model. */
 const ml_gguf_tensor *ml_gguf_find(const ml_gguf *g, const char *name);
+/* The bytes of a tensor that ml_gguf_find gave. */
+ml_str ml_gguf_bytes(const ml_gguf *g, const ml_gguf_tensor *t);
 /* The value of a key, or `absent` if it is missing or of another kind.  `arch.NAME` with
  * general.architecture is spelled "%.NAME". */
 int64_t ml_gguf_int(const ml_gguf *g, const char *name, int64_t absent);

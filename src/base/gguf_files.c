@@ -15,6 +15,7 @@ const char *const ml_gguf_file_names[] = { "config.json", "tokenizer.json",
 
 static const ml_gguf_arch archs[] = {
     { "llama", "llama", "LlamaForCausalLM", true, false, false },
+    { "llama", "mistral", "MistralForCausalLM", true, false, false },
     { "qwen2", "qwen2", "Qwen2ForCausalLM", false, false, false },
     { "qwen3", "qwen3", "Qwen3ForCausalLM", false, false, false },
     { "qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", false, false, false },
@@ -65,12 +66,20 @@ bool ml_gguf_is_file(const char *path, size_t *n) {
 
 /* --- config.json ------------------------------------------------------------------ */
 
+/* Types of tokens. */
+enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER = 4, UNUSED = 5, BYTE = 6 };
+
 typedef struct writer {
     ml_text *t;
     const ml_gguf *g;
     const ml_gguf_arch *arch;
     ml_err *err;
 } writer;
+
+static const ml_gguf_key *array_of(const writer *w, const char *name, ml_gguf_value type) {
+    const ml_gguf_key *k = ml_gguf_get(w->g, name);
+    return k && k->array && k->type == type ? k : NULL;
+}
 
 /* A float of 32 bits as the shortest decimal that gives it: 1e-06, not 9.99999997e-07. */
 static void put_float(ml_text *t, double x) {
@@ -112,7 +121,7 @@ static bool llama3_factor(const writer *w, double *factor) {
             double wave = 2 * M_PI * pow(base, (double)i / (double)n), want;
             double smooth = (8192 / wave - 1) / 3;
             float f;
-            memcpy(&f, w->g->image.ptr + t->offset + (size_t)i * 4, sizeof f);
+            memcpy(&f, ml_gguf_bytes(w->g, t).ptr + (size_t)i * 4, sizeof f);
             if (pass == 0) {
                 *factor = (double)f > *factor ? (double)f : *factor;
                 continue;
@@ -189,21 +198,52 @@ static void put_experts(const writer *w) {
     ml_text_printf(w->t, ",\n  \"mlp_only_layers\": []");
 }
 
+/* Tokens that end an answer for llama.cpp by their text. */
+static bool ends_answer(ml_str text) {
+    static const char *const ends[] = { "<|eot_id|>",    "<|im_end|>",     "<|end|>",
+                                        "<end_of_turn>", "<|endoftext|>",  "<|eom_id|>",
+                                        "<EOT>",         "<|end_of_text|>" };
+
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (ml_str_is(text, ends[i]))
+            return true;
+    return false;
+}
+
+/* eos_token_id: the tokens of three keys, and control tokens by their text. */
+static void put_ends(const writer *w) {
+    static const char *const keys[] = { "tokenizer.ggml.eos_token_id",
+                                        "tokenizer.ggml.eot_token_id",
+                                        "tokenizer.ggml.eom_token_id" };
+    const ml_gguf_key *tokens = array_of(w, "tokenizer.ggml.tokens", ML_GGUF_STRING);
+    const ml_gguf_key *types = array_of(w, "tokenizer.ggml.token_type", ML_GGUF_I32);
+    int64_t end[3];
+    size_t n = 0, at = 0;
+
+    for (size_t i = 0; i < 3; i++)
+        end[i] = ml_gguf_int(w->g, keys[i], -1);
+    ml_text_printf(w->t, ",\n  \"eos_token_id\": [");
+    for (size_t i = 0; i < 3; i++)
+        if (end[i] >= 0 && (i < 1 || end[i] != end[0]) && (i < 2 || end[i] != end[1]))
+            ml_text_printf(w->t, "%s%" PRId64, n++ ? ", " : "", end[i]);
+    for (uint64_t i = 0; tokens && types && i < tokens->n && i < types->n; i++)
+        if (ends_answer(ml_gguf_next(tokens, &at)) && (int64_t)i != end[0] &&
+            (int64_t)i != end[1] && (int64_t)i != end[2] &&
+            ml_gguf_item(types, i) == CONTROL)
+            ml_text_printf(w->t, "%s%" PRIu64, n++ ? ", " : "", i);
+    ml_text_printf(w->t, "]");
+}
+
 static void put_tokens(const writer *w) {
     static const struct {
         const char *key, *name;
     } rows[] = { { "tokenizer.ggml.bos_token_id", "bos_token_id" },
                  { "tokenizer.ggml.padding_token_id", "pad_token_id" } };
-    int64_t eos = ml_gguf_int(w->g, "tokenizer.ggml.eos_token_id", -1);
-    int64_t eot = ml_gguf_int(w->g, "tokenizer.ggml.eot_token_id", -1);
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (ml_gguf_int(w->g, rows[i].key, -1) >= 0)
             put_int(w, rows[i].name, ml_gguf_int(w->g, rows[i].key, -1));
-    if (eos >= 0 && eot >= 0 && eos != eot)
-        ml_text_printf(w->t, ",\n  \"eos_token_id\": [%" PRId64 ", %" PRId64 "]", eos, eot);
-    else if (eos >= 0)
-        put_int(w, "eos_token_id", eos);
+    put_ends(w);
 }
 
 static ml_status write_config(const writer *w) {
@@ -246,8 +286,6 @@ static ml_status write_config(const writer *w) {
 
 /* --- tokenizer.json ----------------------------------------------------------------- */
 
-enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER = 4, UNUSED = 5, BYTE = 6 };
-
 typedef struct vocab {
     ml_str *token;
     float *score; /* or NULL */
@@ -256,11 +294,6 @@ typedef struct vocab {
     ml_map ids;
     ml_arena arena;
 } vocab;
-
-static const ml_gguf_key *array_of(const writer *w, const char *name, ml_gguf_value type) {
-    const ml_gguf_key *k = ml_gguf_get(w->g, name);
-    return k && k->array && k->type == type ? k : NULL;
-}
 
 static ml_status read_vocab(vocab *v, const writer *w) {
     const ml_gguf_key *tokens = array_of(w, "tokenizer.ggml.tokens", ML_GGUF_STRING);
@@ -297,13 +330,21 @@ static ml_status read_vocab(vocab *v, const writer *w) {
     return ML_OK;
 }
 
+/* A row of the embedding without a token, as converters name it. */
+static bool is_filler(const vocab *v, int64_t i) {
+    char name[40];
+
+    snprintf(name, sizeof name, "[PAD%" PRId64 "]", i);
+    return v->type[i] == UNUSED && ml_str_is(v->token[i], name);
+}
+
 static void put_vocab(const writer *w, const vocab *v) {
     bool first = true;
 
     ml_text_printf(w->t, "\"vocab\": {");
     for (int64_t i = 0; i < v->n; i++) {
-        if (ml_map_get(&v->ids, v->token[i], -1) != i)
-            continue; /* the same text again: it has the first id */
+        if (ml_map_get(&v->ids, v->token[i], -1) != i || is_filler(v, i))
+            continue; /* the same text again has the first id */
         ml_text_printf(w->t, "%s", first ? "" : ",\n");
         ml_json_quote(w->t, v->token[i]);
         ml_text_printf(w->t, ": %" PRId64, i);

@@ -91,7 +91,8 @@ typedef struct ml_config {
         bool insecure;
         const char *tls_cert, *tls_key, *tls_password, *tls_client_ca;
     } access;
-    ml_router_opts router; /* max_concurrent -1: no limit */
+    ml_string_list ft_components; /* of --use-fault-tolerance */
+    ml_router_opts router;        /* max_concurrent -1: no limit */
     ml_string_list worker_urls;
     bool no_health, no_retries;
     struct {

@@ -83,6 +83,19 @@ static void give_args(ml_config *c, ml_cmd cmd) {
     c->run.reward.args = c->run.extensions.path.args = c->run.algo.args = args;
 }
 
+/* Rank 0 reports for all of them, unless it is the one that does not answer. */
+static void report(const ml_command *cmd, const ml_comm *world, const sink *log,
+                   const ml_err *err) {
+    ml_text line = { 0 };
+
+    ml_text_printf(&line, "miles %s: %s", cmd->name, err->msg);
+    if (!log->first)
+        ml_rank_log_line(line.ptr);
+    if (log->first || ml_comm_first_silent(world))
+        fprintf(stderr, "%s\n", line.ptr);
+    ml_text_release(&line);
+}
+
 /* Parses the flags and runs the command.  All ranks of a job have the same flags: rank 0
  * prints what is wrong with them. */
 static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *world,
@@ -108,8 +121,8 @@ static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *wor
     if (cmd->bit & (ML_CMD_TRAIN | ML_CMD_EVAL | ML_CMD_REWARD))
         give_args(&config, cmd->bit);
     st = cmd->run(&config, &err);
-    if (st && log->first)
-        fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
+    if (st)
+        report(cmd, world, log, &err);
     ml_config_release(&config);
     return finish_output(ml_exit_code(st));
 }

@@ -10,6 +10,7 @@
 #include "base/oom.h"
 #include "base/str.h"
 #include "comm/link.h"
+#include "comm/world.h"
 #include "comm/reduce.h"
 
 enum {
@@ -66,6 +67,8 @@ static void put_silent(const team *t, ml_text *out) {
     for (int32_t r = 0; r < t->c.size; r++) {
         if (!t->input[r])
             continue;
+        if (t->member[r] == 0)
+            atomic_store(&t->link->first_silent, true);
         ml_text_printf(out, "%s%d",
                        !put           ? " "
                        : put + 1 == n ? " and "
@@ -576,6 +579,10 @@ static team *team_new(ml_link *l, int32_t size) {
         .priv = t,
     };
     return t;
+}
+
+bool ml_comm_first_silent(const ml_comm *c) {
+    return c && c->size > 1 && atomic_load(&((const team *)c)->link->first_silent);
 }
 
 ml_comm *ml_comm_of_link(ml_link *l) {

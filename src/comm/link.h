@@ -8,6 +8,8 @@
 #ifndef ML_COMM_LINK_H
 #define ML_COMM_LINK_H
 
+#include <stdatomic.h>
+
 #include "comm/comm.h"
 
 typedef struct ml_parcel {
@@ -25,6 +27,7 @@ struct ml_link {
     int32_t local_rank, local_size; /* as in comm.h */
     int32_t last_tag;               /* of the communicators that this rank has been in */
     const char *const *host;        /* [size]; NULL: all ranks are on one host */
+    atomic_bool first_silent;       /* rank 0 did not answer in time */
 
     /* Starts all parcels and returns when they are done.  ML_EAGAIN: the time is up
      * (deadline_s, 0: none); the parcels that are not done say which ranks were silent.

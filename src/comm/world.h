@@ -13,4 +13,7 @@ ml_status ml_comm_world(ml_comm **out, ml_err *err);
  * the host that differ, the others ML_EPEER.  what: "build", "backend". */
 ml_status ml_comm_same(ml_comm *c, const char *what, const char *mine, ml_err *err);
 
+/* Whether this rank has waited for rank 0 in vain, which then cannot say so itself. */
+bool ml_comm_first_silent(const ml_comm *world);
+
 #endif

@@ -434,6 +434,7 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
 
     if (st != ML_OK)
         return st;
+    ML_BUG_IF(!l);
     if (pthread_create(&l->thread, NULL, run, l) != 0) {
         free_local(l);
         return ml_fail(err, ML_ENOMEM, "cannot create a thread for the engine");

@@ -4,13 +4,16 @@
  * connection that breaks in the middle changes nothing.  Each rank of an engine has its own
  * connection, and packs its own rows. */
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "base/bug.h"
 #include "base/json.h"
 #include "gen/local_priv.h"
 #include "model/weights_checksum.h"
 
 #define TIMEOUT_S 300.0
+#define WHERE "weights over TCP"
 
 /* --- members of a request ------------------------------------------------------ */
 
@@ -33,6 +36,7 @@ static int64_t number_of(const ml_json *body, const char *key, int64_t otherwise
 static ml_local_group **find_group(ml_local *l, const char *name) {
     ml_local_group **at = &l->groups;
 
+    ML_BUG_IF(!name); /* the server has checked the request */
     while (*at && strcmp((*at)->name, name) != 0)
         at = &(*at)->next;
     return at;
@@ -80,7 +84,7 @@ static ml_status join(ml_local *l, const ml_json *body, ml_arena *a, ml_err *err
     g = calloc(1, sizeof *g);
     if (!g)
         return ml_fail(err, ML_ENOMEM, "out of memory for a group");
-    memcpy(g->name, o.group, strlen(o.group) + 1);
+    snprintf(g->name, sizeof g->name, "%s", o.group);
     st = ml_weight_link_open(&g->link, &o, err);
     if (st != ML_OK) {
         free(g);
@@ -179,7 +183,9 @@ static bool find_dtype(ml_st_dtype *out, ml_str name) {
         ml_st_dtype dtype;
     } known[] = { { "float32", ML_ST_F32 },
                   { "bfloat16", ML_ST_BF16 },
-                  { "float16", ML_ST_F16 } };
+                  { "float16", ML_ST_F16 },
+                  { "int64", ML_ST_I64 },
+                  { "int32", ML_ST_I32 } };
 
     if (name.len > 6 && memcmp(name.ptr, "torch.", 6) == 0)
         name = (ml_str){ name.ptr + 6, name.len - 6 };
@@ -202,11 +208,10 @@ static ml_status read_tensor(ml_st_tensor *t, const ml_json *name, const ml_json
     *t = (ml_st_tensor){ .name =
                              ml_str_of(ml_arena_str(a, name->text.ptr, name->text.len)) };
     if (!find_dtype(&t->dtype, dtype->text))
-        return ml_fail(
-            err, ML_EUSAGE,
-            "\"dtypes\": tensor %s has dtype %.*s; expected float32, bfloat16 or "
-            "float16",
-            t->name.ptr, (int)dtype->text.len, dtype->text.ptr);
+        return ml_fail(err, ML_EUSAGE,
+                       "\"dtypes\": tensor %s has dtype %.*s; expected float32, bfloat16, "
+                       "float16, int64 or int32",
+                       t->name.ptr, (int)dtype->text.len, dtype->text.ptr);
     for (const ml_json *v = shape->child; v; v = v->next)
         if (t->n_dim == ML_ST_DIMS || !ml_json_i64(v, &t->shape[t->n_dim++]) ||
             t->shape[t->n_dim - 1] < 0)
@@ -235,7 +240,7 @@ static ml_status read_update(update *u, const ml_weight_inbox *x, const ml_json 
         bool wanted = false;
         st = read_tensor(t, n, d, s, a, err);
         if (st == ML_OK)
-            st = ml_weight_inbox_check(x, t, &wanted, "weights over TCP", err);
+            st = ml_weight_inbox_check(x, t, &wanted, WHERE, err);
         u->name[u->n] = t->name.ptr;
         if (st == ML_OK && wanted) {
             u->most = t->bytes > u->most ? t->bytes : u->most;
@@ -264,7 +269,7 @@ static ml_status receive(const update *u, ml_weight_inbox *x, ml_err *err) {
         t.data = bytes;
         st = ml_weight_link_take(&u->group->link, u->name[i], bytes, t.bytes, err);
         if (st == ML_OK)
-            ml_weight_inbox_put(x, &t);
+            st = ml_weight_inbox_put(x, &t, WHERE, err);
     }
     if (st == ML_OK)
         st = ml_weight_inbox_end(x, err);
@@ -338,7 +343,7 @@ static ml_status end(ml_local *l, ml_command *c, const ml_json *body, ml_arena *
     if (!in->set)
         return ml_fail(c->err, ML_EPEER,
                        "/end_weight_update without /begin_weight_update before it");
-    st = ml_weight_inbox_complete(&in->inbox, "weights over TCP", c->err);
+    st = ml_weight_inbox_complete(&in->inbox, WHERE, c->err);
     if (st == ML_OK)
         st = check_crc(l, &in->set->w, text_of(body, "weights_crc64", a), c->err);
     if (st == ML_OK) {

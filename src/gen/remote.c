@@ -464,30 +464,37 @@ static void close_gen(ml_gen *g) {
     free_remote(r);
 }
 
+void ml_remote_server_init(ml_remote *r, ml_remote_server *s, const char *url,
+                           const char *key) {
+    size_t n = strlen(url);
+    ml_text own = { 0 };
+
+    while (n && url[n - 1] == '/')
+        n--;
+    ml_text_add(&own, url, n);
+    s->remote = r;
+    s->url = own.ptr;
+    s->key = key ? ml_arena_str(&r->arena, key, strlen(key)) : NULL;
+    s->headers = ml_arena_printf(&r->arena, ML_REMOTE_JSON "%s%s%s",
+                                 key ? "Authorization: Bearer " : "", key ? key : "",
+                                 key ? "\n" : "");
+}
+
 static void keep_opts(ml_remote *r, const ml_remote_opts *o) {
     r->opts = *o;
     r->opts.url = NULL;
-    r->server = ML_NEW(&r->arena, ml_remote_server, o->n_url);
-    for (int32_t i = 0; i < o->n_url; i++) {
-        size_t n = strlen(o->url[i]);
-        ml_text url = { 0 };
-        while (n && o->url[i][n - 1] == '/')
-            n--;
-        ml_text_add(&url, o->url[i], n);
-        r->server[i].remote = r;
-        r->server[i].url = url.ptr;
-    }
-    r->headers = ml_arena_printf(&r->arena, ML_REMOTE_JSON "%s%s%s",
-                                 o->api_key ? "Authorization: Bearer " : "",
-                                 o->api_key ? o->api_key : "", o->api_key ? "\n" : "");
+    r->server = ML_NEW(&r->arena, ml_remote_server, ML_REMOTE_MOST_SERVERS);
+    for (int32_t i = 0; i < o->n_url; i++)
+        ml_remote_server_init(r, &r->server[i], o->url[i], o->api_key);
 }
 
 ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
     ml_remote *r;
     ml_status st;
 
-    if (o->n_url < 1)
-        return ml_fail(err, ML_EUSAGE, "no server address given");
+    if (o->n_url < 1 || o->n_url > ML_REMOTE_MOST_SERVERS)
+        return ml_fail(err, ML_EUSAGE, "expected 1 to %d server addresses, not %d",
+                       (int)ML_REMOTE_MOST_SERVERS, (int)o->n_url);
     r = calloc(1, sizeof *r);
     if (!r)
         return ml_fail(err, ML_ENOMEM, "out of memory for a generator");

@@ -75,6 +75,16 @@ ml_status ml_remote_update(ml_gen *g, const ml_remote_step *step, int32_t n,
  * requests of its predecessor. */
 void ml_remote_move(ml_gen *g, int32_t server, const char *url);
 
+/* Adds a server, which gets requests when it has the current weights; or removes one, whose
+ * requests in flight may still be answered.  key: sent to it, or NULL. */
+void ml_remote_add(ml_gen *g, const char *url, const char *key);
+void ml_remote_remove(ml_gen *g, const char *url);
+
+/* Told on the generator's thread whenever a server has the current weights (again), or is lost,
+ * moved or removed.  NULL ends it; after return the previous fn is no longer called. */
+typedef void ml_remote_watch_fn(void *ud, const char *url, const char *key, bool usable);
+void ml_remote_watch(ml_gen *g, ml_remote_watch_fn *fn, void *ud);
+
 /* Ends generation, for instance because a server will not come back: requests between
  * attempts end with this message, and submit fails from now on. */
 void ml_remote_give_up(ml_gen *g, const char *why);

@@ -157,18 +157,21 @@ static bool is_done(const ml_text *done, const char *url) {
 
 ml_status ml_remote_request_all(ml_remote *r, const char *method, ml_remote_steps steps,
                                 ml_text *done, ml_err *err) {
-    enum { MOST = 1024 };
+    enum { MOST = ML_REMOTE_MOST_SERVERS };
     ml_arena a;
     const char **url;
     broadcast b = {
         .remote = r, .method = method, .steps = steps, .listed = done, .err = err
     };
-    int32_t n = 0;
+    int32_t n = 0, n_server;
     ml_status st;
 
+    pthread_mutex_lock(&r->lock);
+    n_server = r->opts.n_url;
+    pthread_mutex_unlock(&r->lock);
     ml_arena_init(&a, "remote servers");
     url = ML_NEW(&a, const char *, MOST);
-    for (int32_t i = 0; i < r->opts.n_url && n < MOST; i++) {
+    for (int32_t i = 0; i < n_server && n < MOST; i++) {
         const char *front = url_of(r, i, done != NULL, &a);
         n += front ? workers_of(r, front, url + n, MOST - n, &a) : 0;
     }

@@ -74,8 +74,10 @@ typedef struct ml_remote_steps {
 
 typedef struct ml_remote_server {
     ml_remote *remote;
-    char *url;      /* changes on the loop's thread, under the mutex */
-    char *next_url; /* under the mutex: the address it has moved to, or NULL */
+    char *url;       /* changes on the loop's thread, under the mutex */
+    char *next_url;  /* under the mutex: the address it has moved to, or NULL */
+    char *headers;   /* of requests to it, with its key */
+    const char *key; /* NULL: none */
     int32_t n_call;
     bool lost;   /* it may have outdated weights, or be dead; changes under the mutex */
     bool banned; /* too many invalid replies: not used any more; changes under the mutex */
@@ -91,8 +93,11 @@ struct ml_remote {
     ml_gen gen; /* first */
     ml_arena arena;
     ml_remote_opts opts;
-    ml_remote_server *server; /* [opts.n_url] */
-    char *headers;
+    ml_remote_server
+        *server; /* [opts.n_url] of ML_REMOTE_MOST_SERVERS; more are added on the
+                                 loop's thread, under the mutex */
+    ml_remote_watch_fn *watch; /* on the loop's thread only */
+    void *watch_ud;
     pthread_t thread;
     ml_loop *loop;
     ml_http_client *client;
@@ -129,6 +134,7 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
 size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec);
 
 enum {
+    ML_REMOTE_MOST_SERVERS = 4096,
     ML_REMOTE_CONTROL_BYTES = 1 << 20, /* limit of a reply to anything but /generate */
     ML_REMOTE_MOST_BAD = 8             /* invalid replies until the sender is given up */
 };
@@ -159,6 +165,10 @@ ml_status ml_remote_request_all(ml_remote *r, const char *method, ml_remote_step
                                 ml_text *done, ml_err *err);
 /* The same for one POST request to servers that are not lost. */
 ml_status ml_remote_post_all(ml_remote *r, const char *path, const char *body);
+
+/* remote.c: fills an unused server. */
+void ml_remote_server_init(ml_remote *r, ml_remote_server *s, const char *url,
+                           const char *key);
 
 /* Runs a function on the loop's thread and waits for it. */
 void ml_remote_run_on_loop(ml_remote *r, ml_loop_fn *fn, void *ud);

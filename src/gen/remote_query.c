@@ -47,7 +47,7 @@ static const char *health_path(const ml_remote_peer *p) {
 static const char *headers_for(const ml_remote *r, const char *url) {
     for (int32_t i = 0; i < r->opts.n_url; i++)
         if (strcmp(r->server[i].url, url) == 0)
-            return r->headers;
+            return r->server[i].headers;
     return ML_REMOTE_JSON;
 }
 

@@ -1,8 +1,10 @@
 /* remote_server.c - the state of servers: load balancing, loss, recovery, replacement. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/oom.h"
 #include "gen/remote_priv.h"
 
 int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
@@ -21,10 +23,18 @@ int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
 
 static void query_again(void *ud);
 
+static void tell(const ml_remote_server *s, bool usable) {
+    const ml_remote *r = s->remote;
+
+    if (r->watch)
+        r->watch(r->watch_ud, s->url, s->key, usable);
+}
+
 static void set_lost(ml_remote_server *s, bool lost) {
     pthread_mutex_lock(&s->remote->lock);
     s->lost = lost;
     pthread_mutex_unlock(&s->remote->lock);
+    tell(s, !lost && !s->banned);
 }
 
 static void rest(ml_remote_server *s) {
@@ -155,6 +165,7 @@ void ml_remote_bad_reply(ml_remote *r, int32_t server, const char *why) {
     pthread_mutex_lock(&r->lock);
     s->banned = true;
     pthread_mutex_unlock(&r->lock);
+    tell(s, false);
     ml_text_printf(&sentence,
                    "%s is not used any more: %d invalid replies in a row; the last: %s",
                    s->url, s->n_bad, why);
@@ -204,6 +215,7 @@ static void moved(void *ud) {
     ml_remote_server *s = ud;
     ml_remote *r = s->remote;
 
+    tell(s, false);
     pthread_mutex_lock(&r->lock);
     if (s->next_url) {
         free(s->url);
@@ -229,6 +241,122 @@ void ml_remote_move(ml_gen *g, int32_t server, const char *url) {
     s->next_url = own.ptr;
     pthread_mutex_unlock(&r->lock);
     ml_loop_post(r->loop, moved, s);
+}
+
+/* --- servers that come and go ------------------------------------------------------ */
+
+typedef struct change {
+    ml_remote *remote;
+    char *url, *key;
+} change;
+
+static void free_change(change *c) {
+    free(c->url);
+    free(c->key);
+    free(c);
+}
+
+static ml_remote_server *find_server(ml_remote *r, const char *url) {
+    for (int32_t i = 0; i < r->opts.n_url; i++)
+        if (strcmp(r->server[i].url, url) == 0)
+            return &r->server[i];
+    return NULL;
+}
+
+/* One that was removed before has its place again. */
+static ml_remote_server *take_place(ml_remote *r, const change *c) {
+    ml_remote_server *s = find_server(r, c->url);
+
+    if (s && s->banned) {
+        s->banned = false;
+        s->n_bad = 0;
+        return s;
+    }
+    if (s)
+        return NULL;
+    if (r->opts.n_url == ML_REMOTE_MOST_SERVERS) {
+        ml_log(ML_LOG_WARN, "%s is not added: there are %d engines already", c->url,
+               (int)r->opts.n_url);
+        return NULL;
+    }
+    s = &r->server[r->opts.n_url];
+    ml_remote_server_init(r, s, c->url, c->key);
+    r->opts.n_url++;
+    return s;
+}
+
+static void add_server(void *ud) {
+    change *c = ud;
+    ml_remote *r = c->remote;
+    ml_remote_server *s;
+
+    pthread_mutex_lock(&r->lock);
+    s = take_place(r, c);
+    if (s)
+        s->lost = r->weights.steps.n > 0;
+    pthread_mutex_unlock(&r->lock);
+    if (s)
+        ml_log(ML_LOG_WARN, "%s is added%s", s->url,
+               s->lost ? "; it gets the current weights, then requests" : "");
+    if (s && s->lost)
+        query_again(s);
+    free_change(c);
+}
+
+static void remove_server(void *ud) {
+    change *c = ud;
+    ml_remote *r = c->remote;
+    ml_remote_server *s = find_server(r, c->url);
+
+    if (s && !s->banned) {
+        pthread_mutex_lock(&r->lock);
+        s->banned = true;
+        pthread_mutex_unlock(&r->lock);
+        ml_timer_stop(s->timer);
+        s->timer = NULL;
+        ml_remote_query_cancel(&s->query);
+        tell(s, false);
+        ml_log(ML_LOG_WARN, "%s is removed: it gets no more requests", s->url);
+    }
+    free_change(c);
+}
+
+static void post_change(ml_gen *g, const char *url, const char *key, ml_loop_fn *fn) {
+    change *c = ml_memory_grow(NULL, sizeof *c, "a server");
+    ml_text u = { 0 }, k = { 0 };
+
+    ml_text_printf(&u, "%s", url);
+    if (key)
+        ml_text_printf(&k, "%s", key);
+    *c = (change){ (ml_remote *)g, u.ptr, k.ptr };
+    ml_loop_post(c->remote->loop, fn, c);
+}
+
+void ml_remote_add(ml_gen *g, const char *url, const char *key) {
+    post_change(g, url, key, add_server);
+}
+
+void ml_remote_remove(ml_gen *g, const char *url) {
+    post_change(g, url, NULL, remove_server);
+}
+
+typedef struct watcher {
+    ml_remote *remote;
+    ml_remote_watch_fn *fn;
+    void *ud;
+} watcher;
+
+static void set_watch(void *ud) {
+    const watcher *w = ud;
+
+    w->remote->watch = w->fn;
+    w->remote->watch_ud = w->ud;
+}
+
+void ml_remote_watch(ml_gen *g, ml_remote_watch_fn *fn, void *ud) {
+    watcher w = { (ml_remote *)g, fn, ud };
+
+    ml_remote_run_on_loop(w.remote, set_watch, &w);
 }
 
 void ml_remote_give_up(ml_gen *g, const char *why) {

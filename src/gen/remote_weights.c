@@ -59,10 +59,13 @@ static const char *kept(ml_remote *r, const char *text) {
 }
 
 static ml_remote_step *copy_steps(ml_remote *r, const ml_remote_step *step, int32_t n) {
-    ml_remote_step *own = ML_NEW(&r->arena, ml_remote_step, n);
+    ml_remote_step *own;
 
+    pthread_mutex_lock(&r->lock); /* servers that are added use the arena, too */
+    own = ML_NEW(&r->arena, ml_remote_step, n);
     for (int32_t i = 0; i < n; i++)
         own[i] = (ml_remote_step){ kept(r, step[i].path), kept(r, step[i].body) };
+    pthread_mutex_unlock(&r->lock);
     return own;
 }
 

@@ -84,6 +84,13 @@ typedef struct lister {
 
 typedef enum split { WHOLE, QKV, GATE_UP } split;
 
+/* The indexer of sparse attention: by Miles' names, by Megatron-Core's. */
+#define CORE "self_attention.core_attention.indexer."
+#define INDEXER(part)                                                                      \
+    { "self_attention." part, "self_attn.indexer." part, WHOLE, false }, {                 \
+        CORE "linear_" part, "self_attn.indexer." part, WHOLE, false                       \
+    }
+
 static const struct {
     const char *stored, *name; /* after decoder.layers. and model.layers.N. */
     split how;
@@ -110,6 +117,13 @@ static const struct {
       "self_attn.kv_a_layernorm.weight", WHOLE, false },
     { "self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", WHOLE,
       false },
+    INDEXER("wq_b.weight"),
+    INDEXER("wk.weight"),
+    INDEXER("weights_proj.weight"),
+    { "self_attention.k_norm.weight", "self_attn.indexer.k_norm.weight", WHOLE, false },
+    { "self_attention.k_norm.bias", "self_attn.indexer.k_norm.bias", WHOLE, false },
+    { CORE "k_norm.weight", "self_attn.indexer.k_norm.weight", WHOLE, false },
+    { CORE "k_norm.bias", "self_attn.indexer.k_norm.bias", WHOLE, false },
     { "mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight", WHOLE, false },
     { "pre_mlp_layernorm.weight", "post_attention_layernorm.weight", WHOLE, false },
     { "mlp.linear_fc1.weight", "mlp.%s_proj.weight", GATE_UP, false },

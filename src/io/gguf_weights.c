@@ -248,6 +248,10 @@ static ml_st_dtype dtype_of(uint32_t type) {
     return type == ML_GGML_F32 ? ML_ST_F32 : type == ML_GGML_F16 ? ML_ST_F16 : ML_ST_BF16;
 }
 
+static bool is_plain(uint32_t type) {
+    return type == ML_GGML_F32 || type == ML_GGML_F16 || type == ML_GGML_BF16;
+}
+
 /* Heads of q and k, whose rows Llama's files have in the order of pairs; 0: other rows. */
 static int64_t paired_rows(const lister *l, const ml_gguf_tensor *t, const char *part) {
     bool q = strcmp(part, "attn_q") == 0, k = strcmp(part, "attn_k") == 0;
@@ -269,7 +273,7 @@ static ml_status add(lister *l, const ml_gguf_tensor *t, const char *name, int64
     ml_st_tensor *out = &l->t[l->f->n];
     bool minus = l->arch->norm_plus_one && is_norm(t->name);
     int32_t drop = skip >= 0; /* an expert of a stack */
-    int64_t rows = 1;
+    int64_t rows = 1, cols = t->shape[t->n_dim - 1];
 
     *out = (ml_st_tensor){ .name = ml_str_of(name),
                            .dtype = dtype_of(t->type),
@@ -284,13 +288,16 @@ static ml_status add(lister *l, const ml_gguf_tensor *t, const char *name, int64
     out->data = l->g->image.ptr + out->offset;
     for (int32_t i = 0; i + 1 < out->n_dim; i++)
         rows *= out->shape[i];
-    if (head_dim || minus ||
-        (t->type != ML_GGML_F32 && t->type != ML_GGML_F16 && t->type != ML_GGML_BF16)) {
+    if (head_dim && t->n_dim == 1) { /* a bias: an element for each row */
+        rows = t->shape[0];
+        cols = 1;
+    }
+    if (head_dim || minus || !is_plain(t->type)) {
         view *v = ML_NEW(&l->f->arena, view, 1);
         *v = (view){ .base.read = read_view,
                      .type = t->type,
                      .data = out->data,
-                     .cols = t->shape[t->n_dim - 1],
+                     .cols = cols,
                      .row = rows ? out->bytes / (size_t)rows : 0,
                      .head_dim = head_dim,
                      .minus = minus ? 1.0f : 0.0f };
@@ -311,7 +318,8 @@ static ml_status add_named(lister *l, const ml_gguf_tensor *t) {
 
     if (ml_str_is(t->name, "rope_freqs.weight")) /* in config.json */
         return ML_OK;
-    if (!name || head_dim < 0 || (t->n_dim == 3) != (strstr(part, "_exps") != NULL))
+    if (!name || head_dim < 0 || (t->n_dim == 3) != (strstr(part, "_exps") != NULL) ||
+        (head_dim && t->n_dim == 1 && !is_plain(t->type)))
         return ml_fail(l->err, ML_EUNSUP,
                        "%s: tensor %.*s is not one that a %s model has in a GGUF file",
                        l->g->path, (int)(t->name.len < 200 ? t->name.len : 200),

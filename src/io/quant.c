@@ -366,7 +366,7 @@ static ml_status size_byte_blocks(const resolver *r, codes *q, bool stack) {
         s.n_dim = 2;
         memmove(s.shape, s.shape + 1, 2 * sizeof *s.shape);
     }
-    if (!stack && count_of(&s) == 1)
+    if ((!stack && count_of(&s) == 1) || has_shape(&s, 1, 1))
         set_blocks(q, q->rows, q->cols);
     else if (exponent && has_shape(&s, q->rows, blocks(q->cols, 32)))
         set_blocks(q, 1, 32);
@@ -374,8 +374,6 @@ static ml_status size_byte_blocks(const resolver *r, codes *q, bool stack) {
         set_blocks(q, r->block_rows, r->block_cols);
     else if (has_shape(&s, q->rows, 1) || (!stack && s.n_dim == 1 && s.shape[0] == q->rows))
         set_blocks(q, 1, q->cols);
-    else if (has_shape(&s, 1, 1))
-        set_blocks(q, q->rows, q->cols);
     else {
         char want[160];
         snprintf(want, sizeof want,
@@ -402,9 +400,11 @@ static ml_status resolve_bytes(resolver *r, ml_st_tensor *t, ml_str base, const 
     q->scale = take(r, base, inverse);
     if (!q->scale)
         q->scale = take(r, base, scale);
+    if (!q->scale && *part)
+        q->scale = take(r, base, ".scale");
     if (!q->scale)
         return fail_missing(r, base,
-                            *part ? ".weight_scale_inv (or .weight_scale)"
+                            *part ? ".weight_scale_inv (or .weight_scale, .scale)"
                                   : "_scale_inv (or _scale)");
     if ((t->n_dim != 2 && !stack) || !count_of(t))
         return fail_shape(r, t, "a matrix");
@@ -422,13 +422,14 @@ static ml_status resolve_bytes(resolver *r, ml_st_tensor *t, ml_str base, const 
     return st;
 }
 
-/* compressed-tensors mxfp4-pack-quantized: codes [rows, cols / 2], an exponent for 32. */
+/* compressed-tensors mxfp4-pack-quantized, experts of DeepSeek-V4: codes [rows, cols / 2],
+ * an exponent for 32. */
 static ml_status resolve_mxfp4_rows(resolver *r, ml_st_tensor *t, ml_str base,
-                                    const char *name) {
+                                    const char *scale, const char *name) {
     codes *q = new_quant(r, NIBBLES, t);
 
     q->value = r->e2m1;
-    q->scale = take(r, base, ".weight_scale");
+    q->scale = take(r, base, scale);
     if (t->n_dim != 2 || !count_of(t) || t->shape[1] % 16)
         return fail_shape(r, t, "a matrix of two codes in a byte, in groups of 32");
     q->rows = t->shape[0];
@@ -638,8 +639,8 @@ static const char *name_of(resolver *r, ml_str base, const char *suffix) {
     return ml_arena_printf(&r->c->arena, "%.*s%s", (int)base.len, base.ptr, suffix);
 }
 
-static bool has_exponents(const resolver *r, ml_str base) {
-    int64_t i = find(r, base, ".weight_scale");
+static bool has_exponents(const resolver *r, ml_str base, const char *scale) {
+    int64_t i = find(r, base, scale);
     ml_st_dtype t = i < 0 ? ML_ST_F32 : r->c->tensor[i].t.dtype;
 
     return t == ML_ST_U8 || t == ML_ST_F8_E8M0;
@@ -651,6 +652,9 @@ static ml_status resolve(resolver *r, ml_st_tensor *t) {
 
     if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_F8_E4M3)
         return resolve_bytes(r, t, base, ".weight", t->name.ptr);
+    if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_I8 &&
+        has_exponents(r, base, ".scale"))
+        return resolve_mxfp4_rows(r, t, base, ".scale", t->name.ptr);
     if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_I8)
         return resolve_bytes(r, t, base, ".weight", t->name.ptr);
     if (t->dtype == ML_ST_F8_E4M3 && t->n_dim == 3)
@@ -658,8 +662,8 @@ static ml_status resolve(resolver *r, ml_st_tensor *t) {
     if (cut_suffix(t->name, ".weight", &base) && t->dtype == ML_ST_U8)
         return resolve_nvfp4(r, t, base, t->name.ptr, ".weight_scale_2", false);
     if (cut_suffix(t->name, ".weight_packed", &base) && t->dtype == ML_ST_U8 &&
-        has_exponents(r, base))
-        return resolve_mxfp4_rows(r, t, base, name_of(r, base, ".weight"));
+        has_exponents(r, base, ".weight_scale"))
+        return resolve_mxfp4_rows(r, t, base, ".weight_scale", name_of(r, base, ".weight"));
     if (cut_suffix(t->name, ".weight_packed", &base) && t->dtype == ML_ST_U8)
         return resolve_nvfp4(r, t, base, name_of(r, base, ".weight"),
                              ".weight_global_scale", true);

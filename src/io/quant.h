@@ -5,10 +5,11 @@
  * name, shape and dtype that the weight has in the unquantized release:
  *
  *     codes                        scales                            format
- *     x.weight F8_E4M3             x.weight_scale_inv, _scale        FP8: blocks of 128x128,
- *                                                                    rows, or one scale; MXFP8
+ *     x.weight F8_E4M3             x.weight_scale_inv, _scale,       FP8: blocks of 128x128,
+ *                                  x.scale                           rows, or one scale; MXFP8
  *     x F8_E4M3 [n, rows, cols]    x_scale_inv, x_scale              the same of a stack
  *     x.weight I8                  x.weight_scale                    INT8 (compressed-tensors)
+ *     x.weight I8                  x.scale U8, F8_E8M0               MXFP4 (DeepSeek-V4)
  *     x.weight U8                  x.weight_scale, _scale_2          NVFP4 (modelopt)
  *     x.weight_packed U8           x.weight_scale, _global_scale     NVFP4 (compressed-tensors)
  *     x.weight_packed U8           x.weight_scale U8                 MXFP4 (compressed-tensors)

@@ -261,6 +261,22 @@ static int64_t release_row(const out_tensor *t, int64_t r) {
     return d ? r - in + in % 2 * (d / 2) + in / 2 : r;
 }
 
+/* A row of the parameter in the file's order; a bias of q or k has an element for each row
+ * of its matrix.  `row` has space for two. */
+static void stored_values(const exporter *x, const out_tensor *t, int64_t e, int64_t r,
+                          float *row) {
+    int64_t cols = t->shape[2];
+    bool bias = t->head_dim && x->s->param[t->param].n_dim == 1;
+    float *to = bias ? row + cols : row;
+
+    ml_weights_unpack(x->w, t->param, (int32_t)e, bias ? r : release_row(t, r), 1, ML_F32,
+                      to);
+    for (int64_t k = 0; k < cols && bias; k++)
+        row[k] = to[release_row(t, k)];
+    for (int64_t k = 0; k < cols && t->plus != 0; k++)
+        row[k] += t->plus;
+}
+
 static ml_status write_band(exporter *x, const out_tensor *t, int64_t e, int64_t r,
                             int64_t n, float *row, unsigned char *bytes, ml_err *err) {
     int64_t cols = t->shape[2];
@@ -269,10 +285,7 @@ static ml_status write_band(exporter *x, const out_tensor *t, int64_t e, int64_t
         if (t->param == ML_NONE)
             memcpy(row, x->freqs, (size_t)cols * 4);
         else
-            ml_weights_unpack(x->w, t->param, (int32_t)e, release_row(t, r + i), 1, ML_F32,
-                              row);
-        for (int64_t k = 0; k < cols && t->plus != 0; k++)
-            row[k] += t->plus;
+            stored_values(x, t, e, r + i, row);
         put_row(t->type, row, cols, bytes + (size_t)i * t->row_bytes);
     }
     return ml_out_write(&x->out,
@@ -281,7 +294,7 @@ static ml_status write_band(exporter *x, const out_tensor *t, int64_t e, int64_t
 }
 
 static ml_status write_tensor(exporter *x, const out_tensor *t, ml_err *err) {
-    float *row = malloc((size_t)t->shape[2] * sizeof *row);
+    float *row = malloc((size_t)t->shape[2] * 2 * sizeof *row);
     unsigned char *bytes = malloc(BAND * t->row_bytes);
     ml_status st = ML_OK;
 
@@ -326,16 +339,26 @@ static ml_status find_arch(exporter *x, ml_err *err) {
     if (x->arch)
         return ML_OK;
     return ml_fail(err, ML_EUNSUP,
-                   "--save-gguf: %s models cannot be written as GGUF; llama, qwen2, qwen3, "
-                   "qwen3_moe, gemma2 and gemma3_text can",
+                   "--save-gguf: %s models cannot be written as GGUF; llama, mistral, "
+                   "qwen2, qwen3, qwen3_moe, gemma2 and gemma3_text can",
                    x->s->family);
+}
+
+/* The factors of rotary frequencies, which are a tensor of the source. */
+static void copy_freqs(exporter *x, const ml_gguf *g) {
+    const ml_gguf_tensor *t = ml_gguf_find(g, "rope_freqs.weight");
+
+    if (!t)
+        return;
+    x->n_freq = t->shape[0];
+    x->freqs = ML_NEW(&x->arena, float, x->n_freq);
+    memcpy(x->freqs, ml_gguf_bytes(g, t).ptr, (size_t)x->n_freq * sizeof *x->freqs);
 }
 
 ml_status ml_export_gguf(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
                          const char *path, ml_ggml_type type, ml_err *err) {
     exporter x = { .w = w, .s = s, .type = type };
     ml_gguf *g = NULL;
-    ml_file file = { 0 };
     char config[4096];
     size_t n;
     ml_status st = find_arch(&x, err);
@@ -343,11 +366,11 @@ ml_status ml_export_gguf(const ml_weights *w, const ml_spec *s, const ml_checkpo
     ml_arena_init(&x.arena, "a GGUF file");
     snprintf(config, sizeof config, "%s/config.json", from->dir);
     if (st == ML_OK && ml_gguf_is_file(config, &n)) {
-        st = ml_file_map(&file, from->dir, err);
-        if (st == ML_OK)
-            st = ml_gguf_parse(&g, file.bytes, from->dir, err);
-        if (st == ML_OK)
+        st = ml_gguf_open(&g, from->dir, err);
+        if (st == ML_OK) {
             ml_gguf_keys_copy(&x.keys, g, type);
+            copy_freqs(&x, g);
+        }
     } else if (st == ML_OK) {
         st = ml_gguf_keys_of(&x.keys, from->dir, x.arch, s->n_vocab, type, &x.arena,
                              &x.freqs, &x.n_freq, err);
@@ -357,7 +380,6 @@ ml_status ml_export_gguf(const ml_weights *w, const ml_spec *s, const ml_checkpo
     if (st == ML_OK)
         st = write_file(&x, path, err);
     ml_gguf_free(g);
-    ml_file_unmap(&file);
     ml_text_release(&x.keys.bytes);
     ml_arena_release(&x.arena);
     return st;

@@ -101,7 +101,8 @@ typedef struct maker {
     ml_gguf_keys *out;
     const ml_gguf_arch *arch;
     const char *dir;
-    const ml_json *config, *tokenizer, *tokenizer_config;
+    const ml_json *top, *config; /* of config.json: all of it, the text model's part */
+    const ml_json *tokenizer, *tokenizer_config;
     int64_t n_vocab;
     ml_arena *a;
     ml_err *err;
@@ -115,6 +116,61 @@ static double number(const ml_json *obj, const char *key, double absent) {
     const ml_json *v = ml_json_get(obj, key);
     double x;
     return v && ml_json_f64(v, &x) ? x : absent;
+}
+
+static ml_status cannot_say(const maker *m, const char *what) {
+    return ml_fail(m->err, ML_EUNSUP,
+                   "%s/config.json: %s, which a GGUF file of a %s model cannot say", m->dir,
+                   what, m->arch->name);
+}
+
+/* Whether sliding and full attention follow each other as llama.cpp assumes: the last of
+ * every 2 layers of gemma2 and of every 6 of gemma3 has full attention. */
+static bool has_usual_layers(const maker *m) {
+    int64_t period = strcmp(m->arch->name, "gemma2") == 0 ? 2 : 6, i = 0;
+    const ml_json *types = ml_json_get(m->config, "layer_types");
+
+    if (number(m->config, "sliding_window_pattern", (double)period) != (double)period)
+        return false;
+    for (const ml_json *c = types ? types->child : NULL; c; c = c->next, i++)
+        if (c->type != ML_JSON_STRING ||
+            ml_str_is(c->text, "full_attention") != (i % period == period - 1))
+            return false;
+    return true;
+}
+
+/* llama.cpp scales queries by the size of a head, those of the 27B models by width / heads. */
+static bool has_usual_scale(const maker *m) {
+    double heads = number(m->config, "num_attention_heads", 1);
+    double width = number(m->config, "hidden_size", 0), dim = width / heads;
+    double big = strcmp(m->arch->name, "gemma2") == 0 ? 46 : 62;
+
+    if (number(m->config, "num_hidden_layers", 0) != big)
+        dim = number(m->config, "head_dim", 256);
+    return number(m->config, "query_pre_attn_scalar", 256) == floor(dim);
+}
+
+/* What the architectures of llama.cpp have no key for. */
+static ml_status check_config(const maker *m) {
+    const ml_json *dense = ml_json_get(m->config, "mlp_only_layers");
+    const ml_json *norm = ml_json_get(m->config, "norm_topk_prob");
+    const ml_json *windows = ml_json_get(m->config, "use_sliding_window");
+    bool moe = strcmp(m->arch->name, "qwen3moe") == 0;
+    bool mistral = strcmp(m->arch->model_type, "mistral") == 0;
+
+    if (m->arch->four_norms && !has_usual_layers(m))
+        return cannot_say(m, "the layers with full attention are others than usual");
+    if (m->arch->four_norms && !has_usual_scale(m))
+        return cannot_say(m, "query_pre_attn_scalar is not the size of a head");
+    if (moe &&
+        ((dense && dense->child) || number(m->config, "decoder_sparse_step", 1) != 1))
+        return cannot_say(m, "some layers have no experts");
+    if (moe && !(norm && norm->type == ML_JSON_TRUE))
+        return cannot_say(m, "norm_topk_prob is false");
+    if ((windows && windows->type == ML_JSON_TRUE) ||
+        (mistral && number(m->config, "sliding_window", -1) >= 0))
+        return cannot_say(m, "layers have sliding_window attention");
+    return ML_OK;
 }
 
 /* Keys that are integers, and their names. */
@@ -139,6 +195,8 @@ static void put_sizes(const maker *m) {
         bool window = strcmp(rows[i].key, "sliding_window") == 0;
         if (strcmp(rows[i].key, "num_key_value_heads") == 0 && v < 0)
             v = heads;
+        if (strcmp(rows[i].key, "num_experts") == 0 && v < 0)
+            v = number(m->config, "num_local_experts", -1); /* since transformers 5 */
         if (v >= 0 && (!window || m->arch->four_norms))
             put_u32(m->out, own_key(m, rows[i].name), (int64_t)v);
     }
@@ -391,21 +449,52 @@ static bool mentions(const ml_json *v, const char *type) {
     return false;
 }
 
-static void put_roles(const maker *m) {
+/* The token of a role: by its text in tokenizer_config.json, or by a number in config.json;
+ * -1: none. */
+static int64_t role_of(const maker *m, const vocab *v, const char *text, const char *key) {
+    const ml_json *t = ml_json_get(m->tokenizer_config, text);
+    const ml_json *number = ml_json_get(m->config, key);
+    int64_t id = -1;
+
+    if (t && t->type == ML_JSON_OBJECT)
+        t = ml_json_get(t, "content");
+    for (int64_t i = 0; t && t->type == ML_JSON_STRING && i < v->n; i++)
+        if (ml_str_eq(v->token[i], t->text))
+            return i;
+    number = number ? number : ml_json_get(m->top, key);
+    if (number && number->type == ML_JSON_ARRAY)
+        number = number->child;
+    return number && ml_json_i64(number, &id) && id < v->n ? id : -1;
+}
+
+static void put_roles(const maker *m, const vocab *v) {
     static const struct {
-        const char *key, *name;
-    } rows[] = { { "bos_token_id", "tokenizer.ggml.bos_token_id" },
-                 { "eos_token_id", "tokenizer.ggml.eos_token_id" },
-                 { "pad_token_id", "tokenizer.ggml.padding_token_id" } };
+        const char *text, *key, *name;
+    } rows[] = { { "bos_token", "bos_token_id", "tokenizer.ggml.bos_token_id" },
+                 { "eos_token", "eos_token_id", "tokenizer.ggml.eos_token_id" },
+                 { "unk_token", "unk_token_id", "tokenizer.ggml.unknown_token_id" },
+                 { "pad_token", "pad_token_id", "tokenizer.ggml.padding_token_id" } };
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const ml_json *v = ml_json_get(m->config, rows[i].key);
-        int64_t id;
-        if (v && v->type == ML_JSON_ARRAY)
-            v = v->child;
-        if (v && ml_json_i64(v, &id) && id >= 0)
+        int64_t id = role_of(m, v, rows[i].text, rows[i].key);
+        if (id >= 0)
             put_u32(m->out, rows[i].name, id);
     }
+}
+
+/* A GGUF file has byte-level BPE, or pieces with a token for each byte (sentencepiece). */
+static ml_status check_tokenizer(const maker *m, const ml_json *model, bool pieces) {
+    const ml_json *type = ml_json_get(model, "type");
+    bool bpe = !type || (type->type == ML_JSON_STRING && ml_str_is(type->text, "BPE"));
+
+    if (bpe && ml_json_get(model, "merges") &&
+        (pieces || mentions(ml_json_get(m->tokenizer, "pre_tokenizer"), "ByteLevel")))
+        return ML_OK;
+    return ml_fail(
+        m->err, ML_EUNSUP,
+        "%s/tokenizer.json is neither byte-level BPE nor BPE with byte_fallback, "
+        "which are the tokenizers that can be written to a GGUF file",
+        m->dir);
 }
 
 static ml_status put_tokenizer(const maker *m) {
@@ -418,6 +507,8 @@ static ml_status put_tokenizer(const maker *m) {
     vocab v;
     ml_status st = pieces ? ML_OK : pre_name(m, &pre);
 
+    if (st == ML_OK)
+        st = check_tokenizer(m, model, pieces);
     if (st != ML_OK)
         return st;
     read_vocab(m, model, pieces, &v);
@@ -428,7 +519,7 @@ static ml_status put_tokenizer(const maker *m) {
     put_vocab(m, &v, pieces);
     if (!pieces)
         put_merges(m, merges);
-    put_roles(m);
+    put_roles(m, &v);
     put_bool(m->out, "tokenizer.ggml.add_bos_token",
              post && mentions(post, "TemplateProcessing"));
     if (pieces)
@@ -486,9 +577,14 @@ ml_status ml_gguf_keys_of(ml_gguf_keys *out, const char *dir, const ml_gguf_arch
     maker m = {
         .out = out, .arch = arch, .dir = dir, .n_vocab = n_vocab, .a = a, .err = err
     };
-    ml_status st = read_json(&m, "config.json", &m.config);
+    ml_status st = read_json(&m, "config.json", &m.top);
 
     *freqs = NULL;
+    if (st == ML_OK) {
+        const ml_json *text = ml_json_get(m.top, "text_config");
+        m.config = text && text->type == ML_JSON_OBJECT ? text : m.top;
+        st = check_config(&m);
+    }
     if (st == ML_OK)
         st = read_json(&m, "tokenizer.json", &m.tokenizer);
     if (st == ML_OK)

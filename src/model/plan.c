@@ -7,10 +7,16 @@
 
 /* --- calls ------------------------------------------------------------------ */
 
-void *ml_plan_at(const ml_plan *p, int32_t store) {
-    size_t offset = (size_t)p->set * p->act_bytes + p->store[store].offset;
+/* What the sets share stands before them. */
+static void *in_set(const ml_plan *p, int32_t store, int32_t set) {
+    const ml_plan_store *s = &p->store[store];
+    size_t begin = s->shared ? 0 : p->shared_bytes + (size_t)set * p->set_bytes;
 
-    return p->act.ptr ? (unsigned char *)p->act.ptr + offset : NULL;
+    return p->act.ptr ? (unsigned char *)p->act.ptr + begin + s->offset : NULL;
+}
+
+void *ml_plan_at(const ml_plan *p, int32_t store) {
+    return in_set(p, store, p->set);
 }
 
 static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_rows *r,
@@ -253,8 +259,16 @@ void ml_plan_free(ml_plan *p) {
     free(p);
 }
 
+static size_t act_bytes(const ml_plan *p) {
+    return p->shared_bytes + (size_t)p->opts.n_set * p->set_bytes;
+}
+
 size_t ml_plan_act_bytes(const ml_plan *p) {
-    return (size_t)p->opts.n_set * p->act_bytes + ml_plan_rows_bytes(p);
+    return act_bytes(p) + ml_plan_rows_bytes(p);
+}
+
+size_t ml_plan_set_bytes(const ml_plan *p) {
+    return p->set_bytes;
 }
 
 size_t ml_plan_scratch_bytes(const ml_plan *p) {
@@ -263,8 +277,7 @@ size_t ml_plan_scratch_bytes(const ml_plan *p) {
 
 ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
     ml_device *dev = p->be->dev;
-    ml_status st =
-        dev->alloc(dev, &p->act, (size_t)p->opts.n_set * p->act_bytes, ML_MEM_ACT, err);
+    ml_status st = dev->alloc(dev, &p->act, act_bytes(p), ML_MEM_ACT, err);
     if (st == ML_OK && p->scratch_bytes)
         st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
     if (st == ML_OK && !dev->host) {
@@ -561,7 +574,6 @@ int32_t ml_plan_port(const ml_plan *p, ml_port_kind kind, const ml_rows *rows, i
     bool grad = kind == ML_PORT_DIN || kind == ML_PORT_DOUT;
     const ml_port *port = in ? p->range.in : p->range.out;
     int32_t n = in ? p->range.n_in : p->range.n_out, n_tensor = 0;
-    size_t base = (size_t)set * p->act_bytes;
 
     for (int32_t i = 0; i < n; i++) {
         int32_t v = port[i].value;
@@ -569,7 +581,7 @@ int32_t ml_plan_port(const ml_plan *p, ml_port_kind kind, const ml_rows *rows, i
         if (grad && !port[i].grad)
             continue;
         t[n_tensor] = ml_plan_value(p, v, rows, 0);
-        t[n_tensor++].data = (char *)p->act.ptr + base + p->store[store].offset;
+        t[n_tensor++].data = in_set(p, store, set);
     }
     return n_tensor;
 }

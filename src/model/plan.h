@@ -63,7 +63,9 @@ typedef struct ml_plan_opts {
      * rounds.  0: twice as many as caps.n_token tokens have. */
     int32_t expert_rows;
     int32_t first, end; /* the nodes of a pipeline stage (stage.h); end 0: all */
-    int32_t n_set;      /* runs of which the activations are kept at once; 0: 1 */
+    /* Runs of which the activations that backward needs are kept at once, each in a set;
+     * all others are in memory that the sets share.  0: 1 */
+    int32_t n_set;
     /* Weights that ranks divide: runs get this rank's part (map), gather those of a layer
      * from the ranks of group GATHER before its ops, and add the ranks' gradients of it to
      * the parts.  These ranks run together: each forward and backward of one has its
@@ -79,6 +81,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
 void ml_plan_free(ml_plan *p);
 
 size_t ml_plan_act_bytes(const ml_plan *p);     /* activations, saved ones and gradients */
+size_t ml_plan_set_bytes(const ml_plan *p);     /* those that each set has for itself */
 size_t ml_plan_scratch_bytes(const ml_plan *p); /* maximum over all ops */
 size_t ml_plan_gather_bytes(const ml_plan *p);  /* gathered weights, their gradients */
 

@@ -1,6 +1,5 @@
 #include "model/plan_priv.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/bug.h"
@@ -469,54 +468,6 @@ static void plan_backward_stores(ml_plan *p) {
     keep_last_gradients(p);
 }
 
-/* --- placement -------------------------------------------------------------- */
-
-static int by_size(const void *a, const void *b, void *stores) {
-    const ml_plan_store *s = stores, *x = &s[*(const int32_t *)a],
-                        *y = &s[*(const int32_t *)b];
-    if (x->bytes != y->bytes)
-        return x->bytes < y->bytes ? 1 : -1;
-    return *(const int32_t *)a - *(const int32_t *)b;
-}
-
-static int by_offset(const void *a, const void *b, void *stores) {
-    const ml_plan_store *s = stores, *x = &s[*(const int32_t *)a],
-                        *y = &s[*(const int32_t *)b];
-    if (x->offset != y->offset)
-        return x->offset > y->offset ? 1 : -1;
-    return *(const int32_t *)a - *(const int32_t *)b;
-}
-
-/* Greedy by size: largest first, each at the lowest offset that does not overlap a store
- * with an intersecting lifetime. */
-static void place_stores(ml_plan *p) {
-    int32_t *order = ML_NEW(&p->arena, int32_t, p->n_store);
-    int32_t *near = ML_NEW(&p->arena, int32_t, p->n_store);
-
-    for (int32_t i = 0; i < p->n_store; i++)
-        order[i] = i;
-    qsort_r(order, (size_t)p->n_store, sizeof *order, by_size, p->store);
-    for (int32_t i = 0; i < p->n_store; i++) {
-        ml_plan_store *s = &p->store[order[i]];
-        int32_t n = 0;
-        for (int32_t j = 0; j < i; j++) {
-            const ml_plan_store *o = &p->store[order[j]];
-            if (o->first <= s->last && s->first <= o->last)
-                near[n++] = order[j];
-        }
-        qsort_r(near, (size_t)n, sizeof *near, by_offset, p->store);
-        for (int32_t j = 0; j < n; j++) {
-            const ml_plan_store *o = &p->store[near[j]];
-            if (s->offset + s->bytes <= o->offset)
-                break;
-            if (o->offset + o->bytes > s->offset)
-                s->offset = o->offset + o->bytes;
-        }
-        if (s->offset + s->bytes > p->act_bytes)
-            p->act_bytes = s->offset + s->bytes;
-    }
-}
-
 /* --- entry point ------------------------------------------------------------ */
 
 static void find_producers(ml_plan *p) {
@@ -555,5 +506,5 @@ void ml_plan_lay_out(ml_plan *p) {
     plan_value_stores(p, &r);
     if (p->opts.backward)
         plan_backward_stores(p);
-    place_stores(p);
+    ml_plan_place(p);
 }

@@ -13,6 +13,7 @@ enum { ML_FIRST_COPY, ML_SECOND_COPY, ML_COPIES };
 typedef struct ml_plan_store {
     size_t bytes, offset;
     int32_t first, last; /* lifetime, as indices of calls */
+    bool shared;         /* by the sets: it is not needed between two runs */
 } ml_plan_store;
 
 typedef struct ml_plan_call {
@@ -101,8 +102,9 @@ struct ml_plan {
         double *at_s;       /* [n+1] */
         int32_t n;
     } spans;
-    ml_plan_params *params; /* weights that are gathered; NULL: none */
-    size_t act_bytes, scratch_bytes;
+    ml_plan_params *params;         /* weights that are gathered; NULL: none */
+    size_t set_bytes, shared_bytes; /* of a set of activations; of what sets share */
+    size_t scratch_bytes;
     ml_buf act, scratch;
     ml_buf rows;    /* device copy of the batch's arrays, if the device is not the host */
     int32_t *stage; /* host staging buffer of rows */
@@ -186,5 +188,8 @@ int ml_plan_copy(const ml_plan *p, int32_t node, int32_t value);
 
 /* Fills all of the above except buffers: units, lifetimes, offsets. */
 void ml_plan_lay_out(ml_plan *p);
+/* Gives every store its offset.  Stores that sets of activations need not keep may be
+ * shared. */
+void ml_plan_place(ml_plan *p);
 
 #endif

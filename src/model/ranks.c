@@ -4,8 +4,16 @@
 
 #include "comm/self/self.h"
 
-/* Bytes of the stage for one rank, at most. */
+/* Bytes of the stage, and of the part of one rank in it, at most.  More ranks have smaller
+ * parts and more rounds; sums are by element, so that bits do not depend on it. */
+#define STAGE_BYTES ((size_t)256 << 20)
 #define PART_BYTES ((size_t)8 << 20)
+
+static size_t part_bytes(int32_t n_rank) {
+    size_t fair = STAGE_BYTES / (size_t)n_rank / 64 * 64; /* whole numbers of any dtype */
+
+    return fair < PART_BYTES ? fair : PART_BYTES;
+}
 
 static const ml_reduce tree = { ML_REDUCE_SUM, ML_REDUCE_TREE };
 
@@ -20,7 +28,7 @@ void ml_ranks_close(ml_ranks *r) {
 }
 
 size_t ml_ranks_stage_bytes(int32_t n_rank) {
-    return n_rank > 1 ? (size_t)n_rank * PART_BYTES : 0;
+    return n_rank > 1 ? (size_t)n_rank * part_bytes(n_rank) : 0;
 }
 
 ml_rank_spans ml_ranks_spans(const ml_ranks *r, ml_arena *a, int32_t n, bool host) {
@@ -134,7 +142,7 @@ static ml_status exchange_staged(ml_ranks *r, const ml_rank_spans *s, bool reduc
         size_t bytes = uneven_bytes(r, s, k);
         most = bytes > most ? bytes : most;
     }
-    part = most < PART_BYTES ? most : PART_BYTES;
+    part = most < part_bytes(n_rank) ? most : part_bytes(n_rank);
     if (s->host)
         stage = ml_arena_take(a, (size_t)n_rank, part + 1);
     else if (part)

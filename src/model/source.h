@@ -37,7 +37,8 @@ int64_t ml_source_integer(const ml_st_tensor *t, int64_t at);
 ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err);
 
 /* Checks one tensor that has the name of a parameter, or of its part; `where` begins the
- * message.  `padded`: rows of a vocabulary may follow those of the model. */
+ * message.  Values are checked if it has data.  `padded`: rows of a vocabulary may follow
+ * those of the model. */
 ml_status ml_source_check(const ml_param *p, bool part, const ml_st_tensor *t, bool padded,
                           const char *where, ml_err *err);
 

@@ -68,10 +68,15 @@ ml_status ml_weight_inbox_begin(ml_weight_inbox *x, ml_err *err) {
     return ml_packer_open(&x->packer, x->w, x->spec, x->round_bf16, err);
 }
 
-void ml_weight_inbox_put(ml_weight_inbox *x, const ml_st_tensor *t) {
+ml_status ml_weight_inbox_put(ml_weight_inbox *x, const ml_st_tensor *t, const char *where,
+                              ml_err *err) {
     int32_t member;
     bool part;
     int32_t i = find(x->spec, t->name, &member, &part);
+    ml_status st = ml_source_check(&x->spec->param[i], part, t, false, where, err);
+
+    if (st != ML_OK)
+        return st;
 
     for (; i != ML_NONE; i = part ? x->spec->param[i].part->next : ML_NONE) {
         int32_t n = member == ML_NONE ? x->spec->param[i].n_stack : 1;
@@ -79,6 +84,7 @@ void ml_weight_inbox_put(ml_weight_inbox *x, const ml_st_tensor *t) {
         for (int32_t e = 0; e < n; e++)
             x->got[x->first[i] + (member == ML_NONE ? e : member)] = true;
     }
+    return ML_OK;
 }
 
 ml_status ml_weight_inbox_end(ml_weight_inbox *x, ml_err *err) {

@@ -26,7 +26,8 @@ ml_status ml_weight_inbox_check(const ml_weight_inbox *x, const ml_st_tensor *t,
 
 /* Between begin and end, tensors that were checked are put. */
 ml_status ml_weight_inbox_begin(ml_weight_inbox *x, ml_err *err);
-void ml_weight_inbox_put(ml_weight_inbox *x, const ml_st_tensor *t);
+ml_status ml_weight_inbox_put(ml_weight_inbox *x, const ml_st_tensor *t, const char *where,
+                              ml_err *err);
 ml_status ml_weight_inbox_end(ml_weight_inbox *x, ml_err *err);
 
 /* ML_EFORMAT: names a tensor that has not arrived. */

@@ -120,14 +120,16 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
 
 /* The address of this machine under which the first engine on another one reaches it. */
 static ml_status find_address(char out[64], const ml_run_opts *c, ml_err *err) {
+    int n = c->mode.router_ip ? 1 : c->mode.external ? c->mode.addrs.n : 0;
     ml_status st = ML_OK;
 
     snprintf(out, 64, "127.0.0.1");
-    for (int i = 0; i < c->mode.addrs.n && c->mode.external && st == ML_OK; i++) {
-        const char *word = c->mode.addrs.word[i], *at = strstr(word, "://");
-        size_t n = strcspn(at ? at + 3 : word, ":/");
+    for (int i = 0; i < n && st == ML_OK; i++) {
+        const char *word = c->mode.router_ip ? c->mode.router_ip : c->mode.addrs.word[i];
+        const char *at = strstr(word, "://");
+        size_t len = strcspn(at ? at + 3 : word, ":/");
         ml_text host = { 0 };
-        ml_text_add(&host, at ? at + 3 : word, n);
+        ml_text_add(&host, at ? at + 3 : word, len);
         st = ml_tcp_address_towards(out, host.ptr, err);
         ml_text_release(&host);
         if (strncmp(out, "127.", 4) != 0)
@@ -202,6 +204,8 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     if (st == ML_OK && ml_run_elsewhere(c)) /* after the engines were found */
         st = open_sender(m, c, err);
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
+    if (m->publisher && ml_run_ranks_divides(&c->ranks)) /* rank 0 collects them */
+        run->opts.engine_bytes += ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
     return st == ML_OK ? ml_generator_measure(&m->generator, err) : st;
 }
 
@@ -285,8 +289,27 @@ static ml_gen_ctx context_of(const ml_assembly *m) {
                          .context = m->generator.engine.context };
 }
 
+/* Ranks that have parts of the weights all take part in giving them to engines elsewhere. */
+static bool collects(const ml_assembly *m, const ml_run_opts *c) {
+    return m->publishes && ml_run_elsewhere(c) && ml_run_ranks_divides(&c->ranks) &&
+           ml_run_ranks_size(&c->ranks) > 1;
+}
+
+static ml_status start_publishing(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (collects(m, c))
+        st = ml_publisher_collect(&m->publisher, m->publisher, m->run, &c->ranks,
+                                  c->publish.shard_bytes, err);
+    if (st != ML_OK || m->generates)
+        return st == ML_OK ? start_engines(m, c, err) : st;
+    return m->publisher
+               ? ml_publisher_start(m->publisher, &m->generator, &m->run->weights, err)
+               : ML_OK;
+}
+
 ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
-    ml_status st = m->generates ? start_engines(m, c, err) : ML_OK;
+    ml_status st = start_publishing(m, c, err);
     ml_gen_ctx ctx = context_of(m);
 
     return st == ML_OK && m->generates && ml_run_ranks_first(&c->ranks)

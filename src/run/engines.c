@@ -22,9 +22,9 @@ static const char *url_of(ml_arena *a, const char *addr) {
 
 ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
                              const ml_run_opts *c, ml_err *err) {
-    const char **url = ML_NEW(a, const char *, c->mode.addrs.n);
+    const char **url = ML_NEW(a, const char *, c->mode.addrs.n + 1);
     ml_remote_opts o = { .url = url,
-                         .n_url = c->mode.addrs.n,
+                         .n_url = c->mode.router_ip ? 1 : c->mode.addrs.n,
                          .spec = spec,
                          .retry_s = RETRY_S,
                          .connect_s = CONNECT_S,
@@ -41,12 +41,31 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
     o.api_key = ml_secret_text(key);
     for (int i = 0; i < c->mode.addrs.n; i++)
         url[i] = url_of(a, c->mode.addrs.word[i]);
+    if (c->mode.router_ip)
+        url[0] = ml_arena_printf(a, "http://%s:%d", c->mode.router_ip, c->router.port);
     st = ml_remote_open(out, &o, err);
     if (st == ML_OK)
         st = ml_remote_check(*out, err);
     if (st != ML_OK)
-        ml_err_prefix(err, "--rollout-external-engine-addrs");
+        ml_err_prefix(err, c->mode.router_ip ? "--sglang-router-ip"
+                                             : "--rollout-external-engine-addrs");
     return st;
+}
+
+ml_status ml_engines_route(ml_generator *g, const ml_run_opts *c, ml_err *err) {
+    const char *dir = c->save ? c->save : g->weight_dir;
+    int64_t n = c->mode.n_engine ? c->mode.n_engine : c->mode.addrs.n;
+    ml_secret key;
+    ml_status st;
+
+    if (c->mode.router_ip || !dir || (n < 2 && c->router.port < 0))
+        return ML_OK;
+    st = ml_secret_find(&key, c->mode.engine_key, c->mode.engine_key_file,
+                        "--rollout-external-api-key", err);
+    return st == ML_OK
+               ? ml_run_router_open(&g->router, g->gen, c, ml_secret_text(&key),
+                                    ml_arena_printf(&g->arena, "%s/router.json", dir), err)
+               : st;
 }
 
 /* --- started by the run ------------------------------------------------------- */

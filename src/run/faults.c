@@ -24,8 +24,9 @@ static ml_status check_action(const ml_json *action, ml_err *err) {
     if (ml_str_is(word, "stop_cell_at_end") || ml_str_is(word, "start_cell_at_end") ||
         ml_str_is(word, "crash_before_allreduce"))
         return ml_fail(err, ML_EUSAGE,
-                       FLAG ": \"%.*s\" is for one of several training ranks, but a run "
-                            "has one; the supported action is \"crash_engine_at_end\"",
+                       FLAG ": \"%.*s\" needs training ranks that are replaced one by one, "
+                            "but here a failed rank ends the job, which resumes from its "
+                            "snapshot; the supported action is \"crash_engine_at_end\"",
                        (int)word.len, word.ptr);
     return ml_fail(err, ML_EUSAGE,
                    FLAG ": \"action\": expected \"crash_engine_at_end\", for an engine of "

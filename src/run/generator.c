@@ -231,7 +231,7 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
         .offload_train = c->mode.offload_train || turns,
         .offload_rollout = (c->mode.offload_rollout && !c->ranks.n_actor) || turns,
         .pauses = ml_run_ranks_size(&c->ranks) > 1 && together && !ml_generator_own_set(c),
-        .external = c->mode.external,
+        .external = ml_run_external(c),
         .n_engine = (int32_t)c->mode.n_engine
     };
     ml_arena_init(&g->arena, "generation");
@@ -250,6 +250,8 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
 void ml_generator_stop(ml_generator *g) {
     if (g->supervisor)
         ml_supervisor_serve(g->supervisor, NULL);
+    ml_run_router_close(g->router);
+    g->router = NULL;
     if (g->gen && g->gen != g->local)
         g->gen->close(g->gen);
     ml_rank_engine_stop(g->served);
@@ -351,10 +353,10 @@ ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_
     ml_status st = offload_trainers(g, ML_PHASE_ROLLOUT, err);
 
     g->faults.after = g->run->rollout - 1;
-    if (st != ML_OK || g->external)
-        return st;
-    if (g->n_engine)
-        return ml_engines_start(g, c, err);
+    if (st == ML_OK && g->n_engine)
+        st = ml_engines_start(g, c, err);
+    if (st != ML_OK || g->external || g->n_engine)
+        return st == ML_OK ? ml_engines_route(g, c, err) : st;
     st = open_local(g, w, c, err);
     if (st == ML_OK && ml_run_ranks_size(&c->ranks) > 1)
         return ml_rank_engine_open(g, w, c, err);

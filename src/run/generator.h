@@ -12,6 +12,7 @@
 #include "model/moves.h"
 #include "run/opts.h"
 #include "run/run.h"
+#include "run/run_router.h"
 
 /* An engine is killed after the weights of a rollout were published. */
 typedef struct ml_fault {
@@ -58,6 +59,7 @@ typedef struct ml_generator {
     ml_gen *local;             /* the engine in this process; NULL: none */
     bool serves; /* the user's functions send requests to the engine; set before start */
     struct ml_rank_engine *served; /* to rank 0 or to these functions; NULL: to neither */
+    ml_run_router *router;         /* in front of the engines; NULL: none */
     ml_gen *gen; /* over all engines, or the one above; NULL: rank 0 has it */
 } ml_generator;
 
@@ -99,6 +101,9 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
 /* Starts g->n_engine processes with the sizes in g->engine, and opens g->gen over them;
  * they do not have the run's weights yet. */
 ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err);
+
+/* Opens g->router, if the run has several engines, or was told to. */
+ml_status ml_engines_route(ml_generator *g, const ml_run_opts *c, ml_err *err);
 
 /* The same for n processes that only evaluate, with this number of threads each; `dir` has
  * their weights and logs. */

@@ -8,7 +8,7 @@
 
 struct ml_heartbeat {
     ml_comm *ring;
-    double every_s;
+    double every_s, deadline_s;
     pthread_t thread;
     pthread_mutex_t lock; /* of `ending` */
     pthread_cond_t wake;
@@ -55,8 +55,11 @@ static ml_status take_beat(ml_heartbeat *h, beats *b) {
     ml_comm *c = h->ring;
     ml_tensor t = ml_comm_bytes(&b->got_last, sizeof b->got_last);
 
-    return b->got_last ? ML_OK
-                       : c->recv(c, NULL, &t, (c->rank + c->size - 1) % c->size, NULL);
+    ml_status st =
+        b->got_last ? ML_OK : c->recv(c, NULL, &t, (c->rank + c->size - 1) % c->size, NULL);
+
+    c->deadline_s = h->deadline_s; /* the first beat had longer */
+    return st;
 }
 
 /* Odd ranks receive first, so that a send never waits in a circle. */
@@ -85,16 +88,18 @@ static void release(ml_heartbeat *h) {
     free(h);
 }
 
-static ml_heartbeat *new_heartbeat(ml_comm *ring, double deadline_s) {
+static ml_heartbeat *new_heartbeat(ml_comm *ring, const ml_heartbeat_opts *o) {
+    double usual = o->deadline_s / 4 < LONGEST_S ? o->deadline_s / 4 : LONGEST_S;
     ml_heartbeat *h = calloc(1, sizeof *h);
     pthread_condattr_t clock;
 
     if (!h)
         return NULL;
     h->ring = ring;
-    h->every_s = deadline_s / 4 < LONGEST_S ? deadline_s / 4 : LONGEST_S;
+    h->every_s = o->every_s > 0 ? o->every_s : usual;
+    h->deadline_s = o->deadline_s;
     ring->group = "heartbeats";
-    ring->deadline_s = deadline_s;
+    ring->deadline_s = o->deadline_s + o->first_s;
     pthread_mutex_init(&h->lock, NULL);
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -103,19 +108,19 @@ static ml_heartbeat *new_heartbeat(ml_comm *ring, double deadline_s) {
     return h;
 }
 
-ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, double deadline_s,
+ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, const ml_heartbeat_opts *o,
                             ml_err *err) {
     ml_comm *ring = NULL;
     ml_heartbeat *h;
     ml_status st;
 
     *out = NULL;
-    if (!world || world->size == 1 || deadline_s <= 0)
+    if (!world || world->size == 1 || o->deadline_s <= 0)
         return ML_OK;
     st = world->split(world, &ring, 0, world->rank, err);
     if (st != ML_OK)
         return st;
-    h = new_heartbeat(ring, deadline_s);
+    h = new_heartbeat(ring, o);
     if (h && pthread_create(&h->thread, NULL, beat, h) == 0) {
         *out = h;
         return ML_OK;

@@ -13,8 +13,14 @@
 
 typedef struct ml_heartbeat ml_heartbeat;
 
+typedef struct ml_heartbeat_opts {
+    double every_s;    /* 0: a quarter of the deadline, 10 s at most */
+    double deadline_s; /* of a wait for a beat; 0: no beats */
+    double first_s;    /* added to the deadline of the first beat */
+} ml_heartbeat_opts;
+
 /* Collective.  world NULL or of one rank, or a deadline of 0: *out is NULL. */
-ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, double deadline_s,
+ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, const ml_heartbeat_opts *o,
                             ml_err *err);
 /* Returns when the neighbours have ended, too, or the job has failed.  NULL is allowed. */
 void ml_heartbeat_close(ml_heartbeat *h);

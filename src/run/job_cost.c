@@ -397,7 +397,7 @@ static ml_job_memory memory_of(layout_cost *c, int32_t rank) {
         mine += resident(c, s);
         own += owned(c, s);
         m.row[ML_JOB_GATHERED] = fmax(m.row[ML_JOB_GATHERED], gathered_bytes(c, s));
-        m.row[ML_JOB_ACTIVATIONS] += s->act * sets[k];
+        m.row[ML_JOB_ACTIVATIONS] += fmin(s->act * sets[k], s->shared + s->set * sets[k]);
         m.row[ML_JOB_SCRATCH] = fmax(m.row[ML_JOB_SCRATCH], s->scratch);
         m.row[ML_JOB_SCORE_ACTIVATIONS] += s->score_act;
         m.row[ML_JOB_SCORE_SCRATCH] = fmax(m.row[ML_JOB_SCORE_SCRATCH], s->score_scratch);

@@ -24,8 +24,9 @@ typedef struct ml_job_stage {
     int32_t n_unit;
     double flops;                                  /* of a micro-batch's forward */
     double act, scratch, score_act, score_scratch; /* bytes */
-    double border;                                 /* bytes sent to the next stage */
-    double dense, expert;                          /* elements of its parameters */
+    double shared, set;   /* of several sets of activations: what they share, of each */
+    double border;        /* bytes sent to the next stage */
+    double dense, expert; /* elements of its parameters */
 } ml_job_stage;
 
 enum { ML_JOB_SIZES = 64 };

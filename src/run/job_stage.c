@@ -147,8 +147,11 @@ int64_t ml_job_micro_samples(const ml_job_request *req, int32_t cp) {
     return n < 1 ? 1 : n;
 }
 
+/* Of a plan that shows what sets share: with few, sharing may not pay. */
+enum { MANY_SETS = 64 };
+
 static ml_status new_plan(ml_plan **out, const ml_job_request *req, const ml_job_stage *s,
-                          int64_t tokens, bool train, ml_err *err) {
+                          int64_t tokens, bool train, int32_t n_set, ml_err *err) {
     bool last = s->end == req->spec->n_node;
     ml_plan_opts o = { .caps = ml_memory_caps(tokens, 1),
                        .backward = train,
@@ -156,7 +159,8 @@ static ml_status new_plan(ml_plan **out, const ml_job_request *req, const ml_job
                        .loss_rows = req->opts.loss_rows,
                        .recompute = req->opts.recompute,
                        .first = s->first,
-                       .end = s->end };
+                       .end = s->end,
+                       .n_set = n_set };
 
     if (s->recompute)
         o.recompute = (ml_recompute){ .granularity = ML_RECOMPUTE_FULL };
@@ -179,24 +183,29 @@ static double border_of(const ml_plan *plan, int64_t tokens) {
 static ml_status plan_stage(ml_job_planner *p, ml_job_stage *s, int64_t score_rows,
                             ml_err *err) {
     const ml_job_request *req = p->req;
-    ml_plan *plan = NULL, *score = NULL, *time = NULL;
-    ml_status st = new_plan(&plan, req, s, s->rows, true, err);
+    ml_plan *plan = NULL, *score = NULL, *time = NULL, *sets = NULL;
+    ml_status st = new_plan(&plan, req, s, s->rows, true, 1, err);
 
     if (st == ML_OK && req->scores)
-        st = new_plan(&score, req, s, score_rows, false, err);
+        st = new_plan(&score, req, s, score_rows, false, 1, err);
     if (st == ML_OK && s->full != s->rows)
-        st = new_plan(&time, req, s, s->full, true, err);
+        st = new_plan(&time, req, s, s->full, true, 1, err);
+    if (st == ML_OK && (s->first > 0 || s->end < req->spec->n_node)) /* of a pipeline */
+        st = new_plan(&sets, req, s, s->rows, true, MANY_SETS, err);
     if (st == ML_OK) {
         s->act = (double)ml_plan_act_bytes(plan);
         s->scratch = (double)ml_plan_scratch_bytes(plan);
         s->score_act = score ? (double)ml_plan_act_bytes(score) : 0;
         s->score_scratch = score ? (double)ml_plan_scratch_bytes(score) : 0;
+        s->set = sets ? (double)ml_plan_set_bytes(sets) : s->act;
+        s->shared = sets ? (double)ml_plan_act_bytes(sets) - MANY_SETS * s->set : 0;
         s->border = border_of(plan, s->full);
         visit_stage(p, s, time ? time : plan);
     }
     ml_plan_free(plan);
     ml_plan_free(score);
     ml_plan_free(time);
+    ml_plan_free(sets);
     return st;
 }
 

@@ -22,6 +22,7 @@
 #include "rl/reward/rewards.h"
 #include "run/extensions.h"
 #include "run/run_ranks.h"
+#include "serve/router.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
 
@@ -98,6 +99,7 @@ typedef struct ml_mode_opts {
     int unused; /* 0: drop, 1: retry */
     bool external;
     ml_string_list addrs;
+    const char *router_ip; /* of a router that runs already; NULL: none */
     const char *engine_key, *engine_key_file; /* of external engines; NULL: none */
     int64_t n_engine; /* generating processes started by the run; 0: it generates itself */
     double request_s; /* time limit of a request; 0: none */
@@ -210,6 +212,8 @@ typedef struct ml_run_opts {
     ml_engine_opts engine;
     ml_supervisor_opts supervisor;
     ml_publish_opts publish;
+    ml_router_opts router; /* of the run; its host, port, policy and limits are options */
+    bool no_router_health, no_router_retries;
     int64_t eval_gpus, eval_gpus_per_engine; /* 0: evaluations wait for the rollout */
     ml_eval_queue_opts eval_queue;
     ml_invariants_opts invariants;
@@ -243,9 +247,14 @@ static inline bool ml_run_names_critic(const ml_run_opts *o) {
            !isnan(o->critic_lr);
 }
 
+/* Whether engines that run already do, behind a router or not. */
+static inline bool ml_run_external(const ml_run_opts *o) {
+    return o->mode.external || o->mode.router_ip;
+}
+
 /* Whether other processes generate the samples. */
 static inline bool ml_run_elsewhere(const ml_run_opts *o) {
-    return o->mode.external || o->mode.n_engine > 0;
+    return ml_run_external(o) || o->mode.n_engine > 0;
 }
 
 /* Samples per prompt; sft has one. */

@@ -9,6 +9,7 @@
 #include "gen/local.h"
 #include "gen/remote.h"
 #include "gen/weight_source.h"
+#include "model/spec_shard.h"
 #include "model/weight_dir.h"
 #include "model/weight_stream.h"
 #include "model/weights_checksum.h"
@@ -229,9 +230,111 @@ ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_r
     return open_moves(m, g, ranks, err);
 }
 
+/* --- collect ---------------------------------------------------------------------- */
+
+typedef struct collector {
+    ml_publisher of; /* first */
+    ml_publisher *inner;
+    ml_arena arena;
+    ml_comm *world, *comm; /* all ranks; comm: with the time limit of training */
+    ml_spec spec;          /* of the whole, as moves describe it */
+    ml_moves plan;
+    ml_weights set; /* rank 0's: the whole model */
+} collector;
+
+/* Ranks meet without a time limit: rank 0 may still be starting engines. */
+static ml_status send_collected(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    collector *c = (collector *)p;
+    ml_status st = ml_comm_meet(c->world, err);
+
+    if (st == ML_OK)
+        st = ml_moves_run(&c->plan, c->comm, w, c->inner ? &c->set : NULL, err);
+    c->set.version = w->version;
+    if (st == ML_OK && c->inner) {
+        c->inner->generator = p->generator;
+        st = c->inner->send(c->inner, &c->set, err);
+    }
+    return st;
+}
+
+static void close_collected(ml_publisher *p) {
+    collector *c = (collector *)p;
+
+    ml_publisher_close(c->inner);
+    ml_moves_close(&c->plan);
+    ml_weights_close(&c->set);
+    ml_spec_close(&c->spec);
+    if (c->comm)
+        c->comm->close(c->comm);
+    ml_arena_release(&c->arena);
+    free(c);
+}
+
+/* Rank 0 has loaded the weights, and knows their dtypes. */
+static ml_status describe_moves(collector *c, ml_moves_opts *o, ml_train_run *run,
+                                const ml_run_ranks *ranks, ml_err *err) {
+    int32_t n_rank = c->world->size, n = run->spec.n_param;
+    ml_dtype *dtype = ML_NEW(&c->arena, ml_dtype, n);
+    const ml_shard_range **from = ML_NEW(&c->arena, const ml_shard_range *, n_rank);
+    const ml_spec **to = ML_NEW(&c->arena, const ml_spec *, n_rank);
+    ml_shard_map map;
+
+    ml_shard_map_init(&map, &c->arena, &run->spec, run->be.linear, &ranks->sizes,
+                      run->opts.trainer.stage);
+    for (int32_t r = 0; r < n_rank; r++)
+        from[r] = ml_shard_residents(&map, &c->arena, r);
+    to[0] = &c->spec;
+    for (int32_t i = 0; i < n; i++)
+        dtype[i] = run->weights.t[i].dtype;
+    o->dtype = dtype;
+    o->from = from;
+    o->to = to;
+    return ml_comm_share(c->comm, dtype, (size_t)n * sizeof *dtype, err);
+}
+
+static ml_status open_collected(collector *c, ml_train_run *run, const ml_run_ranks *ranks,
+                                int64_t bucket_bytes, ml_err *err) {
+    ml_moves_opts o = { .whole = &run->spec,
+                        .linear = run->be.linear,
+                        .n_rank = ranks->world->size,
+                        .rank = ranks->world->rank,
+                        .bucket_bytes = (size_t)bucket_bytes,
+                        .in_place = true };
+    ml_status st = ranks->world->split(ranks->world, &c->comm, 0, ranks->world->rank, err);
+
+    if (st != ML_OK)
+        return st;
+    c->world = ranks->world;
+    c->comm->group = "publish";
+    c->comm->deadline_s = ranks->publish_s;
+    st = ml_spec_shard_copy(&c->spec, &run->spec, 1, 0, err);
+    if (st == ML_OK)
+        st = describe_moves(c, &o, run, ranks, err);
+    if (st == ML_OK && c->inner)
+        st = ml_moves_receiver(&c->set, &o, &run->weights, &run->be, &c->arena, err);
+    if (st == ML_OK)
+        ml_moves_plan(&c->plan, &o);
+    return st;
+}
+
+ml_status ml_publisher_collect(ml_publisher **out, ml_publisher *inner, ml_train_run *run,
+                               const ml_run_ranks *ranks, int64_t bucket_bytes,
+                               ml_err *err) {
+    collector *c = make(
+        sizeof *c, (ml_publisher){ .send = send_collected, .close = close_collected }, err);
+
+    if (!c)
+        return ML_ENOMEM;
+    *out = &c->of;
+    c->inner = inner;
+    ml_arena_init(&c->arena, "collected weights");
+    return open_collected(c, run, ranks, bucket_bytes, err);
+}
+
 /* --- tcp -------------------------------------------------------------------------- */
 
 #define GROUP "miles"
+#define NO_LIMIT_S 1e8 /* years */
 
 typedef struct tcp {
     ml_publisher of; /* first */
@@ -261,13 +364,16 @@ static ml_status fill_source(tcp *p, const ml_weights *w, bool *f32, ml_err *err
     return st;
 }
 
-/* As PyTorch names it; others are never parameters, and engines do not ask for them. */
+/* As PyTorch names it; NULL: no parameter has it, and engines do not ask for it. */
 static const char *dtype_name(ml_st_dtype t) {
-    return t == ML_ST_F32 ? "float32" : t == ML_ST_BF16 ? "bfloat16" : "float16";
-}
-
-static bool is_sent(const ml_st_tensor *t) {
-    return t->dtype == ML_ST_F32 || t->dtype == ML_ST_BF16 || t->dtype == ML_ST_F16;
+    switch (t) {
+    case ML_ST_F32: return "float32";
+    case ML_ST_BF16: return "bfloat16";
+    case ML_ST_F16: return "float16";
+    case ML_ST_I64: return "int64";
+    case ML_ST_I32: return "int32";
+    default: return NULL;
+    }
 }
 
 /* Tensors [first, end) as the body of a request. */
@@ -277,7 +383,7 @@ static const char *write_bucket(tcp *p, int32_t first, int32_t end) {
 
     for (int32_t i = first; i < end; i++) {
         const ml_st_tensor *t = ml_weight_source_tensor(p->source, i);
-        if (!is_sent(t))
+        if (!dtype_name(t->dtype))
             continue;
         ml_text_printf(&names, "%s", comma);
         ml_json_quote(&names, t->name);
@@ -393,9 +499,9 @@ ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t buck
     p->run = run;
     p->address = ml_arena_printf(&p->arena, "%s", address);
     p->bucket_bytes = bucket_bytes;
-    p->timeout_s = timeout_s;
+    p->timeout_s = timeout_s >= 1 ? timeout_s : timeout_s > 0 ? 1 : NO_LIMIT_S;
     p->of.bytes = ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
-    st = ml_weight_source_open(&p->source, listens_at(address), timeout_s, err);
+    st = ml_weight_source_open(&p->source, listens_at(address), p->timeout_s, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--update-weight-transfer-mode broadcast");
     return st;

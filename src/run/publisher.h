@@ -52,6 +52,12 @@ ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_r
 ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t bucket_bytes,
                            double timeout_s, ml_train_run *run, ml_err *err);
 
+/* For ranks that have parts of the weights: rank 0 collects them, and `inner` gives them to
+ * its engines; NULL on the other ranks.  Takes over inner.  Collective. */
+ml_status ml_publisher_collect(ml_publisher **out, ml_publisher *inner, ml_train_run *run,
+                               const ml_run_ranks *ranks, int64_t bucket_bytes,
+                               ml_err *err);
+
 /* Strings must outlive it. */
 ml_status ml_publisher_disk(ml_publisher **out, const ml_publish_opts *o, ml_train_run *run,
                             ml_err *err);

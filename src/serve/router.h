@@ -33,12 +33,20 @@ typedef struct ml_router_opts {
     double request_timeout_s, connect_timeout_s;
     int64_t max_concurrent; /* 0: no limit */
     size_t max_body;        /* bytes */
+    /* An owner that decides about workers: told of /add_worker and /remove_worker, it adds them
+     * with ml_router_put when they are ready.  NULL: they are added at once. */
+    void *owner;
+    void (*added)(void *owner, const char *url, const char *key); /* key may be NULL */
+    void (*removed)(void *owner, const char *url);
 } ml_router_opts;
 
 /* Copies *opts; the strings it points to must outlive the router. */
 ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts,
                          ml_err *err);
 int ml_router_port(const ml_router *r);
+/* Adds a worker, or removes it; no effect if it is there, or is not.  On the loop's thread. */
+void ml_router_put(ml_router *r, const char *url, const char *key);
+void ml_router_take(ml_router *r, const char *url);
 /* Accepts no new connections, lets requests in flight finish, then stops the loop. */
 void ml_router_drain(ml_router *r);
 void ml_router_close(ml_router *r); /* NULL is allowed */

@@ -179,10 +179,24 @@ static ml_status key_of_body(ml_secret *out, ml_str body, ml_err *err) {
     return st;
 }
 
+/* Adds it, or tells the owner of the router. */
+static ml_status admit(ml_router *r, ml_str url, const char *key, ml_err *err) {
+    ml_text text = { 0 };
+    ml_worker *w;
+    ml_status st;
+
+    if (!r->opts.added)
+        return ml_worker_add(&w, r, url, key, err);
+    st = ml_worker_url(&text, url, err);
+    if (st == ML_OK)
+        r->opts.added(r->opts.owner, text.ptr, key);
+    ml_text_release(&text);
+    return st;
+}
+
 static void add_worker(ml_router *r, ml_http_call *c, int status) {
     ml_text url = { 0 };
     ml_secret key;
-    ml_worker *w;
     ml_err err;
 
     url_of(c, &url);
@@ -191,8 +205,8 @@ static void add_worker(ml_router *r, ml_http_call *c, int status) {
                          "no worker given: use ?url=http://host:port, or {\"url\": "
                          "\"http://host:port\"} as the body");
     else if (key_of_body(&key, ml_http_body(c), &err) != ML_OK ||
-             ml_worker_add(&w, r, (ml_str){ url.ptr, url.len },
-                           key.text[0] ? key.text : NULL, &err) != ML_OK)
+             admit(r, (ml_str){ url.ptr, url.len }, key.text[0] ? key.text : NULL, &err) !=
+                 ML_OK)
         ml_router_refuse(c, 400, err.msg);
     else
         reply_loads(r, c, status);
@@ -206,6 +220,8 @@ static void remove_worker(ml_router *r, ml_http_call *c, ml_str name, int status
         ml_router_refuse(c, 404, "unknown worker; GET /list_workers lists the workers");
         return;
     }
+    if (r->opts.removed)
+        r->opts.removed(r->opts.owner, w->url);
     ml_worker_remove(w);
     reply_loads(r, c, status);
 }

@@ -50,6 +50,8 @@ struct ml_router {
  * or NULL.  ML_EFORMAT: not a server's URL. */
 ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *key,
                         ml_err *err);
+/* The URL without a final slash, if it is a server's. */
+ml_status ml_worker_url(ml_text *out, ml_str url, ml_err *err);
 /* Finds a worker by URL, or by id as a number.  NULL if there is none. */
 ml_worker *ml_worker_find(ml_router *r, ml_str url_or_id);
 void ml_worker_remove(ml_worker *w);

@@ -45,27 +45,45 @@ ml_worker *ml_worker_find(ml_router *r, ml_str name) {
     return NULL;
 }
 
-ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *key,
-                        ml_err *err) {
+ml_status ml_worker_url(ml_text *out, ml_str url, ml_err *err) {
     ml_http_url parts;
-    ml_text text = { 0 };
     ml_status st;
 
     if (memchr(url.ptr, 0, url.len))
         return ml_fail(err, ML_EFORMAT, "the worker's URL contains a NUL byte");
-    *out = ml_worker_find(r, url);
-    if (*out)
-        return ML_OK;
     while (url.len && url.ptr[url.len - 1] == '/')
         url.len--;
-    ml_text_add(&text, url.ptr, url.len);
-    st = ml_http_url_split(&parts, text.ptr, err);
+    ml_text_add(out, url.ptr, url.len);
+    st = ml_http_url_split(&parts, out->ptr, err);
     if (st == ML_OK && *parts.target)
-        st = ml_fail(err, ML_EFORMAT, "worker '%s': expected http://host:port", text.ptr);
+        st = ml_fail(err, ML_EFORMAT, "worker '%s': expected http://host:port", out->ptr);
+    return st;
+}
+
+ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *key,
+                        ml_err *err) {
+    ml_text text = { 0 };
+    ml_status st = ml_worker_url(&text, url, err);
+
     if (st == ML_OK)
+        *out = ml_worker_find(r, ml_str_of(text.ptr));
+    if (st == ML_OK && !*out)
         *out = new_worker(r, text.ptr, key);
     ml_text_release(&text);
     return st;
+}
+
+void ml_router_put(ml_router *r, const char *url, const char *key) {
+    ml_worker *w;
+
+    (void)ml_worker_add(&w, r, ml_str_of(url), key, NULL);
+}
+
+void ml_router_take(ml_router *r, const char *url) {
+    ml_worker *w = ml_worker_find(r, ml_str_of(url));
+
+    if (w)
+        ml_worker_remove(w);
 }
 
 void ml_worker_remove(ml_worker *w) {

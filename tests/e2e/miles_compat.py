@@ -106,6 +106,10 @@ def starts_ranks(root):
         done = subprocess.run(["ray", *words], capture_output=True, text=True, env=environment(TMPDIR=root))
         check(done.returncode == 0, "ray " + words[0])
         check(words != ["status"] or "/16.0 GPU" in done.stdout, "ray status counts GPUs")
+    waited = subprocess.run(["python3", "-c", "import ray; ray.init(address='auto', ignore_reinit_error=True); "
+                             "print(int(ray.cluster_resources().get('GPU', 0))); ray.shutdown()"], capture_output=True,
+                            text=True, env=environment())
+    check(waited.returncode == 0 and int(waited.stdout) >= 512, "import ray counts the GPUs that scripts wait for")
     check(subprocess.run(["ray", "up"], capture_output=True, env=environment()).returncode == 1, "ray up is refused")
 
 
@@ -114,7 +118,7 @@ REAL = "bash awk basename cat cut date dirname env envsubst false grep head id p
 NOTHING = "pkill sleep nvidia-smi ssh scp rsync mkdir rm curl wget hf huggingface-cli pip kill hostname killall touch cp apt-get ip"
 
 ARGUMENTS = [("glm5-disagg", "GLM-5_4layer p2p 0 127.0.0.1"), ("p2p_weight_transfer", "p2p 0 127.0.0.1"),
-             ("multi-node", "broadcast 0")]
+             ("multi-node", "broadcast 0"), ("nemotron-3-super", "head 127.0.0.1")]
 
 RECORDER = """#!/usr/bin/env bash
 printf '%s\\0' "$@" > "$RECORD"
@@ -125,7 +129,7 @@ def sandbox(root):
     tools = root + "/bin"
     os.makedirs(tools)
     for name in REAL.split():
-        os.symlink(shutil.which(name), tools + "/" + name)
+        os.symlink(os.path.realpath(sys.executable) if name == "python3" else shutil.which(name), tools + "/" + name)
     for name in NOTHING.split():
         os.symlink("true", tools + "/" + name)
     with open(root + "/miles", "w") as f:

@@ -85,6 +85,7 @@ divided() { # divided RUN N FLAGS...: a run over N ranks draws the samples of on
 divided engines-of-2 4 --rollout-num-gpus-per-engine 2 --colocate
 divided apart 4 --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --sglang-tp-size 2
 divided stages-of-2 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sglang-tp-size 4
+divided other-processes 2 --tensor-model-parallel-size 2 --rollout-num-engines 2
 divided pipeline-apart 3 --pipeline-model-parallel-size 2 --rollout-num-gpus 1
 check "a pipeline and an engine: the snapshot of one rank" same_snapshot n1 pipeline-apart 0000002
 check "engines of two ranks: the metrics of four" same n4/metrics.jsonl engines-of-2/metrics.jsonl

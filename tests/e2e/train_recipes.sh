@@ -28,6 +28,7 @@ planned() {
   *kimi-k2.6*) REPLY='DeepSeek-V3' ;;
   *glm-5.1*) REPLY='DeepSeek-V3 --decoder-last-pipeline-num-layers 5' ;;
   *qwen3.6*) REPLY='Qwen3-30B-A3B' ;;
+  *deepseek-v4*) REPLY='DeepSeek-V4-Flash' ;;
   *) REPLY= ;;
   esac
 }

@@ -342,6 +342,67 @@ static void gguf_split_wrong(void) {
             "give the one that ends in -00001-of-00003.gguf");
 }
 
+/* The text model of a wrapper, whose sizes are in text_config. */
+static void gguf_of_release(void) {
+    const char *out = ml_test_path("vl.gguf");
+    ml_st_file *want = open_file("tests/golden/wrappers/qwen3_vl/golden.safetensors");
+    char line[2048], said[4096];
+
+    snprintf(line, sizeof line,
+             "convert --hf-checkpoint tests/golden/wrappers/qwen3_vl --save-gguf %s "
+             "--dtype f32",
+             out);
+    CHECK(ml_test_miles(said, sizeof said, line) == 0);
+    CHECK_HAS(said, "its text model is used");
+    check_logits(out, "tests/golden/wrappers/qwen3_vl/golden.safetensors", want);
+    ml_st_close(want);
+}
+
+/* Llama 3's frequencies are a tensor, which a second conversion keeps. */
+static void gguf_frequencies(void) {
+    const char *first = ml_test_path("first.gguf"), *second = ml_test_path("second.gguf");
+    static const char key[] = "original_max_position_embeddings\": ";
+    ml_file config = { 0 };
+    ml_text changed = { 0 };
+    char model[4096];
+    const char *at;
+
+    CHECK(ml_file_map(&config, "tests/golden/data/llama/config.json", NULL) == ML_OK);
+    at = memmem(config.bytes.ptr, config.bytes.len, key, sizeof key - 1);
+    if (at && realpath("tests/golden/data/llama/model.safetensors", model)) {
+        at += sizeof key - 1;
+        ml_text_add(&changed, config.bytes.ptr, (size_t)(at - config.bytes.ptr));
+        ml_text_printf(&changed, "8192%.*s",
+                       (int)(config.bytes.ptr + config.bytes.len - at - 2), at + 2);
+    }
+    ml_file_unmap(&config);
+    CHECK(ml_file_replace(ml_test_path("config.json"), (ml_str){ changed.ptr, changed.len },
+                          NULL) == ML_OK);
+    ml_text_release(&changed);
+    CHECK(symlink(model, ml_test_path("model.safetensors")) == 0);
+    save_gguf(ml_test_dir(), first, "f32");
+    save_gguf(first, second, "f32");
+    same_bytes(first, second);
+}
+
+static void refused_gguf(const char *model, const char *said) {
+    char line[2048], out[4096];
+
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-gguf %s --dtype f32",
+             model, ml_test_path("refused.gguf"));
+    CHECK(ml_test_miles(out, sizeof out, line) != 0);
+    CHECK_HAS(out, said);
+}
+
+/* llama.cpp would compute something else from such a file. */
+static void gguf_cannot_say(void) {
+    refused_gguf("tests/golden/data/qwen3_moe", "some layers have no experts");
+    refused_gguf("tests/golden/data/qwen2", "layers have sliding_window attention");
+    refused_gguf("tests/golden/data/mistral", "layers have sliding_window attention");
+    refused_gguf("tests/golden/data/gemma2", "query_pre_attn_scalar is not the size");
+    refused_gguf("tests/golden/data/gemma3_text", "the layers with full attention");
+}
+
 static void gguf_q8_of_f32(void) {
     char f32[1024], q8[1024];
     snprintf(f32, sizeof f32, "%s/formats/gguf/llama-f32.gguf", ml_test_fixtures());
@@ -563,14 +624,22 @@ static void dcp_megatron(void) {
 #define MLA_FROM "tests/golden/data/deepseek_v3"
 #define MLA ROOT "dcp/megatron_deepseek_v3"
 
-static void dcp_mla(void) {
+static void compare_mla(const char *dcp, const char *release) {
     ml_checkpoint *got = NULL, *want = NULL;
 
-    MUST(ml_checkpoint_open(&want, MLA_FROM, &err));
-    MUST(ml_checkpoint_open(&got, MLA, &err));
+    MUST(ml_checkpoint_open(&want, release, &err));
+    MUST(ml_checkpoint_open(&got, dcp, &err));
     compare_release(got, want);
     ml_checkpoint_close(got);
     ml_checkpoint_close(want);
+}
+
+static void dcp_mla(void) {
+    compare_mla(MLA, MLA_FROM);
+}
+
+static void dcp_indexer(void) {
+    compare_mla(MLA "2", MLA_FROM "2");
 }
 
 /* A checkpoint with the text of the toy model; `spoiled`: other weights. */
@@ -716,6 +785,10 @@ static const ml_test tests[] = {
     { "a GGUF file in Q8_0 is written again byte for byte", gguf_again },
     { "a split GGUF file is read as one", gguf_split },
     { "a split GGUF file with a part missing or misnamed is refused", gguf_split_wrong },
+    { "a GGUF file has the logits of the wrapper that it was written from",
+      gguf_of_release },
+    { "a GGUF file keeps the frequencies of Llama 3", gguf_frequencies },
+    { "a model that a GGUF file cannot describe is not written as one", gguf_cannot_say },
     { "Q8_0 of an F32 GGUF file has the bytes of ggml's quantizer", gguf_q8_of_f32,
       .fixtures = "formats/gguf" },
     { "a checkpoint written as GGUF keeps its token ids and logits", gguf_of_directory },
@@ -726,6 +799,8 @@ static const ml_test tests[] = {
     { "Megatron's torch_dist layout has the weights of the release", dcp_megatron,
       .fixtures = "formats/dcp" },
     { "Megatron's torch_dist layout of MLA has the weights of the release", dcp_mla },
+    { "Megatron's torch_dist layout of sparse attention has the weights of the release",
+      dcp_indexer },
     { "a run loads a torch_dist folder and has the bytes of its weights", dcp_run, 300 },
     { "a model rounded to its own format again has the recorded logits", rounded_again,
       120 },

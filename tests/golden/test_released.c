@@ -177,6 +177,7 @@ static void check_wrapper(const char *name) {
 
 #define FORMATS(X)                                                                         \
     X(awq_llama, "AWQ int4 of llama")                                                      \
+    X(fp4_deepseek_v4, "FP8 and FP4 experts under the released names of deepseek_v4")      \
     X(fp8_qwen3, "FP8 in blocks of 128x128 of qwen3")                                      \
     X(fp8_ue8m0_deepseek_v3, "FP8 with power-of-two scales of deepseek_v3")                \
     X(gptq_llama, "GPTQ int4 of llama")                                                    \

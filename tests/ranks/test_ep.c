@@ -324,7 +324,7 @@ static void compare(const job *like, const int32_t *sizes, const int32_t *rooms)
 static const char *const models[] = { "qwen3_moe",       "deepseek_v3", "gpt_oss",
                                       "glm4_moe",        "llama4_text", "nemotron_h_latent",
                                       "qwen3_next",      "mixtral",     "minimax_m2",
-                                      "gemma4_text_moe", NULL };
+                                      "gemma4_text_moe", "deepseek_v4", NULL };
 
 /* Sanitizers look at what ranks exchange, which is the same for all models. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

@@ -360,6 +360,48 @@ static void a_critic_in_stages(void) {
     compare(dir, "llama_tied", ML_WEIGHT_BF16, true, &quick[3]);
 }
 
+/* --- memory ----------------------------------------------------------------- */
+
+static size_t act_bytes(const ml_spec *s, ml_backend *be, ml_granularity recompute,
+                        int32_t n_set, size_t *set) {
+    ml_plan_opts o = { .caps = { 512, 4, 512, 64 },
+                       .backward = true,
+                       .recompute = { .granularity = recompute },
+                       .end = s->n_node / 2,
+                       .n_set = n_set };
+    ml_err err = { 0 };
+    ml_plan *p;
+    size_t bytes;
+
+    must(ml_plan_new(&p, s, be, o, &err), &err);
+    bytes = ml_plan_act_bytes(p);
+    *set = ml_plan_set_bytes(p);
+    ml_plan_free(p);
+    return bytes;
+}
+
+/* Memory that a pass works in is there once. */
+static void a_micro_batch_in_flight_keeps_what_backward_needs(void) {
+    ml_train_fixture t;
+    size_t set, none;
+
+    ml_train_fixture_open(
+        &t, &(ml_train_fixture_opts){ .dir = ml_deep_model("qwen3_moe", LAYERS),
+                                      .trainer = ml_train_fixture_defaults() });
+    for (int full = 0; full < 2; full++) {
+        ml_granularity g = full ? ML_RECOMPUTE_FULL : ML_RECOMPUTE_NONE;
+        size_t one = act_bytes(&t.spec, &t.be, g, 1, &set);
+        CHECK(set == one);
+        for (int32_t n = 2; n <= 8; n *= 2) {
+            size_t bytes = act_bytes(&t.spec, &t.be, g, n, &set), apart = (size_t)n * one;
+            CHECK(bytes <= apart && bytes >= (size_t)n * set);
+            CHECK(!full || bytes < apart * 9 / 10);
+        }
+    }
+    CHECK(2 * set < act_bytes(&t.spec, &t.be, ML_RECOMPUTE_FULL, 1, &none));
+    ml_train_fixture_close(&t);
+}
+
 /* --- failures ----------------------------------------------------------------- */
 
 static ml_status fails(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
@@ -402,6 +444,8 @@ static void a_loss_that_fails_ends_the_step(void) {
 static const ml_test tests[] = {
     { "stages of a pipeline have the bits of ranks with all layers", pipelines_do_not_show,
       .limit_s = 600 },
+    { "a micro-batch in flight keeps what backward needs",
+      a_micro_batch_in_flight_keeps_what_backward_needs },
     { "a critic in stages has the bits of a whole one", a_critic_in_stages },
     { "a loss that fails ends the step of all stages", a_loss_that_fails_ends_the_step },
     { 0 },

@@ -341,6 +341,91 @@ static void engines_with_other_directories(void) {
     end(a);
 }
 
+/* --- the router of a run -------------------------------------------------------------- */
+
+/* POST with the key of the run's router; false: it does not answer with 200. */
+static bool tell_router(const char *save, const char *path, int engine) {
+    char line[2000];
+
+    snprintf(line, sizeof line,
+             "python3 - <<'END'\n"
+             "import json, urllib.request as u\n"
+             "r = json.load(open('%s/router.json'))\n"
+             "q = u.Request(r['url'] + '%s', b'{\"url\": \"http://127.0.0.1:%d\"}',\n"
+             "              {'Authorization': 'Bearer ' + r['api_key'], 'Content-Type': "
+             "'application/json'})\n"
+             "assert u.urlopen(q).status == 200\n"
+             "END",
+             save, path, port_of(engine));
+    return system(line) == 0;
+}
+
+static bool says(const char *log, const char *sentence) {
+    char line[2000];
+
+    snprintf(line, sizeof line, "grep -q '%s' %s", sentence, log);
+    for (int i = 0; i < 1500; i++) {
+        if (system(line) == 0)
+            return true;
+        usleep(20000);
+    }
+    return false;
+}
+
+/* An engine joins a run, and the one that it began with leaves: no byte changes.  The engine
+ * that joins has other weights than the run at that time. */
+static void engines_come_and_go(void) {
+    enum { MANY = 24 };
+    const char *here = ml_test_path("here"), *there = ml_test_path("there"),
+               *log = ml_test_path("log");
+    char out[16000], more[1000], args[3000], line[1200];
+    int status = 0;
+    pid_t a, b, run;
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, MANY, "", out, sizeof out) == 0);
+    a = serve(1);
+    b = serve(2);
+    ml_toy_run_args(args, sizeof args, "train", there, MANY,
+                    external(more, sizeof more, 1, 1, "--sglang-router-port 0"));
+    run = ml_toy_start_to(log, args);
+    CHECK(says(log, "rollout 0, step 1:"));
+    CHECK(tell_router(there, "/add_worker", 2));
+    snprintf(line, sizeof line, "127.0.0.1:%d is back, with the current weights",
+             port_of(2));
+    CHECK(says(log, line));
+    CHECK(tell_router(there, "/remove_worker", 1));
+    snprintf(line, sizeof line, "127.0.0.1:%d is removed", port_of(1));
+    CHECK(says(log, line));
+    end(a);
+    waitpid(run, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ml_toy_run_same(here, there, MANY);
+    snprintf(line, sizeof line, "test $(stat -c %%a %s/router.json) = 600", there);
+    CHECK(system(line) == 0);
+    end(b);
+}
+
+/* --sglang-router-ip: the workers of a router that runs already. */
+static void a_router_of_others(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there");
+    char out[16000], more[300];
+    pid_t a, router;
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, 2, "", out, sizeof out) == 0);
+    a = serve(1);
+    router = route(3, 1, 1);
+    snprintf(more, sizeof more, "--sglang-router-ip 127.0.0.1 --sglang-router-port %d",
+             port_of(3));
+    CHECK(ml_toy_run("train", there, 2, more, out, sizeof out) == 0);
+    ml_toy_run_same(here, there, 2);
+    end(router);
+    end(a);
+    CHECK(ml_toy_run("train", ml_test_path("none"), 2, more, out, sizeof out) == 3);
+    CHECK_HAS(out, "--sglang-router-ip: an engine is not reachable");
+}
+
 static void what_is_missing_is_said(void) {
     char out[16000], more[1000];
 
@@ -365,6 +450,8 @@ static const ml_test tests[] = {
     { "external engines take their keys and no log shows one", engines_with_keys },
     { "an engine that may not read the weights names --weight-path-prefix",
       engines_with_other_directories },
+    { "engines join a run and leave it and change no byte", engines_come_and_go, 120 },
+    { "--sglang-router-ip generates with the workers of a router", a_router_of_others },
     { "an external engine that is missing is named", what_is_missing_is_said },
     { 0 },
 };

@@ -5,6 +5,8 @@
 
 #include "base/file.h"
 #include "model/plan.h"
+#include "model/source.h"
+#include "model/spec_context.h"
 #include "tests/support/log_text.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -155,6 +157,43 @@ static void refuses_gemma3n_configs(void) {
     }
 }
 
+static void refuses_deepseek_v4_configs(void) {
+    static const struct {
+        const char *more, *words;
+    } bad[] = {
+        { "\"layer_types\": [\"sliding_attention\"]",
+          "\"layer_types\" must be an array with an element for each of 2 layers" },
+        { "\"layer_types\": [\"sliding_attention\", \"full_attention\"]",
+          "\"layer_types\" of layer 1 must be sliding_attention, compressed_sparse" },
+        { "\"compress_ratios\": [0, 8]", "of layer 1 must be 0, 4 or 128" },
+        { "\"compress_rates\": {\"heavily_compressed_attention\": 256}",
+          "compress_rates.heavily_compressed_attention" },
+        { "\"mlp_layer_types\": [\"hash_moe\", \"dense\"]",
+          "\"mlp_layer_types\" of layer 1 must be hash_moe or moe" },
+        { "\"o_groups\": 3", "(4) is not a multiple of o_groups (3)" },
+        { "\"scoring_func\": \"tanh\"", "supported are sqrtsoftplus, sigmoid and softmax" },
+        { "\"n_shared_experts\": 2", "supported is 1 shared expert" },
+        { "\"hc_mult\": 9", "\"hc_mult\"" },
+        { "\"rope_parameters\": {\"rope_type\": \"default\"}",
+          "must have the objects main and compress" },
+        { "\"index_head_dim\": 2", "\"index_head_dim\"" },
+    };
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ml_spec spec;
+        ml_err err = { 0 };
+        char text[768];
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"deepseek_v4\", \"vocab_size\": 32, "
+                 "\"hidden_size\": 16, \"num_hidden_layers\": 2, \"head_dim\": 8, "
+                 "\"num_attention_heads\": 4, \"qk_rope_head_dim\": 4, \"q_lora_rank\": 4, "
+                 "\"o_groups\": 2, \"o_lora_rank\": 4, %s}",
+                 bad[i].more);
+        CHECK(ml_spec_parse(&spec, ml_str_of(text), "config.json", &err) != ML_OK);
+        CHECK_HAS(err.msg, bad[i].words);
+    }
+}
+
 /* What transformers itself writes into a config.json, and exporters beside it. */
 static const char transformers_keys[] =
     ", \"_name_or_path\": \"a/b\", \"_commit_hash\": \"0\", \"return_dict\": true, "
@@ -234,6 +273,59 @@ static void takes_released_configs(void) {
 }
 
 /* --- weights ---------------------------------------------------------------- */
+
+#define V4 "tests/golden/data/deepseek_v4"
+
+/* A copy of the model whose first token has expert `number` of 8. */
+static void write_table(int64_t number) {
+    static const char name[] = "model.layers.0.ffn.gate.tid2eid";
+    ml_file model = { 0 }, config = { 0 };
+    ml_st_file *f = NULL;
+    ml_text copy = { 0 };
+
+    CHECK(ml_file_map(&config, V4 "/config.json", NULL) == ML_OK);
+    CHECK(ml_file_map(&model, V4 "/model.safetensors", NULL) == ML_OK);
+    CHECK(ml_st_open(&f, V4 "/model.safetensors", NULL) == ML_OK);
+    ml_text_add(&copy, model.bytes.ptr, model.bytes.len);
+    memcpy(copy.ptr + ml_st_find(f, ml_str_of(name))->offset, &number, sizeof number);
+    CHECK(ml_file_replace(ml_test_path("config.json"), config.bytes, NULL) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("model.safetensors"), (ml_str){ copy.ptr, copy.len },
+                          NULL) == ML_OK);
+    ml_text_release(&copy);
+    ml_st_close(f);
+    ml_file_unmap(&model);
+    ml_file_unmap(&config);
+}
+
+static void checks_tables_of_experts(void) {
+    static const int64_t number[] = { 7, 8, -1 };
+
+    for (int i = 0; i < 3; i++) {
+        const char *dir = ml_test_path("");
+        ml_spec spec;
+        ml_checkpoint *c = NULL;
+        ml_err err = { 0 };
+
+        write_table(number[i]);
+        CHECK(ml_spec_open(&spec, dir, &err) == ML_OK);
+        CHECK(ml_checkpoint_open(&c, dir, &err) == ML_OK);
+        CHECK((ml_weights_check(&spec, c, &err) == ML_OK) == (i == 0));
+        if (i)
+            CHECK_HAS(err.msg, "in row 0; expected are 0 to 7");
+        ml_checkpoint_close(c);
+        ml_spec_close(&spec);
+    }
+}
+
+static void refuses_pieces_of_windows(void) {
+    ml_spec spec, piece;
+    ml_err err = { 0 };
+
+    CHECK(ml_spec_open(&spec, V4, &err) == ML_OK);
+    CHECK(ml_spec_context(&piece, &spec, 2, 0, NULL, &err) == ML_EUNSUP);
+    CHECK_HAS(err.msg, "--context-parallel-size: layer 1 of deepseek_v4 compresses");
+    ml_spec_close(&spec);
+}
 
 typedef struct edit {
     const char *name;   /* tensor to change */
@@ -507,6 +599,9 @@ static const ml_test tests[] = {
     { "a bad config.json is refused with the key", refuses_bad_configs },
     { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
     { "bad Gemma 3n configs are refused", refuses_gemma3n_configs },
+    { "bad DeepSeek-V4 configs are refused", refuses_deepseek_v4_configs },
+    { "tables of experts are checked", checks_tables_of_experts },
+    { "compressed keys are refused with context parallelism", refuses_pieces_of_windows },
     { "unknown keys of config.json are warned of", warns_of_unknown_keys },
     { "configs of releases have no unknown keys", takes_released_configs },
     { "weights of a wrong shape, type or name are refused", refuses_bad_weights },

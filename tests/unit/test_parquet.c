@@ -771,7 +771,33 @@ static void damaged_files(void) {
     refuses(FINISH(f, no_leaf, 1), "has 2 children, but 1 nodes follow");
 }
 
+/* A page that is not compressed is read in the mapped file, of which the budget counts it. */
+static void mapped_pages_count(void) {
+    static const schema_row numbers[] = { { "root", REQUIRED, 1, NONE },
+                                          { "a", REQUIRED, 0, NONE } };
+    enum { N = 5000 };
+    file written = { 0 };
+    ml_pq_cache cache;
+    ml_parquet *f = NULL;
+    ml_pq_reader *r;
+    ml_text row = { 0 };
+
+    start_chunk(&written);
+    put_page(&written, NULL, NULL, N, 0);
+    ml_pq_cache_init(&cache, (size_t)1 << 30);
+    CHECK(ml_parquet_open(&f, FINISH(written, numbers, N), &cache, NULL) == ML_OK);
+    r = ml_pq_reader_new(f);
+    CHECK(ml_pq_read_row(r, N - 1, &row, NULL) == ML_OK);
+    CHECK(cache.used >= N * sizeof(int32_t));
+    ml_pq_reader_free(r);
+    ml_parquet_close(f);
+    CHECK(cache.used == 0);
+    ml_pq_cache_release(&cache);
+    ml_text_release(&row);
+}
+
 static const ml_test tests[] = {
+    { "pages of the mapped file count in the budget of pages", mapped_pages_count },
     { "the Thrift reader returns written values and skips others", thrift_values },
     { "the Thrift reader refuses what is too long or unknown", thrift_refuses },
     { "the Thrift reader limits how deep values are nested", thrift_depth },

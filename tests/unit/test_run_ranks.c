@@ -144,7 +144,9 @@ static void beat(ml_comm *c, void *ud) {
     ml_err err = { 0 };
 
     (void)ud;
-    CHECK(ml_heartbeat_open(&h, c, 40, &err) == ML_OK && h);
+    CHECK(ml_heartbeat_open(&h, c, &(ml_heartbeat_opts){ .deadline_s = 40 }, &err) ==
+              ML_OK &&
+          h);
     sleep_s(0.01 * c->rank); /* they end one after the other */
     ml_heartbeat_close(h);
     CHECK(c->barrier(c, NULL, &err) == ML_OK);
@@ -156,7 +158,9 @@ static void heartbeats_end(void) {
 
     for (int32_t n = 2; n < 6; n++)
         ml_ranks_run(n, beat, NULL);
-    CHECK(ml_heartbeat_open(&h, NULL, 60, &err) == ML_OK && !h);
+    CHECK(ml_heartbeat_open(&h, NULL, &(ml_heartbeat_opts){ .deadline_s = 60 }, &err) ==
+              ML_OK &&
+          !h);
     ml_heartbeat_close(h);
 }
 
@@ -176,7 +180,8 @@ static void fall_silent(ml_comm *c, void *ud) {
         ring->close(ring);
         return;
     }
-    CHECK(ml_heartbeat_open(&h, c, 0.4, &err) == ML_OK);
+    CHECK(ml_heartbeat_open(&h, c, &(ml_heartbeat_opts){ .deadline_s = 0.4 }, &err) ==
+          ML_OK);
     CHECK(c->recv(c, NULL, &t, c->size - 1, &err) == ML_EPEER);
     CHECK(strstr(err.msg, "heartbeats") && strstr(err.msg, "rank 2"));
     ml_heartbeat_close(h);

@@ -52,7 +52,7 @@ static void open_trainer(trainer *t, const char *model, ml_weight_dtype dtype, f
     MUST(ml_weights_load(&t->w, &t->spec, t->from, dtype, &t->be, &t->arena, &err));
     for (int32_t i = 0; i < t->w.n; i++) {
         size_t n = ml_tensor_bytes(&t->w.t[i]) / ml_dtype_bytes(t->w.t[i].dtype);
-        for (size_t k = 0; k < n && t->w.t[i].n_dim > 1; k++)
+        for (size_t k = 0; k < n && t->w.t[i].n_dim > 1 && !t->spec.param[i].below; k++)
             if (t->w.t[i].dtype == ML_F32)
                 ((float *)t->w.t[i].data)[k] *= factor;
             else
@@ -88,7 +88,9 @@ static const char *init_body(ml_arena *a, int port, const char *key, const char 
 }
 
 static const char *dtype_of(const ml_st_tensor *t) {
-    return t->dtype == ML_ST_F32 ? "torch.float32" : "bfloat16";
+    return t->dtype == ML_ST_F32    ? "torch.float32"
+           : t->dtype == ML_ST_BF16 ? "bfloat16"
+                                    : "torch.int64";
 }
 
 /* Tensors [first, end); `wrong` changes the first one's shape. */
@@ -259,8 +261,8 @@ static void an_engine_has_the_trainers_bits(void) {
 /* Families with experts, fused tensors, tied heads and other shapes, in both dtypes; the
  * checksum of the values decides. */
 static void all_kinds_of_tensors_arrive(void) {
-    static const char *const models[] = { "qwen3_moe", "gpt_oss", "deepseek_v3", "gemma2",
-                                          "qwen3_next" };
+    static const char *const models[] = { "qwen3_moe", "gpt_oss",    "deepseek_v3",
+                                          "gemma2",    "qwen3_next", "deepseek_v4" };
     char model[100];
 
     for (size_t i = 0; i < 2 * sizeof models / sizeof *models; i++) {
@@ -402,7 +404,7 @@ static void wrong_requests_change_nothing(void) {
     fails(e.g, ML_GROUP_UPDATE,
           "{\"group_name\":\"g\",\"names\":[\"model.norm.weight\"],\"dtypes\":[\"int8\"],"
           "\"shapes\":[[64]]}",
-          "expected float32, bfloat16 or float16");
+          "expected float32, bfloat16, float16");
     fails(e.g, ML_GROUP_UPDATE,
           "{\"group_name\":\"g\",\"names\":[\"who\"],\"dtypes\":[\"float32\"],"
           "\"shapes\":[[64]]}",

@@ -222,12 +222,15 @@ static void add_gradients(const ml_op_args *a) {
     const float *x = a->in[0].data, *d = a->scratch;
     float *dscale = a->dw[0].data, *dbase = a->dw[1].data;
 
-    for (int64_t i = 0; i < n; i++) {
-        int32_t at = (int32_t)(i % h.n_in), part = part_of(&h, at);
-        if (dscale)
-            dscale[part] = fmaf(d[i], x[i], dscale[part]);
-        if (dbase)
-            dbase[at] += d[i];
+    for (int64_t t = 0; t < n; t += h.n_in) {
+        double sum[3] = { 0 };
+        for (int32_t i = 0; i < h.n_in; i++) {
+            sum[part_of(&h, i)] += (double)d[t + i] * (double)x[t + i];
+            if (dbase)
+                dbase[i] += d[t + i];
+        }
+        for (int k = 0; dscale && k < (h.head ? 1 : 3); k++)
+            dscale[k] += (float)sum[k];
     }
 }
 

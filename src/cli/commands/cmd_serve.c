@@ -320,6 +320,7 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
 static ml_status follow(serve_job *j, ml_err *err) {
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN);
     return open_gen(j, err);
 }
 

@@ -25,9 +25,22 @@ static bool is_first(const train_job *j) {
     return ml_run_ranks_first(&j->opts.ranks);
 }
 
+/* As long as a rank may wait in training, unless the heartbeats have times of their own. */
+static ml_heartbeat_opts heartbeats(const ml_place_opts *p) {
+    ml_heartbeat_opts o = { .deadline_s = 60 * p->timeout_min };
+
+    if (p->beat_s > 0)
+        o = (ml_heartbeat_opts){ .every_s = p->beat_s,
+                                 .deadline_s = (double)p->beat_failures *
+                                               (p->beat_s + p->beat_timeout_s),
+                                 .first_s = p->beat_first_s };
+    return o;
+}
+
 /* The options of this rank: it has a part of its host, and trains with the others. */
 static ml_status place_rank(train_job *j, ml_err *err) {
     ml_run_opts *o = &j->opts;
+    ml_heartbeat_opts beats = heartbeats(&o->place);
     ml_status st;
 
     ml_run_ranks_place(o);
@@ -35,8 +48,7 @@ static ml_status place_rank(train_job *j, ml_err *err) {
     if (st == ML_OK)
         st = ml_run_ranks_check(&o->ranks, o, err);
     if (st == ML_OK)
-        st = ml_heartbeat_open(&j->heartbeat, o->ranks.world, 60 * o->place.timeout_min,
-                               err);
+        st = ml_heartbeat_open(&j->heartbeat, o->ranks.world, &beats, err);
     o->backend.n_thread = ml_run_ranks_threads(&o->ranks, o->backend.n_thread);
     if (ml_run_ranks_trains(&o->ranks) &&
         (o->ranks.train || ml_run_ranks_divides(&o->ranks)))

@@ -21,5 +21,7 @@ ml_status ml_drain_on_signals(ml_drain *d, ml_loop *loop, void (*begin)(void *ud
 
     *d = (ml_drain){ .begin = begin, .ud = ud };
     st = ml_loop_on_signal(loop, SIGTERM, on_signal, d, err);
+    if (!st) /* mpirun hands it on, and kills nobody afterwards */
+        st = ml_loop_on_signal(loop, SIGUSR1, on_signal, d, err);
     return st ? st : ml_loop_on_signal(loop, SIGINT, on_signal, d, err);
 }

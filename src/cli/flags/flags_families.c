@@ -237,34 +237,22 @@ const ml_flag_family ml_flag_families[] = {
       "enable-custom-logit-processor enable-return-hidden-states "
       "return-hidden-states-mode forward-hooks enable-mis mlx-enable-sampling "
       "kv-canary kv-canary-real-data kv-canary-sweep-interval" },
-    { "router-", ML_FLAG_NOOP,
-      "requests go to the engines of the run directly, in an order that the results do not "
-      "depend on",
-      "policy assignment-mode balance-abs-threshold balance-rel-threshold "
-      "bucket-adjust-interval-secs cache-threshold eviction-interval-secs "
-      "max-tree-size max-idle-secs prefill-policy decode-policy queue-size "
-      "queue-timeout-secs max-concurrent-requests max-payload-size "
+    { "router-", ML_FLAG_NOOP, "the router of a run has one form of each; see miles router",
+      "assignment-mode bucket-adjust-interval-secs eviction-interval-secs max-idle-secs "
+      "prefill-policy decode-policy queue-size queue-timeout-secs "
       "rate-limit-tokens-per-second shutdown-grace-period-secs tcp-keepalive-secs "
-      "pool-idle-timeout-secs pool-max-idle-per-host connect-timeout-secs "
-      "request-timeout-secs dp-aware mini-lb test-external-dp-routing "
-      "worker-startup-check-interval worker-startup-timeout-secs backend "
-      "request-id-headers host port tokenizer-path chat-template reasoning-parser "
+      "pool-idle-timeout-secs pool-max-idle-per-host dp-aware mini-lb "
+      "test-external-dp-routing worker-startup-check-interval worker-startup-timeout-secs "
+      "backend request-id-headers tokenizer-path chat-template reasoning-parser "
       "tool-call-parser tokenizer-cache-enable-l0 tokenizer-cache-enable-l1 "
-      "tokenizer-cache-l0-max-entries tokenizer-cache-l1-max-memory "
-      "cors-allowed-origins log-level log-dir json-log prometheus-duration-buckets "
-      "prometheus-host prometheus-port model-path" },
-    { "router-", ML_FLAG_NOOP,
-      "engines are checked and retried as --use-fault-tolerance and "
-      "--rollout-health-check-interval say",
-      "cb-failure-threshold cb-success-threshold cb-timeout-duration-secs "
-      "cb-window-duration-secs disable-health-check health-check-endpoint "
-      "health-check-interval-secs health-check-timeout-secs health-failure-threshold "
-      "health-success-threshold retry-backoff-multiplier retry-initial-backoff-ms "
-      "retry-jitter-factor retry-max-backoff-ms retry-max-retries disable-retries "
+      "tokenizer-cache-l0-max-entries tokenizer-cache-l1-max-memory cors-allowed-origins "
+      "log-level log-dir json-log prometheus-duration-buckets prometheus-host "
+      "prometheus-port model-path cb-failure-threshold cb-success-threshold "
+      "cb-timeout-duration-secs cb-window-duration-secs retry-backoff-multiplier "
+      "retry-initial-backoff-ms retry-jitter-factor retry-max-backoff-ms "
       "disable-circuit-breaker" },
     { "router-", ML_FLAG_REFUSED,
-      "the engines of a run have no gateway; start miles router and use "
-      "--rollout-external-engine-addrs",
+      "the router of a run is no gateway; start miles router and use --sglang-router-ip",
       "api-key bootstrap-port-annotation ca-cert-paths client-cert-path "
       "client-key-path control-plane-api-keys control-plane-audit-enabled decode "
       "decode-selector enable-igw enable-trace enable-wasm history-backend "
@@ -292,7 +280,7 @@ const ml_flag_family ml_flag_families[] = {
     { "", ML_FLAG_NOOP,
       "requests go to the engines of the run directly, in an order that the results do not "
       "depend on",
-      "sglang-router-policy use-miles-router miles-router-timeout "
+      "use-miles-router miles-router-timeout "
       "miles-router-max-connections miles-router-health-check-failure-threshold" },
     { "", ML_FLAG_REFUSED, "vision models are not supported", "multimodal-keys" },
     { "", ML_FLAG_NOOP, "there is one implementation, which is deterministic",

@@ -14,7 +14,6 @@ static const char *const f32[] = { "fp32", "float32", NULL };
     "evaluation does not train; --rollout-num-gpus-per-engine divides the model"
 #define NO_ENGINES "supervised fine-tuning does not generate"
 #define TRANSFER "weights travel over TCP or as files; see --update-weight-transfer-mode"
-#define FAULTS "a rank that fails ends the job; resume it with --load"
 #define CONTROL "there are no training ranks to control; restart the run with --load"
 
 #define ML_SIZE(word, field, sentence)                                                     \
@@ -165,7 +164,10 @@ const ml_flag ml_flags_parallel[] = {
       .from = ML_FROM_MILES,
       .help = "With --context-parallel-size: a rank has one piece of a micro-batch instead "
               "of two of each sequence." },
-    ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, "ranks exchange data over MPI"),
+    ML_NOOP(
+        "distributed-backend", TEXT, MEGATRON, TRAIN,
+        "each group of ranks uses the best transport that all of them have: CUDA IPC on a "
+        "host, NCCL between GPUs of several hosts, otherwise MPI"),
     ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, ALWAYS),
     { .name = "rollout-num-gpus",
       .type = ML_FLAG_I64,
@@ -218,11 +220,64 @@ const ml_flag ml_flags_parallel[] = {
              "--offload-train moves the optimizer state to host memory."),
     ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
-    ML_REFUSED("ft-components", LIST, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),
-    ML_REFUSED("trainer-heartbeat-checker-failure-threshold", TEXT, MILES, TRAIN, FAULTS),
+    { .name = "ft-components",
+      .type = ML_FLAG_LIST,
+      ML_AT(ft_components),
+      .value = "WORD",
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "What --use-fault-tolerance restarts: rollout, the engines.  train is refused: "
+          "a rank that fails ends the job with exit code 3, and a launcher starts it "
+          "again (docs/SCALE.md)." },
+    { .name = "trainer-heartbeat-checker-interval",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.beat_s),
+      .value = "SECONDS",
+      .def_note = "a quarter of --distributed-timeout-minutes, 10 s at most",
+      .min = 0.01,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "Time between heartbeats of the ranks.  If given, the job ends when a rank is "
+          "silent for --trainer-heartbeat-checker-failure-threshold times this and "
+          "--trainer-heartbeat-checker-timeout, instead of "
+          "--distributed-timeout-minutes." },
+    { .name = "trainer-heartbeat-checker-timeout",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.beat_timeout_s),
+      .value = "SECONDS",
+      .def = "10",
+      .min = 0,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Time by which a heartbeat may be late." },
+    { .name = "trainer-heartbeat-checker-first-wait",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.beat_first_s),
+      .value = "SECONDS",
+      .def = "300",
+      .min = 0,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Time by which the first heartbeat may be later." },
+    { .name = "trainer-heartbeat-checker-failure-threshold",
+      .type = ML_FLAG_I64,
+      ML_AT(run.place.beat_failures),
+      .def = "3",
+      .min = 1,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Heartbeats that may be missing one after the other." },
     ML_REFUSED("mini-ft-controller-enable", BOOL, MILES, TRAIN, CONTROL),
     ML_REFUSED("control-server-port", TEXT, MILES, TRAIN, CONTROL),
     ML_REFUSED("mini-ft-controller-poll-interval", TEXT, MILES, TRAIN, CONTROL),

@@ -51,7 +51,16 @@ static bool place_without_engines(const ml_config *c) {
 }
 
 static bool engines_of_two_kinds(const ml_config *c) {
-    return c->run.mode.external && c->run.mode.n_engine;
+    return ml_run_external(&c->run) && c->run.mode.n_engine;
+}
+
+static bool router_without_port(const ml_config *c) {
+    return c->run.mode.router_ip && (c->run.router.port < 1 || c->run.mode.external);
+}
+
+static bool router_of_nothing(const ml_config *c) {
+    return c->run.router.port >= 0 && !c->run.mode.router_ip &&
+           (!ml_run_elsewhere(&c->run) || (!c->run.save && !c->run.publish.dir));
 }
 
 static bool engines_in_one_set(const ml_config *c) {
@@ -97,7 +106,7 @@ static bool uneven_engines(const ml_config *c) {
 }
 
 static bool evaluates_elsewhere(const ml_config *c) {
-    return c->run.eval_gpus && c->run.mode.external;
+    return c->run.eval_gpus && ml_run_external(&c->run);
 }
 
 static bool no_place_for_snapshots(const ml_config *c) {
@@ -129,6 +138,13 @@ static bool skips_what_it_checks(const ml_config *c) {
 
 static bool faults_without_engines(const ml_config *c) {
     return c->run.debug.faults && !c->run.mode.n_engine;
+}
+
+static bool restarts_ranks(const ml_config *c) {
+    for (int i = 0; i < c->ft_components.n; i++)
+        if (strcmp(c->ft_components.word[i], "rollout") != 0)
+            return true;
+    return false;
 }
 
 static bool takes_turns_with_itself(const ml_config *c) {
@@ -227,6 +243,12 @@ const ml_rule ml_rules_train[] = {
       "--rollout-num-engines" },
     { "train-engines-twice", ML_CMD_TRAIN, engines_of_two_kinds,
       "--rollout-num-engines and --rollout-external exclude each other: remove one" },
+    { "train-router-port", ML_CMD_TRAIN, router_without_port,
+      "--sglang-router-ip needs --sglang-router-port N, the router's port, and excludes "
+      "--rollout-external" },
+    { "train-router-engines", ML_CMD_TRAIN, router_of_nothing,
+      "--sglang-router-port is for remote engines: add --rollout-external or "
+      "--rollout-num-engines, and --save, where router.json has the address" },
     { "train-engines-colocate", ML_CMD_TRAIN, engines_in_one_set,
       "--colocate excludes --rollout-num-engines, whose engines have their own weights: "
       "remove one of them" },
@@ -277,6 +299,12 @@ const ml_rule ml_rules_train[] = {
     { "train-faults", ML_CMD_TRAIN, faults_without_engines,
       "--ci-ft-test-actions kills engines of the run: add --rollout-num-engines and "
       "--use-fault-tolerance" },
+    { "train-ft-components", ML_CMD_SFT | ML_CMD_TRAIN, restarts_ranks,
+      "--ft-components: only rollout is supported, the engines of --use-fault-tolerance.  "
+      "A "
+      "training rank that fails ends the job with exit code 3: let a launcher start it "
+      "again, "
+      "with --load" },
     { "train-offload", ML_CMD_TRAIN, takes_turns_with_itself,
       "--offload, --offload-train and --offload-rollout need miles train with the engine "
       "in the same process" },

@@ -57,11 +57,5 @@ const ml_flag ml_flags_sglang[] = {
     ML_NOOP("sglang-enable-dp-lm-head", BOOL, SGLANG, TRAIN, ATTENTION),
     ML_REFUSED("sglang-config", TEXT, SGLANG, TRAIN,
                "only one group of engines is supported; remove the flag"),
-    ML_REFUSED("sglang-router-ip", TEXT, SGLANG, TRAIN,
-               "use --rollout-external --rollout-external-engine-addrs HOST:PORT, which "
-               "may be a router"),
-    ML_REFUSED("sglang-router-port", TEXT, SGLANG, TRAIN,
-               "use --rollout-external --rollout-external-engine-addrs HOST:PORT, which "
-               "may be a router"),
     { 0 },
 };

@@ -421,6 +421,8 @@ ml_status ml_pq_page_decode(ml_pq_page **out, const ml_pq_source *from,
                        .end = head->end,
                        .dictionary = ml_pq_uses_dictionary(head) ? dictionary : NULL,
                        .memory = sizeof *p };
+    if (from->codec == ML_PQ_UNCOMPRESSED) /* read in place: mapped as long as the page */
+        p->memory += head->end - head->data;
     st = decode(&d);
     if (st)
         ml_pq_page_free(p);

@@ -27,7 +27,7 @@ typedef struct ml_pq_page {
 
     size_t offset;    /* in the file, of its header */
     size_t data, end; /* in the file, of its bytes */
-    size_t memory;    /* bytes allocated, without the dictionary's */
+    size_t memory;    /* bytes allocated or mapped, without the dictionary's */
     void *mem[8];
     int n_mem;
 

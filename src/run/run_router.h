@@ -1,0 +1,23 @@
+/* run_router.h - the router of a run: one address for its engines.
+ *
+ * Other clients (user code of the run, evaluations) send requests to it, with the policy of
+ * --router-policy.  Engines that register with /add_worker join the run: they get the current
+ * weights, then requests; /remove_worker takes them out.  The run's own requests go to the
+ * engines that have the current weights, the least loaded first, without this detour.
+ *
+ * thread: opened and closed by one owner; the router runs on a thread of its own. */
+#ifndef ML_RUN_RUN_ROUTER_H
+#define ML_RUN_RUN_ROUTER_H
+
+#include "gen/gen.h"
+#include "run/opts.h"
+
+typedef struct ml_run_router ml_run_router;
+
+/* gen: the remote generator over the engines.  key: that clients must know; NULL: a random
+ * one.  The address and the key are written to `file`, readable by this user only. */
+ml_status ml_run_router_open(ml_run_router **out, ml_gen *gen, const ml_run_opts *c,
+                             const char *key, const char *file, ml_err *err);
+void ml_run_router_close(ml_run_router *r); /* before gen; NULL is allowed */
+
+#endif
