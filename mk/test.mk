@@ -47,7 +47,7 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
   test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
-  test_mesh test_run_ranks test_shared_rollout test_local_ranks test_weight_tcp) $(FEW_RANKS) $(LOAD)
+  test_mesh test_run_ranks test_shared_rollout test_local_ranks) $(FEW_RANKS) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
