@@ -26,7 +26,7 @@ sanitized = $(call in_config,$(1),$(filter-out $(UNSANITIZED),$(2)))
 
 # Attention and the LM head take minutes under a sanitizer or an emulator: there they run at
 # the machine's best level with a few threads, and in the short tier inside models only.
-QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine slice conv decay linear-rnn row-gate scale moe-scale
+QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine slice conv decay linear-rnn row-gate scale moe-scale lora
 TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f /proc/cpuinfo && \
   echo avx512 || echo avx2))
 # $(call quick_checkop,CONFIG): the ops that are not slow.
@@ -35,7 +35,7 @@ quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) 
 # Whole runs and whole models: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
-  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_rollout \
+  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
   unit/test_record unit/test_run_dir unit/test_comm_device golden/test_golden golden/test_training)
 
 # Ranks that train together, as far as the short tier runs them under sanitizers.
@@ -179,6 +179,7 @@ $(call long_kills,async,test_async,kills)
 $(call long_kills,turns,test_turns,kills)
 $(call long_kills,engines,test_supervisor_kills,die)
 $(call long_kills,sft,test_train_sft,kills)
+$(call long_kills,lora,test_train_lora,kills)
 $(call long_kills,snapshot,test_train_snapshot,killed)
 1800 mixes env MILES_LONG=1 $(B)/tests/parity/test_engine_parity
 1800 moves env MILES_LONG=1 $(B)/tests/ranks/test_moves

@@ -4,7 +4,8 @@
 # Creates a model with random weights and problems with answers, fine-tunes it on example answers
 # of which many are wrong (miles sft), then trains it with a reward for right answers (miles train).
 # This takes two minutes on two cores.  DIR/sft/latest and DIR/rl/latest are Hugging Face checkpoints.
-# SFT_STEPS and ROLLOUTS set the numbers of steps and rollouts.
+# SFT_STEPS and ROLLOUTS set the numbers of steps and rollouts.  With LORA_RANK, miles train trains a
+# LoRA adapter of that rank, and DIR/rl/latest is the model with the adapter merged.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -14,6 +15,7 @@ seed=${2:-1}
 family=${3:-qwen3} # or qwen3_moe, qwen3_next
 sft_steps=${SFT_STEPS:-500}
 rollouts=${ROLLOUTS:-120}
+lora_rank=${LORA_RANK:-0}
 [ "$family" = qwen3_next ] && rollouts=${ROLLOUTS:-200} # it learns more slowly
 
 began=$(date +%s)
@@ -69,9 +71,15 @@ GRPO_ARGS=(
   --eps-clip-high 0.28
   --observe-training-entropy
 )
+LORA_ARGS=()
+lr=5e-4
+if [ "$lora_rank" -gt 0 ]; then
+  LORA_ARGS=(--lora-rank "$lora_rank" --lora-alpha $((2 * lora_rank)) --target-modules all-linear)
+  lr=5e-3
+fi
 OPTIMIZER_ARGS=(
   --optimizer adam
-  --lr 5e-4
+  --lr "$lr"
   --lr-decay-style constant
   --lr-warmup-iters 5
   --adam-beta2 0.98
@@ -94,6 +102,7 @@ echo "3 of 3: miles train, $rollouts rollouts with a reward for right answers (e
   "${ROLLOUT_ARGS[@]}" \
   "${EVAL_ARGS[@]}" \
   "${GRPO_ARGS[@]}" \
+  "${LORA_ARGS[@]}" \
   "${OPTIMIZER_ARGS[@]}" \
   "${PERF_ARGS[@]}" \
   "${SGLANG_ARGS[@]}" \
@@ -101,7 +110,14 @@ echo "3 of 3: miles train, $rollouts rollouts with a reward for right answers (e
   sed -un -e '/in brackets:/d' -e '/^evaluation\|^  /{p;d}' -e '/^first \|^warning/{p;d}' -e '0~20p'
 
 last=$((rollouts - 1))
-ln -sfn "iter_$(printf %07d "$last")" "$dir/rl/latest"
+snapshot=iter_$(printf %07d "$last")
+if [ "$lora_rank" -gt 0 ]; then
+  "$build/miles" convert --hf-checkpoint "$dir/sft/latest" --lora-adapter-path "$dir/rl/$snapshot" \
+    --save-hf "$dir/merged"
+  ln -sfn ../merged "$dir/rl/latest"
+else
+  ln -sfn "$snapshot" "$dir/rl/latest"
+fi
 "$build/tools/quickstart_show" "$dir/rl/metrics.jsonl" "$dir/rounds/$last.jsonl.zst"
 program=$build/miles
 [ "$PWD" = "$here" ] && [ -x miles ] && program=./miles

@@ -242,7 +242,7 @@ def generate(fn):
         return turn(fn)
     from miles.rollout.base_types import GenerateFnInput
     from miles.rollout.inference_rollout.compatibility import make_generate_function
-    from miles.rollout.inference_rollout.inference_rollout_common import GenerateState
+    from miles.rollout.inference_rollout.inference_rollout_common import GenerateState, grade
 
     run = make_generate_function(fn)
 
@@ -252,6 +252,8 @@ def generate(fn):
         state = GenerateState(host.args)
         given = GenerateFnInput(state, sample, call["sampling_params"], call["evaluation"])
         out = (await run(given)).samples
+        if isinstance(out, list):  # of which miles grades none
+            await grade(host.args, out)
         return {"samples": [record_of(s) for s in (out if isinstance(out, list) else [out])]}
 
     answer.is_async, answer.about = True, "generate"

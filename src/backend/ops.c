@@ -71,4 +71,6 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
     [ML_OP_SEND_ROWS] = { "send-rows", .grad_in = IN(0), .comm = true },
     [ML_OP_COMPRESS] = { "compress", .save_in = IN(0) | IN(1), .grad_in = IN(0) | IN(1) },
     [ML_OP_RETURN_ROWS] = { "return-rows", .grad_in = IN(0), .comm = true },
+    [ML_OP_LORA] = { "lora", .save_in = IN(0) | IN(2), .in_place = IN(1),
+                     .grad_in = IN(0) | IN(1) },
 };

@@ -71,6 +71,7 @@
  *  ORDER_ROWS   x [ranks*m,C]          -              y [ranks*m,C]  rows in order; or back
  *  SEND_ROWS    x [n*k,H] group        -              y [m,H] group back  to their experts
  *  RETURN_ROWS  y [m,H]                -              x [n*k,H]    and home again
+ *  LORA         x [n,K] y [n,N] group? -              z [n,N]      y + scale B (A x)
  *
  * group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; the permutation slot ->
  * token*k+rank [n*k]; its inverse token*k+rank -> slot [n*k].
@@ -101,6 +102,9 @@
  * a rank of the group has; rows n .. m-1 are zero.  ATTN, INDEX and ATTN_CHOSEN then have
  * keys of whole sequences, [ranks*m,..] in order; CONV and LINEAR_RNN have whole sequences
  * and the columns of some heads.
+ *
+ * LORA adds the adapter of each row (ml_rows.adapter, args.lora) to the output y of a linear
+ * layer with input x: LINEAR, MOE_LINEAR with its group, or HEAD_LINEAR (attr.lora).
  *
  * Activations have the backend's dtype, KV pages of ATTN that dtype or bf16; cs, stat,
  * weight and all outputs of LMHEAD are always f32. */
@@ -146,7 +150,8 @@
     X(ORDER_ROWS, "order-rows")                                                            \
     X(SEND_ROWS, "send-rows")                                                              \
     X(RETURN_ROWS, "return-rows")                                                          \
-    X(COMPRESS, "compress")
+    X(COMPRESS, "compress")                                                                \
+    X(LORA, "lora")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
@@ -301,7 +306,28 @@ typedef struct ml_op_attr {
         int32_t n_run, n_block;
         bool back; /* the inverse: y [n,C] of x [m,C]; y [m,C] of x [ranks*m,W] */
     } split;
+    struct {
+        int32_t site;     /* index into an adapter's ml_lora_site */
+        int32_t max_rank; /* of all adapters, for scratch memory */
+        int32_t n_head;   /* of a HEAD_LINEAR; otherwise 1.  MoE: attr.moe */
+        bool transposed;  /* y + scale A^T (B^T x), head by head: an absorbed weight */
+    } lora;
 } ml_op_attr;
+
+/* The matrices of an adapter at one linear layer with G groups: experts, heads, or 1. */
+typedef struct ml_lora_site {
+    ml_tensor a, b;   /* f32 [G,r,K] and [G,N,r], or [1,..]: shared by the groups; no data:
+                         the adapter does not adapt this layer */
+    ml_tensor da, db; /* gradients, always [G,..]; no data: not computed */
+    float scale;
+} ml_lora_site;
+
+/* The adapters of a run. */
+typedef struct ml_lora_table {
+    const ml_lora_site *const *adapter; /* [n_adapter], each [sites of the model] */
+    int32_t n_adapter;
+    bool all; /* rows without an index have adapter 0: the one being trained */
+} ml_lora_table;
 
 /* As an id: the token of the i-th draw, which only the device needs to know. */
 #define ML_DEVICE_TOKEN(i) (-1 - (i))
@@ -324,7 +350,9 @@ typedef struct ml_rows {
     const int32_t *slot;     /* [n_seq] state slot of each sequence */
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
-    float temperature;       /* logits are divided by it */
+    const int32_t
+        *adapter;      /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
+    float temperature; /* logits are divided by it */
     /* Context parallel: the sequences are pieces of others, whose KV pages they have; NULL:
      * they are not. */
     const struct ml_context_rows *context;
@@ -366,6 +394,7 @@ typedef struct ml_op_args {
      * except in rows that begin with -1.  Absent: the op selects.  It may alias the
      * output the selection is written to. */
     ml_tensor given;
+    const ml_lora_table *lora; /* LORA: the adapters; NULL: none */
     int32_t loss_rows; /* LMHEAD: rows processed at a time; 0: the backend decides */
     void *scratch;     /* at least ml_ops.scratch() bytes, aligned to 64 */
 } ml_op_args;

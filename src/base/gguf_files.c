@@ -105,50 +105,69 @@ static void put_bool(const writer *w, const char *key, bool v) {
     ml_text_printf(w->t, ",\n  \"%s\": %s", key, v ? "true" : "false");
 }
 
-/* The rotary frequencies of Llama 3.1 are a tensor of factors; its constants are known. */
-static bool llama3_factor(const writer *w, double *factor) {
-    const ml_gguf_tensor *t = ml_gguf_find(w->g, "rope_freqs.weight");
+/* The rotary frequencies of Llama 3.1 are a tensor of factors. */
+typedef struct llama3 {
+    double factor, old; /* the largest one; original_max_position_embeddings */
+} llama3;
+
+static double freq_factor(const writer *w, const ml_gguf_tensor *t, int64_t i) {
+    float f;
+    memcpy(&f, ml_gguf_bytes(w->g, t).ptr + (size_t)i * 4, sizeof f);
+    return (double)f;
+}
+
+/* The wave length of frequency i of n. */
+static double wave_of(const writer *w, int64_t i, int64_t n) {
     double base = ml_gguf_num(w->g, "%.rope.freq_base", 10000);
+    return 2 * M_PI * pow(base, (double)i / (double)n);
+}
+
+/* low_freq_factor and high_freq_factor are 1 and 4 in all releases; a factor between 1 and
+ * the largest one tells the old context length.  False: other factors. */
+static bool read_llama3(const writer *w, llama3 *out) {
+    const ml_gguf_tensor *t = ml_gguf_find(w->g, "rope_freqs.weight");
     int64_t n = t ? t->shape[0] : 0;
 
-    *factor = 1;
+    *out = (llama3){ 1, 8192 };
     if (!t)
         return true;
     if (t->type != ML_GGML_F32 || t->n_dim != 1 || n < 1)
         return false;
-    for (int pass = 0; pass < 2; pass++)
-        for (int64_t i = 0; i < n; i++) {
-            double wave = 2 * M_PI * pow(base, (double)i / (double)n), want;
-            double smooth = (8192 / wave - 1) / 3;
-            float f;
-            memcpy(&f, ml_gguf_bytes(w->g, t).ptr + (size_t)i * 4, sizeof f);
-            if (pass == 0) {
-                *factor = (double)f > *factor ? (double)f : *factor;
-                continue;
-            }
-            want = wave < 8192.0 / 4 ? 1
-                   : wave > 8192     ? *factor
-                                     : 1 / ((1 - smooth) / *factor + smooth);
-            if (fabs(want - (double)f) > 1e-4 * want)
-                return false;
-        }
-    return true;
+    for (int64_t i = 0; i < n; i++)
+        out->factor = fmax(out->factor, freq_factor(w, t, i));
+    for (int64_t i = 0; i < n; i++) {
+        double f = freq_factor(w, t, i), k = 1 / out->factor;
+        if (f > 1 && f < out->factor)
+            out->old = round(wave_of(w, i, n) * (1 + 3 * (1 / f - k) / (1 - k)));
+    }
+    for (int64_t i = 0; i < n; i++) {
+        double wave = wave_of(w, i, n), smooth = (out->old / wave - 1) / 3;
+        double want = wave < out->old / 4 ? 1
+                      : wave > out->old   ? out->factor
+                                          : 1 / ((1 - smooth) / out->factor + smooth);
+        if (!(fabs(want - freq_factor(w, t, i)) <= 1e-4 * want))
+            return false;
+    }
+    return out->old >= 1 && out->old < INT32_MAX;
 }
 
 static ml_status put_rope(const writer *w) {
     ml_str type = ml_gguf_text(w->g, "%.rope.scaling.type");
-    double factor = ml_gguf_num(w->g, "%.rope.scaling.factor", 1), llama3;
+    double factor = ml_gguf_num(w->g, "%.rope.scaling.factor", 1);
+    llama3 l;
 
     put_num(w, "rope_theta", ml_gguf_num(w->g, "%.rope.freq_base", 10000));
-    if (!llama3_factor(w, &llama3))
+    if (!read_llama3(w, &l))
         return ml_fail(w->err, ML_EUNSUP,
                        "%s: rope_freqs.weight does not have the frequencies of Llama 3.1 "
                        "and 3.2",
                        w->g->path);
-    if (llama3 > 1) {
-        ml_text_printf(w->t, ",\n  \"rope_scaling\": {\"rope_type\": \"llama3\", "
-                             "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
-                             "\"original_max_position_embeddings\": 8192, \"factor\": ");
+    if (l.factor > 1) {
+        ml_text_printf(w->t,
+                       ",\n  \"rope_scaling\": {\"rope_type\": \"llama3\", "
+                       "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+                       "\"original_max_position_embeddings\": %.0f, \"factor\": ",
+                       l.old);
     } else if (ml_str_is(type, "linear") || ml_str_is(type, "yarn")) {
         ml_text_printf(w->t, ",\n  \"rope_scaling\": {\"rope_type\": \"%.*s\", ",
                        (int)type.len, type.ptr);
@@ -160,7 +179,7 @@ static ml_status put_rope(const writer *w) {
     } else {
         return ML_OK;
     }
-    put_float(w->t, llama3 > 1 ? llama3 : factor);
+    put_float(w->t, l.factor > 1 ? l.factor : factor);
     ml_text_printf(w->t, "}");
     return ML_OK;
 }

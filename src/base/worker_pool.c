@@ -1,82 +1,38 @@
 #include "base/worker_pool.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/arena.h"
 #include "base/clock.h"
-#include "base/guarded_process.h"
-#include "base/log.h"
 #include "base/oom.h"
 #include "base/proc_tree.h"
+#include "base/worker_pool_priv.h"
 
-#define MESSAGE_MAX ((size_t)256 << 20)
-#define LINE_MAX_BYTES 2000 /* of a line that is logged */
-#define START_S 180.0       /* a worker may load large libraries */
-#define LINGER_S 0.2        /* time for a process to exit after it closed its socket */
-#define GRACE_S 2.0 /* silence of a worker, beyond the limit of the call that it runs */
-#define LOOK_S 0.25 /* interval of checks */
-#define REPEATS 3   /* of a call whose worker died for an unknown reason */
-#define N_FDS 6
-
-typedef struct head {
-    uint32_t len, kind;
-    uint64_t id;
-    double limit_s;
-} head;
-
-typedef struct call {
-    uint64_t id; /* serial << 32 | slot */
-    ml_text message;
-    double limit_s;
-    ml_worker_done *done;
-    void *ud;
-    struct worker *worker;    /* NULL: queued */
-    struct call *prev, *next; /* of the queue or of the worker */
-    int n_repeat;
-} call;
-
-typedef struct call_list {
-    call *first, *last;
-    int64_t n;
-} call_list;
-
-typedef enum worker_state { DOWN, STARTING, READY } worker_state;
-
-typedef struct worker {
-    ml_guarded_process process;
-    worker_state state;
-    int calls, host, log, memory; /* descriptors; -1: none */
-    uint64_t *shared;
-    ml_text in, out, request, reply, line;
-    size_t out_at, reply_at;
-    call_list flight;
-    int64_t window; /* calls in flight at a time */
-    double started, heard, looked;
-} worker;
+#define START_S 180.0 /* a worker may load large libraries */
+#define LINGER_S 0.2  /* time for a process to exit after it closed its socket */
+#define GRACE_S 2.0   /* silence of a worker, beyond the limit of the call that it runs */
+#define LOOK_S 0.25   /* interval of checks */
+#define REPEATS 3     /* of a call whose worker died for an unknown reason */
 
 struct ml_worker_pool {
     ml_arena arena; /* contains this struct; also under the lock */
     ml_worker_pool_opts opts;
-    worker *worker;    /* [opts.n] */
-    struct pollfd *fd; /* [1 + 3 * opts.n] */
+    ml_pool_worker *worker; /* [opts.n] */
+    struct pollfd *fd;      /* [1 + 3 * opts.n] */
     pthread_t thread;
     int wake;             /* eventfd */
     pthread_mutex_t lock; /* protects the following fields */
     pthread_cond_t change;
-    call_list queue;
-    call **slot; /* [n_slot] */
+    ml_call_list queue;
+    ml_worker_call **slot; /* [n_slot] */
     int64_t n_slot, cap_slot;
-    call *unused;
+    ml_worker_call *unused;
     int64_t n_ready; /* workers that have been ready */
     ml_text why;     /* why a worker is not */
     bool failed, closing;
@@ -85,7 +41,7 @@ struct ml_worker_pool {
 
 /* --- lists ----------------------------------------------------------------------------- */
 
-static void push(call_list *l, call *c, bool front) {
+static void push(ml_call_list *l, ml_worker_call *c, bool front) {
     c->prev = front ? NULL : l->last;
     c->next = front ? l->first : NULL;
     *(c->prev ? &c->prev->next : &l->first) = c;
@@ -93,125 +49,16 @@ static void push(call_list *l, call *c, bool front) {
     l->n++;
 }
 
-static void drop(call_list *l, call *c) {
+static void drop(ml_call_list *l, ml_worker_call *c) {
     *(c->prev ? &c->prev->next : &l->first) = c->next;
     *(c->next ? &c->next->prev : &l->last) = c->prev;
     c->prev = c->next = NULL;
     l->n--;
 }
 
-/* --- processes ------------------------------------------------------------------------- */
-
-static void add_message(ml_text *t, ml_worker_message kind, uint64_t id, double limit_s,
-                        ml_str text) {
-    head h = { (uint32_t)text.len, kind, id, limit_s };
-
-    ml_text_add(t, (const char *)&h, sizeof h);
-    ml_text_add(t, text.ptr, text.len);
-}
-
-static void close_fd(int *fd) {
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
-static bool pair(int *ours, int *theirs) {
-    int fd[2];
-
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd) != 0)
-        return false;
-    *ours = fd[0];
-    *theirs = fd[1];
-    return fcntl(*ours, F_SETFL, O_NONBLOCK) == 0;
-}
-
-static bool share_memory(const ml_worker_pool *p, worker *w) {
-    size_t n = ML_WORKER_SHARED + p->opts.shared_bytes;
-    void *at;
-
-    if (w->shared)
-        return true;
-    w->memory = memfd_create("miles worker", MFD_CLOEXEC);
-    if (w->memory < 0 || ftruncate(w->memory, (off_t)n) != 0)
-        return false;
-    at = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, w->memory, 0);
-    w->shared = at == MAP_FAILED ? NULL : at;
-    return w->shared != NULL;
-}
-
-static bool start(ml_worker_pool *p, worker *w, ml_text *why) {
-    int fd[N_FDS] = { -1, -1, -1, -1, -1, -1 };
-    bool ok = share_memory(p, w) && pair(&w->calls, &fd[3]) && pair(&w->host, &fd[4]) &&
-              pair(&w->log, &fd[1]) &&
-              (fd[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;
-
-    if (!ok)
-        ml_text_printf(why, "cannot create the descriptors of a worker process: %s",
-                       strerror(errno));
-    fd[2] = fd[1];
-    fd[5] = w->memory;
-    ok = ok && ml_guarded_process_start(&w->process, p->opts.line, fd, N_FDS, why);
-    close_fd(&fd[0]);
-    close_fd(&fd[1]);
-    close_fd(&fd[3]);
-    close_fd(&fd[4]);
-    if (!ok)
-        return false;
-    w->state = STARTING;
-    w->started = w->heard = w->looked = ml_clock_s();
-    w->shared[0] = 0;
-    add_message(&w->out, ML_WORKER_HELLO, 0, 0, p->opts.hello);
-    return true;
-}
-
-static void describe_end(const ml_worker_pool *p, int status, ml_text *why) {
-    if (WIFEXITED(status))
-        ml_text_printf(why, "worker '%.80s' exited with status %d%s", p->opts.name,
-                       WEXITSTATUS(status),
-                       WEXITSTATUS(status) == 127
-                           ? ": python3 was not found; install it or add it to PATH"
-                           : "");
-    else
-        ml_text_printf(why, "worker '%.80s' was killed by signal %d", p->opts.name,
-                       WTERMSIG(status));
-}
-
-/* Logs whole lines; at_end: also the rest. */
-static void log_lines(const ml_worker_pool *p, worker *w, bool at_end) {
-    char *at = w->line.ptr, *end = at + w->line.len, *stop;
-
-    for (; at && at < end; at = stop + 1) {
-        stop = memchr(at, '\n', (size_t)(end - at));
-        if (!stop && !at_end && end - at < LINE_MAX_BYTES)
-            break;
-        stop = stop ? stop : end;
-        if (stop > at)
-            ml_log(ML_LOG_OUTPUT, "%s: %.*s", p->opts.name,
-                   (int)(stop - at < LINE_MAX_BYTES ? stop - at : LINE_MAX_BYTES), at);
-    }
-    if (at && at < end)
-        memmove(w->line.ptr, at, (size_t)(end - at));
-    w->line.len = at && at < end ? (size_t)(end - at) : 0;
-}
-
-static void read_log(ml_worker_pool *p, worker *w, bool at_end) {
-    char piece[8192];
-    ssize_t n;
-
-    while (w->log >= 0 && (n = recv(w->log, piece, sizeof piece, MSG_DONTWAIT)) > 0) {
-        ml_text_add(&w->line, piece, (size_t)n);
-        log_lines(p, w, false);
-        if (!at_end)
-            break;
-    }
-    if (at_end)
-        log_lines(p, w, true);
-}
-
 /* --- the end of calls ------------------------------------------------------------------ */
 
-static void finish(ml_worker_pool *p, call *c, ml_worker_end end, ml_str text) {
+static void finish(ml_worker_pool *p, ml_worker_call *c, ml_worker_end end, ml_str text) {
     c->done(c->ud, end, text);
     pthread_mutex_lock(&p->lock);
     c->id += (uint64_t)1 << 32; /* a late answer has another number */
@@ -222,9 +69,9 @@ static void finish(ml_worker_pool *p, call *c, ml_worker_end end, ml_str text) {
 }
 
 /* NULL: the number is not that of a call of this worker. */
-static call *call_of(ml_worker_pool *p, worker *w, uint64_t id) {
+static ml_worker_call *call_of(ml_worker_pool *p, ml_pool_worker *w, uint64_t id) {
     int64_t at = (int64_t)(id & UINT32_MAX);
-    call *c;
+    ml_worker_call *c;
 
     pthread_mutex_lock(&p->lock);
     c = at < p->n_slot ? p->slot[at] : NULL;
@@ -233,23 +80,13 @@ static call *call_of(ml_worker_pool *p, worker *w, uint64_t id) {
 }
 
 /* Stops a worker.  The call that it ran ends with `end`; the others are repeated. */
-static void stop(ml_worker_pool *p, worker *w, double linger_s, ml_worker_end end,
+static void stop(ml_worker_pool *p, ml_pool_worker *w, double linger_s, ml_worker_end end,
                  ml_text *why) {
     uint64_t running = w->shared ? w->shared[0] : 0;
     bool known = call_of(p, w, running) != NULL; /* otherwise each call may be the cause */
-    int status = 0;
 
-    ml_guarded_process_stop(&w->process, linger_s, &status);
-    read_log(p, w, true);
-    if (!why->len)
-        describe_end(p, status, why);
-    close_fd(&w->calls);
-    close_fd(&w->host);
-    close_fd(&w->log);
-    w->in.len = w->out.len = w->request.len = w->reply.len = 0;
-    w->out_at = w->reply_at = 0;
-    w->state = DOWN;
-    for (call *c = w->flight.last, *prev; c; c = prev) {
+    ml_worker_stop(&p->opts, w, linger_s, why);
+    for (ml_worker_call *c = w->flight.last, *prev; c; c = prev) {
         prev = c->prev;
         drop(&w->flight, c);
         c->worker = NULL;
@@ -266,25 +103,25 @@ static void stop(ml_worker_pool *p, worker *w, double linger_s, ml_worker_end en
 
 /* A worker that does not start: nobody can be called. */
 static void give_up(ml_worker_pool *p, const ml_text *why) {
-    call_list all;
+    ml_call_list all;
 
     pthread_mutex_lock(&p->lock);
     if (!p->failed)
         ml_text_printf(&p->why, "%s", why->ptr);
     p->failed = true;
     all = p->queue;
-    p->queue = (call_list){ 0 };
+    p->queue = (ml_call_list){ 0 };
     pthread_cond_broadcast(&p->change);
     pthread_mutex_unlock(&p->lock);
-    for (call *c = all.first, *next; c; c = next) {
+    for (ml_worker_call *c = all.first, *next; c; c = next) {
         next = c->next;
         finish(p, c, ML_WORKER_DIED, (ml_str){ why->ptr, why->len });
     }
 }
 
-static void fail(ml_worker_pool *p, worker *w, double linger_s, ml_worker_end end,
+static void fail(ml_worker_pool *p, ml_pool_worker *w, double linger_s, ml_worker_end end,
                  ml_text *why) {
-    bool starting = w->state == STARTING;
+    bool starting = w->state == ML_WORKER_STARTING;
 
     stop(p, w, linger_s, end, why);
     if (starting)
@@ -294,7 +131,7 @@ static void fail(ml_worker_pool *p, worker *w, double linger_s, ml_worker_end en
 
 /* --- messages -------------------------------------------------------------------------- */
 
-static void take_hello(ml_worker_pool *p, worker *w, ml_str text) {
+static void take_hello(ml_worker_pool *p, ml_pool_worker *w, ml_str text) {
     const char word[] = "ready ";
     size_t n = sizeof word - 1;
     char about[sizeof p->about], *end;
@@ -308,7 +145,7 @@ static void take_hello(ml_worker_pool *p, worker *w, ml_str text) {
     ml_str_copy(about, sizeof about, (ml_str){ text.ptr + n, text.len - n });
     w->window = strtoll(about, &end, 10);
     w->window = w->window < 1 ? 1 : w->window;
-    w->state = READY;
+    w->state = ML_WORKER_READY;
     pthread_mutex_lock(&p->lock);
     if (p->n_ready++ == 0)
         memcpy(p->about, *end == ' ' ? end + 1 : end, strlen(end) + (*end != ' '));
@@ -316,10 +153,11 @@ static void take_hello(ml_worker_pool *p, worker *w, ml_str text) {
     pthread_mutex_unlock(&p->lock);
 }
 
-static void take_message(ml_worker_pool *p, worker *w, const head *h, ml_str text) {
-    call *c;
+static void take_message(ml_worker_pool *p, ml_pool_worker *w, const ml_worker_head *h,
+                         ml_str text) {
+    ml_worker_call *c;
 
-    if (w->state == STARTING) {
+    if (w->state == ML_WORKER_STARTING) {
         take_hello(p, w, text);
         return;
     }
@@ -331,63 +169,19 @@ static void take_message(ml_worker_pool *p, worker *w, const head *h, ml_str tex
     finish(p, c, h->kind == ML_WORKER_OVERDUE ? ML_WORKER_LATE : ML_WORKER_ANSWERED, text);
 }
 
-/* The first message of `t` from *at on; false: it is not complete. */
-static bool next_message(const ml_text *t, size_t *at, head *h, ml_str *text) {
-    if (t->len - *at < sizeof *h)
-        return false;
-    memcpy(h, t->ptr + *at, sizeof *h);
-    if (h->len > MESSAGE_MAX || t->len - *at - sizeof *h < h->len)
-        return false;
-    *text = (ml_str){ t->ptr + *at + sizeof *h, h->len };
-    *at += sizeof *h + h->len;
-    return true;
-}
-
-static void keep_rest(ml_text *t, size_t at) {
-    if (at)
-        memmove(t->ptr, t->ptr + at, t->len - at);
-    t->len -= at;
-}
-
-static bool is_oversized(const ml_text *t) {
-    head h;
-
-    if (t->len < sizeof h)
-        return false;
-    memcpy(&h, t->ptr, sizeof h);
-    return h.len > MESSAGE_MAX;
-}
-
-/* Reads what is there; false: the socket was closed. */
-static bool receive(int fd, ml_text *in) {
-    char piece[65536];
-
-    for (int i = 0; i < 16; i++) {
-        ssize_t n = recv(fd, piece, sizeof piece, MSG_DONTWAIT);
-        if (n > 0)
-            ml_text_add(in, piece, (size_t)n);
-        else if (n == 0 || (errno != EAGAIN && errno != EINTR))
-            return false;
-        if (n < (ssize_t)sizeof piece)
-            break;
-    }
-    return true;
-}
-
-static void read_calls(ml_worker_pool *p, worker *w) {
-    bool open = receive(w->calls, &w->in);
+static void read_calls(ml_worker_pool *p, ml_pool_worker *w) {
+    bool open = ml_worker_receive(w->calls, &w->in);
     ml_text why = { 0 };
     size_t at = 0;
     ml_str text;
-    head h;
+    ml_worker_head h;
 
     w->heard = ml_clock_s();
-    while (w->state != DOWN && next_message(&w->in, &at, &h, &text))
+    while (w->state != ML_WORKER_DOWN && ml_worker_next_message(&w->in, &at, &h, &text))
         take_message(p, w, &h, text);
-    if (w->state == DOWN)
+    if (w->state == ML_WORKER_DOWN)
         return;
-    keep_rest(&w->in, at);
-    if (is_oversized(&w->in)) {
+    if (!ml_worker_keep_rest(&w->in, at)) {
         ml_text_printf(&why, "worker '%.80s' sent an invalid message", p->opts.name);
         open = false;
     }
@@ -395,47 +189,45 @@ static void read_calls(ml_worker_pool *p, worker *w) {
         fail(p, w, LINGER_S, ML_WORKER_DIED, &why);
 }
 
-static void read_requests(ml_worker_pool *p, worker *w) {
+/* Its calls end by themselves. */
+static void close_requests(ml_pool_worker *w) {
+    if (w->host >= 0)
+        close(w->host);
+    w->host = -1;
+    w->request.len = 0;
+}
+
+static void read_requests(ml_worker_pool *p, ml_pool_worker *w) {
     ml_text answer = { 0 };
     size_t at = 0;
     ml_str text;
-    head h;
+    ml_worker_head h;
 
-    if (!receive(w->host, &w->request))
-        close_fd(&w->host); /* its calls end by themselves */
+    if (!ml_worker_receive(w->host, &w->request))
+        close_requests(w);
     w->heard = ml_clock_s();
-    while (next_message(&w->request, &at, &h, &text)) {
+    while (ml_worker_next_message(&w->request, &at, &h, &text)) {
         answer.len = 0;
         ml_text_add(&answer, "", 0);
         if (p->opts.serve)
             p->opts.serve(p->opts.ud, text, &answer);
-        add_message(&w->reply, ML_WORKER_CALL, h.id, 0, (ml_str){ answer.ptr, answer.len });
+        ml_worker_add_message(&w->reply, ML_WORKER_CALL, h.id, 0,
+                              (ml_str){ answer.ptr, answer.len });
     }
-    keep_rest(&w->request, at);
+    if (!ml_worker_keep_rest(&w->request, at))
+        close_requests(w);
     ml_text_release(&answer);
-}
-
-/* What cannot be sent now is sent later; errors are seen when reading. */
-static void send_some(int fd, ml_text *out, size_t *at) {
-    while (fd >= 0 && *at < out->len) {
-        ssize_t n = send(fd, out->ptr + *at, out->len - *at, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n <= 0)
-            break;
-        *at += (size_t)n;
-    }
-    if (*at == out->len)
-        *at = out->len = 0;
 }
 
 /* --- the pool's thread ----------------------------------------------------------------- */
 
 /* The worker with the fewest calls that can take one more; NULL: none. */
-static worker *idlest(ml_worker_pool *p) {
-    worker *best = NULL;
+static ml_pool_worker *idlest(ml_worker_pool *p) {
+    ml_pool_worker *best = NULL;
 
     for (int64_t i = 0; i < p->opts.n; i++) {
-        worker *w = &p->worker[i];
-        if (w->state == READY && w->flight.n < w->window &&
+        ml_pool_worker *w = &p->worker[i];
+        if (w->state == ML_WORKER_READY && w->flight.n < w->window &&
             (!best || w->flight.n < best->flight.n))
             best = w;
     }
@@ -443,11 +235,11 @@ static worker *idlest(ml_worker_pool *p) {
 }
 
 static void dispatch(ml_worker_pool *p) {
-    worker *w;
+    ml_pool_worker *w;
 
     pthread_mutex_lock(&p->lock);
     while (p->queue.first && (w = idlest(p))) {
-        call *c = p->queue.first;
+        ml_worker_call *c = p->queue.first;
         drop(&p->queue, c);
         if (!w->flight.n)
             w->heard = ml_clock_s();
@@ -467,7 +259,8 @@ static void restart(ml_worker_pool *p) {
     pthread_mutex_unlock(&p->lock);
     for (int64_t i = 0; i < p->opts.n && wanted; i++) {
         ml_text why = { 0 };
-        if (p->worker[i].state == DOWN && !start(p, &p->worker[i], &why)) {
+        if (p->worker[i].state == ML_WORKER_DOWN &&
+            !ml_worker_start(&p->opts, &p->worker[i], &why)) {
             stop(p, &p->worker[i], 0, ML_WORKER_DIED, &why);
             give_up(p, &why);
         }
@@ -476,14 +269,15 @@ static void restart(ml_worker_pool *p) {
 }
 
 /* Kills a worker that has been silent for longer than the call it runs may take. */
-static bool check_silence(ml_worker_pool *p, worker *w, double now) {
-    call *c = call_of(p, w, w->shared[0]);
-    double limit = w->state == STARTING ? START_S : (c ? c->limit_s : 30.0) + GRACE_S;
+static bool check_silence(ml_worker_pool *p, ml_pool_worker *w, double now) {
+    ml_worker_call *c = call_of(p, w, w->shared[0]);
+    double limit =
+        w->state == ML_WORKER_STARTING ? START_S : (c ? c->limit_s : 30.0) + GRACE_S;
     ml_text why = { 0 };
 
-    if ((w->state == READY && !w->flight.n) || now - w->heard <= limit)
+    if ((w->state == ML_WORKER_READY && !w->flight.n) || now - w->heard <= limit)
         return false;
-    if (w->state == STARTING)
+    if (w->state == ML_WORKER_STARTING)
         ml_text_printf(&why, "worker '%.80s' was not ready within %g s", p->opts.name,
                        limit);
     else
@@ -493,7 +287,7 @@ static bool check_silence(ml_worker_pool *p, worker *w, double now) {
     return true;
 }
 
-static void check_memory(ml_worker_pool *p, worker *w) {
+static void check_memory(ml_worker_pool *p, ml_pool_worker *w) {
     pid_t tree[ML_PROC_TREE_MAX];
     ml_text why = { 0 };
 
@@ -508,27 +302,27 @@ static void check_memory(ml_worker_pool *p, worker *w) {
     fail(p, w, 0, ML_WORKER_DIED, &why);
 }
 
-static void check(ml_worker_pool *p, worker *w) {
+static void check(ml_worker_pool *p, ml_pool_worker *w) {
     double now = ml_clock_s();
 
-    if (w->state == DOWN || now - w->looked < LOOK_S)
+    if (w->state == ML_WORKER_DOWN || now - w->looked < LOOK_S)
         return;
     w->looked = now;
     if (!check_silence(p, w, now))
         check_memory(p, w);
 }
 
-static void serve_worker(ml_worker_pool *p, worker *w, const struct pollfd *fd) {
+static void serve_worker(ml_worker_pool *p, ml_pool_worker *w, const struct pollfd *fd) {
     if (fd[2].revents)
-        read_log(p, w, false);
+        ml_worker_read_log(&p->opts, w, false);
     if (fd[1].revents && w->host >= 0)
         read_requests(p, w);
     if (fd[0].revents & ~POLLOUT)
         read_calls(p, w);
-    if (w->state == DOWN)
+    if (w->state == ML_WORKER_DOWN)
         return;
-    send_some(w->calls, &w->out, &w->out_at);
-    send_some(w->host, &w->reply, &w->reply_at);
+    ml_worker_send(w->calls, &w->out, &w->out_at);
+    ml_worker_send(w->host, &w->reply, &w->reply_at);
     check(p, w);
 }
 
@@ -539,7 +333,7 @@ static void wait_for_events(ml_worker_pool *p) {
 
     fd[0] = (struct pollfd){ .fd = p->wake, .events = POLLIN };
     for (int64_t i = 0; i < p->opts.n; i++) {
-        worker *w = &p->worker[i];
+        ml_pool_worker *w = &p->worker[i];
         short calls = w->out.len > w->out_at ? POLLIN | POLLOUT : POLLIN;
         short host = w->reply.len > w->reply_at ? POLLIN | POLLOUT : POLLIN;
         fd[1 + 3 * i] = (struct pollfd){ .fd = w->calls, .events = calls };
@@ -560,10 +354,10 @@ static void pump(ml_worker_pool *p) {
         restart(p);
         dispatch(p);
         for (int64_t i = 0; i < p->opts.n; i++)
-            send_some(p->worker[i].calls, &p->worker[i].out, &p->worker[i].out_at);
+            ml_worker_send(p->worker[i].calls, &p->worker[i].out, &p->worker[i].out_at);
         wait_for_events(p);
         for (int64_t i = 0; i < p->opts.n; i++)
-            if (p->worker[i].state != DOWN)
+            if (p->worker[i].state != ML_WORKER_DOWN)
                 serve_worker(p, &p->worker[i], &p->fd[1 + 3 * i]);
         pthread_mutex_lock(&p->lock);
         closing = p->closing;
@@ -584,13 +378,13 @@ static void *run(void *pool) {
     ml_text why = { 0 };
 
     for (int64_t i = 0; i < p->opts.n; i++)
-        if (!start(p, &p->worker[i], &why)) {
+        if (!ml_worker_start(&p->opts, &p->worker[i], &why)) {
             give_up(p, &why);
             break;
         }
     pump(p);
     for (int64_t i = 0; i < p->opts.n; i++) {
-        worker *w = &p->worker[i];
+        ml_pool_worker *w = &p->worker[i];
         why.len = 0;
         ml_text_printf(&why, "worker '%.80s' was closed", p->opts.name);
         stop(p, w, 0, ML_WORKER_DIED, &why);
@@ -605,20 +399,14 @@ static void *run(void *pool) {
 static void release(ml_worker_pool *p) {
     ml_arena arena = p->arena;
 
-    for (int64_t i = 0; i < p->opts.n; i++) {
-        worker *w = &p->worker[i];
-        ml_text *text[] = { &w->in, &w->out, &w->request, &w->reply, &w->line };
-        for (size_t k = 0; k < sizeof text / sizeof *text; k++)
-            ml_text_release(text[k]);
-        if (w->shared)
-            munmap(w->shared, ML_WORKER_SHARED + p->opts.shared_bytes);
-        close_fd(&w->memory);
-    }
+    for (int64_t i = 0; i < p->opts.n; i++)
+        ml_worker_release(&p->opts, &p->worker[i]);
     for (int64_t i = 0; i < p->n_slot; i++)
         ml_text_release(&p->slot[i]->message);
     free(p->slot);
     ml_text_release(&p->why);
-    close_fd(&p->wake);
+    if (p->wake >= 0)
+        close(p->wake);
     pthread_cond_destroy(&p->change);
     pthread_mutex_destroy(&p->lock);
     ml_arena_release(&arena);
@@ -632,7 +420,7 @@ static ml_worker_pool *new_pool(const ml_worker_pool_opts *opts) {
     p = ML_NEW(&arena, ml_worker_pool, 1);
     p->opts = *opts;
     p->opts.n = opts->n > 0 ? opts->n : 1;
-    p->worker = ML_NEW(&arena, worker, p->opts.n);
+    p->worker = ML_NEW(&arena, ml_pool_worker, p->opts.n);
     p->fd = ML_NEW(&arena, struct pollfd, 1 + 3 * p->opts.n);
     for (int64_t i = 0; i < p->opts.n; i++)
         p->worker[i].calls = p->worker[i].host = p->worker[i].log = p->worker[i].memory =
@@ -683,17 +471,17 @@ void ml_worker_pool_close(ml_worker_pool *p) {
 }
 
 /* A call with a number of its own; the lock is held. */
-static call *new_call(ml_worker_pool *p) {
-    call *c = p->unused;
+static ml_worker_call *new_call(ml_worker_pool *p) {
+    ml_worker_call *c = p->unused;
 
     if (c) {
         p->unused = c->next;
     } else {
-        c = ML_NEW(&p->arena, call, 1);
+        c = ML_NEW(&p->arena, ml_worker_call, 1);
         if (p->n_slot == p->cap_slot) {
             p->cap_slot = p->cap_slot ? 2 * p->cap_slot : 64;
-            p->slot =
-                ml_memory_grow(p->slot, (size_t)p->cap_slot * sizeof(call *), "calls");
+            p->slot = ml_memory_grow(
+                p->slot, (size_t)p->cap_slot * sizeof(ml_worker_call *), "calls");
         }
         c->id = (uint64_t)1 << 32 | (uint64_t)p->n_slot;
         p->slot[p->n_slot++] = c;
@@ -706,14 +494,14 @@ static call *new_call(ml_worker_pool *p) {
 void ml_worker_pool_call(ml_worker_pool *p, ml_str request, double limit_s,
                          ml_worker_done *done, void *ud) {
     bool first;
-    call *c;
+    ml_worker_call *c;
 
     pthread_mutex_lock(&p->lock);
     c = new_call(p);
     c->limit_s = limit_s;
     c->done = done;
     c->ud = ud;
-    add_message(&c->message, ML_WORKER_CALL, c->id, limit_s, request);
+    ml_worker_add_message(&c->message, ML_WORKER_CALL, c->id, limit_s, request);
     first = !p->queue.first;
     push(&p->queue, c, false);
     pthread_mutex_unlock(&p->lock);

@@ -49,11 +49,14 @@ typedef struct ml_config {
         bool logits, grads, entropy, stats, dry_run;
         double temperature;
         ml_batching batching;
+        const char *lora_adapter_path; /* one adapter for all sequences */
+        ml_string_list lora_paths;     /* NAME=DIR */
     } score;
     struct {
         const char *save_hf, *save_gguf; /* one of them */
         int dtype;                       /* ml_dtype_choice, or a quantization */
         int64_t max_shard_bytes;         /* 0: keep the sharding */
+        const char *lora_adapter_path;   /* merged into the weights; NULL: none */
     } convert;
     struct {
         bool add_special, decode, skip_special;

@@ -68,6 +68,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
             const int32_t token = ML_DEVICE_TOKEN(draw);
             ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token + 1));
             ml_batch_add(&e->batch, &token, &target, 1, r->n_token, r->page);
+            ml_batch_set_adapter(&e->batch, r->params.adapter - 1);
             next->entry[next->n_entry++] = (ml_batch_entry){
                 .r = r, .n_row = 1, .draws = true, .unknown = 1, .expected = ML_NO_PAGE
             };

@@ -73,7 +73,7 @@ void ml_prefix_cache_insert(ml_prefix_cache *p, int32_t page, int32_t parent,
     memcpy(g->token, token, sizeof g->token);
     g->same_hash = *bucket;
     *bucket = page;
-    if (parent != ML_NO_PAGE)
+    if (parent >= 0)
         p->page[parent].n_child++;
 }
 
@@ -84,7 +84,7 @@ static void leave_tree(ml_prefix_cache *p, int32_t page) {
     while (*at != page)
         at = &p->page[*at].same_hash;
     *at = g->same_hash;
-    if (g->parent != ML_NO_PAGE)
+    if (g->parent >= 0)
         p->page[g->parent].n_child--;
     if (p->slots)
         ml_state_slots_leave(p->slots, page);

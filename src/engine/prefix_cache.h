@@ -25,7 +25,7 @@
 
 typedef struct ml_cached_page {
     int32_t token[ML_PAGE]; /* in the tree: the tokens of its keys and values */
-    int32_t parent;         /* in the tree: the preceding page, or ML_NO_PAGE */
+    int32_t parent;         /* in the tree: the preceding page, or a root: negative */
     int32_t n_user;         /* reference count */
     int32_t n_child;
     int32_t same_hash;    /* next page of the hash bucket; of a free page: next free page */
@@ -52,7 +52,8 @@ int32_t ml_prefix_cache_alloc(ml_prefix_cache *p);
 void ml_prefix_cache_ref(ml_prefix_cache *p, int32_t page);
 void ml_prefix_cache_unref(ml_prefix_cache *p, int32_t page);
 
-/* The child of `parent` in the tree with these ML_PAGE tokens, or ML_NO_PAGE. */
+/* The child of `parent` (a page, or a root: ML_NO_PAGE or less) in the tree with these ML_PAGE
+ * tokens, or ML_NO_PAGE. */
 int32_t ml_prefix_cache_find(const ml_prefix_cache *p, int32_t parent,
                              const int32_t *token);
 /* Inserts a private page into the tree, which must not contain an equal one. */

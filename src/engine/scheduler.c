@@ -23,8 +23,9 @@ void ml_engine_preempt(ml_engine *e, ml_request *r) {
     e->stats.n_preempt++;
 }
 
+/* The tree has a root for each adapter. */
 static int32_t parent_of(const ml_request *r, int32_t page) {
-    return page ? r->page[page - 1] : ML_NO_PAGE;
+    return page ? r->page[page - 1] : ML_NO_PAGE - r->params.adapter_id;
 }
 
 /* Prefix cache match; the last token and rows that score prompts are always computed. */
@@ -165,6 +166,7 @@ static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
         entry->draws = draw;
     }
     ml_batch_add(&e->batch, r->token + r->n_kv, target, n, r->n_kv, r->page);
+    ml_batch_set_adapter(&e->batch, r->params.adapter - 1);
     ml_engine_cache_pages(e, r, r->n_kv + n, false);
     ml_state_schedule_rows(e, entry);
     e->score_left -= entry->n_score;

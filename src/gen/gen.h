@@ -46,6 +46,10 @@ typedef struct ml_gen_request {
      * recording enabled. */
     bool routed[ML_N_ROUTING];
     int32_t routed_from;
+    /* The adapter: 1 + its index in ml_weights.lora; 0: none, or the one being trained.
+     * adapter_id: a number that no other adapter ever has, by which the prefix cache tells
+     * them apart; 0: none. */
+    int32_t adapter, adapter_id;
 } ml_gen_request;
 
 /* Scored tokens, as a struct of arrays. */

@@ -18,6 +18,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
     b->slot = ML_NEW(a, int32_t, caps.n_seq);
     b->loss_row = ML_NEW(a, int32_t, caps.n_loss);
     b->loss_id = ML_NEW(a, int32_t, caps.n_loss);
+    b->adapter = ML_NEW(a, int32_t, caps.n_token);
     b->rows = (ml_rows){ .id = b->id,
                          .pos = b->pos,
                          .seq_start = b->seq_start,
@@ -31,6 +32,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
 
 void ml_batch_clear(ml_batch *b) {
     b->rows.n_token = b->rows.n_seq = b->rows.n_loss = b->n_page = 0;
+    b->rows.adapter = NULL;
 }
 
 static void add_targets(ml_batch *b, const int32_t *target, int32_t n) {
@@ -56,8 +58,10 @@ void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t
     for (int32_t i = 0; i < n_page; i++)
         b->page[b->n_page + i] = page ? page[i] : b->n_page + i;
     memcpy(b->id + r->n_token, id, (size_t)n * sizeof *id);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         b->pos[r->n_token + i] = first + i;
+        b->adapter[r->n_token + i] = -1;
+    }
     b->slot[r->n_seq] = r->n_seq;
     b->n_page += n_page;
     r->n_token += n;
@@ -69,4 +73,15 @@ void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t
 void ml_batch_set_slot(ml_batch *b, int32_t slot) {
     ML_BUG_IF(b->rows.n_seq < 1);
     b->slot[b->rows.n_seq - 1] = slot;
+}
+
+void ml_batch_set_adapter(ml_batch *b, int32_t adapter) {
+    const ml_rows *r = &b->rows;
+
+    ML_BUG_IF(r->n_seq < 1);
+    if (adapter < 0 && !r->adapter)
+        return;
+    b->rows.adapter = b->adapter;
+    for (int32_t i = r->seq_start[r->n_seq - 1]; i < r->n_token; i++)
+        b->adapter[i] = adapter;
 }

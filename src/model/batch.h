@@ -19,7 +19,8 @@ typedef struct ml_batch {
     ml_rows rows;
     ml_batch_caps caps;
     int32_t *id, *pos, *seq_start, *page_start, *page, *slot, *loss_row, *loss_id;
-    int32_t n_page; /* entries of `page` */
+    int32_t *adapter; /* rows.adapter points here once a sequence has an adapter */
+    int32_t n_page;   /* entries of `page` */
 } ml_batch;
 
 /* Values of a row's target other than token ids. */
@@ -37,6 +38,9 @@ void ml_batch_clear(ml_batch *b);
  * order, as a plan with its own KV pages requires (then first must be 0). */
 void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
                   int32_t first, const int32_t *page);
+
+/* Sets the adapter of the sequence added last; the default is -1, the base model. */
+void ml_batch_set_adapter(ml_batch *b, int32_t adapter);
 
 /* Sets the state slot of the sequence added last; the default is its index in the batch. */
 void ml_batch_set_slot(ml_batch *b, int32_t slot);

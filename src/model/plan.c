@@ -93,6 +93,7 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             ml_plan_experts_view(p, node, &a->w[k]);
         }
     a->attr = &n->attr;
+    a->lora = r->weights ? r->weights->lora : NULL;
     a->rows =
         p->spec->value[n->out[0]].axis == ML_PER_CONTEXT ? ml_key_rows(r->rows) : r->rows;
     a->loss_rows = p->opts.loss_rows;
@@ -557,7 +558,7 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
     ml_rows rows;
     ml_run run = *r;
 
-    ML_BUG_IF(!p->opts.backward || !r->grads);
+    ML_BUG_IF(!p->opts.backward || p->opts.frozen != !r->grads);
     begin_run(p, r);
     rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
     run.rows = &rows;

@@ -48,6 +48,7 @@ typedef struct ml_recompute {
 typedef struct ml_plan_opts {
     ml_batch_caps caps;
     bool backward;
+    bool frozen;       /* the gradients are those of adapters alone (LORA) */
     bool logits;       /* keep the logits of all loss rows */
     int32_t loss_rows; /* rows per chunk of logits; 0: the backend decides */
     /* KV pages are passed to each run (decode, chunked prefill), not owned by the plan */
@@ -91,7 +92,7 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 /* Inputs of a run other than the batch. */
 typedef struct ml_run {
     const ml_weights *weights;
-    const ml_weights *grads; /* backward only; the same parts */
+    const ml_weights *grads; /* backward only; the same parts; NULL: opts.frozen */
     /* Where the embedding's gradient is accumulated; NULL: with its table's.  A tied
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */

@@ -46,6 +46,12 @@ static size_t value_bytes(const ml_plan *p, int32_t value) {
 
 /* --- recomputation ---------------------------------------------------------- */
 
+/* The linear layer whose output a value is, with or without adapters. */
+static int32_t linear_of(const ml_plan *p, int32_t value) {
+    const ml_node *n = &p->spec->node[p->producer[value]];
+    return p->producer[n->op == ML_OP_LORA ? n->in[1] : value];
+}
+
 /* Whether this node is part of one of the modules.  Gated activations belong to the
  * module that feeds them. */
 static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
@@ -65,8 +71,9 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
                (strstr(s->param[n->w[0]].name, ".mlp.") ||
                 strstr(s->param[n->w[0]].name, ".ffn.") ||
                 strstr(s->param[n->w[0]].name, ".feed_forward."));
+    case ML_OP_LORA: return in_modules(p, p->producer[n->in[1]], modules);
     case ML_OP_GLU:
-        if (s->node[p->producer[n->in[0]]].op == ML_OP_MOE_LINEAR)
+        if (s->node[linear_of(p, n->in[0])].op == ML_OP_MOE_LINEAR)
             return modules & (ML_MODULE_MOE | ML_MODULE_MOE_ACT);
         return modules & ML_MODULE_MLP;
     case ML_OP_MOE_ROUTE:
@@ -405,9 +412,13 @@ static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad)
         return;
     }
     c->backward_runs = n->op != ML_OP_ROPE_TABLE;
+    if (n->op == ML_OP_LORA && needs_grad[n->in[1]]) /* y has no other reader */
+        p->grad_store[n->in[1]] = dout;
     for (int k = 0; k < ML_OP_IN; k++) {
         int32_t v = n->in[k];
         if (v == ML_NONE || !(ml_op_infos[n->op].grad_in >> k & 1) || !needs_grad[v])
+            continue;
+        if (n->op == ML_OP_LORA && k == 1)
             continue;
         c->has_din[k] = true;
         c->din_add[k] = p->grad_store[v] != ML_NONE;
@@ -456,7 +467,7 @@ static void plan_backward_stores(ml_plan *p) {
         needs_grad[p->range.in[i].value] = p->range.in[i].grad;
     for (int32_t i = 0; i < s->n_node; i++) {
         const ml_node *n = &s->node[i];
-        bool any = n->w[0] != ML_NONE;
+        bool any = p->opts.frozen ? n->op == ML_OP_LORA : n->w[0] != ML_NONE;
         for (int k = 0; k < ML_OP_IN; k++)
             if (n->in[k] != ML_NONE && (ml_op_infos[n->op].grad_in >> k & 1))
                 any = any || needs_grad[n->in[k]];

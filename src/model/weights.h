@@ -35,6 +35,7 @@ typedef struct ml_weights {
     int32_t n;
     uint64_t version;
     const ml_shard_range *range; /* [n] the part of each parameter; NULL: all.  Not owned */
+    const ml_lora_table *lora;   /* adapters on top of it; NULL: none.  Not owned */
 } ml_weights;
 
 /* Resolves AUTO for this backend. */

@@ -234,6 +234,8 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
     if (ml_run_ranks_moves(&c->ranks))
         return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,
                                   c->debug.check_sync, err);
+    if (ml_generator_own_set(c) && w->lora)
+        return ml_publisher_adapter(&m->publisher, w, &m->run->lora, &m->generator.be, err);
     return ml_generator_own_set(c)
                ? ml_publisher_copy(&m->publisher, w, &m->generator.be, err)
                : ml_publisher_shared(&m->publisher, w, err);

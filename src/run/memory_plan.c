@@ -165,6 +165,7 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
                           bool train, const char *const *row, ml_err *err) {
     ml_plan_opts opts = { .caps = ml_memory_caps(tokens_of(req, !train), n_context_of(req)),
                           .backward = train,
+                          .frozen = req->opts.lora && !spec->critic,
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
@@ -206,18 +207,21 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
                              const ml_spec *spec, size_t saved_bytes,
                              const char *const *row, ml_err *err) {
     ml_optimizer_opts opt = req->opts.optimizer;
+    const ml_lora *lora = spec->critic ? NULL : req->opts.lora;
+    const ml_spec *trained = lora ? &lora->spec : spec;
+    bool bf16 = req->bf16 && !lora;
     const ml_shard_range *part;
     ml_arena a;
-    size_t whole = ml_optimizer_bytes(spec, &opt, req->bf16), state;
+    size_t whole = ml_optimizer_bytes(trained, &opt, bf16), state;
     ml_status st;
 
     opt.mesh = req->opts.mesh;
     opt.stage = req->opts.stage;
-    state = ml_optimizer_bytes(spec, &opt, req->bf16);
+    state = ml_optimizer_bytes(trained, &opt, bf16);
     ml_arena_init(&a, "parts of gradients");
     part = ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
     add(m, row[GRADS],
-        ml_grads_bytes(spec, part) +
+        (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part)) +
             (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
                 ml_weights_part_bytes(spec, NULL, ML_WEIGHT_F32, part));
     if (opt.offload_dir)
@@ -230,7 +234,8 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
         add(m, row[STATE], state);
     add(m, row[RANKS], ml_optimizer_exchange_bytes(&opt));
     if (req->async_save && (!opt.mesh || opt.mesh->rank == 0))
-        add_on_host(m, req->be, row[COPY], saved_bytes + whole);
+        add_on_host(m, req->be, row[COPY],
+                    (lora ? lora->weights.buf.bytes : saved_bytes) + whole);
     else if (part && opt.mesh->rank == 0)
         add_on_host(m, req->be, row[COPY],
                     spec->critic ? req->critic_bytes : req->whole_bytes);

@@ -88,6 +88,16 @@ typedef struct ml_rollout_opts {
     bool rollout_only, train_only;
 } ml_rollout_opts;
 
+/* The adapter that is trained instead of the weights. */
+typedef struct ml_lora_flags {
+    int64_t rank; /* 0: none, unless there is a path */
+    double alpha, dropout;
+    int type; /* 0: fused projections share A; 1: canonical */
+    const char *target, *exclude;
+    const char *path; /* the initial adapter; NULL: a new one */
+    bool rslora, shared_outer;
+} ml_lora_flags;
+
 typedef struct ml_mode_opts {
     bool async; /* the command is train-async */
     bool fully, colocate;
@@ -202,6 +212,7 @@ typedef struct ml_run_opts {
     bool store;          /* the run store of the log */
     ml_string_list profile_targets; /* none: all */
     int64_t memory_margin;          /* to leave free */
+    ml_lora_flags lora;
     ml_rollout_opts rollout;
     ml_mode_opts mode;
     ml_place_opts place;
@@ -245,6 +256,11 @@ typedef struct ml_run_opts {
 static inline bool ml_run_names_critic(const ml_run_opts *o) {
     return o->critic_load || o->critic_save || o->n_critic_only || o->critic_warmup_iters ||
            !isnan(o->critic_lr);
+}
+
+/* Whether an adapter is trained. */
+static inline bool ml_run_has_lora(const ml_run_opts *o) {
+    return o->lora.rank > 0 || o->lora.path;
 }
 
 /* Whether engines that run already do, behind a router or not. */

@@ -120,6 +120,82 @@ ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend 
     return ml_weights_clone(&c->copy, w, be, &c->arena, err);
 }
 
+/* --- an adapter's copy ------------------------------------------------------------- */
+
+/* The base is frozen, so that the engine reads the trainer's; the adapter is copied. */
+typedef struct adapter_copier {
+    ml_publisher of; /* first */
+    ml_arena arena;
+    ml_weights view, copy;
+    const ml_lora *from;
+    ml_lora_table table;
+    const ml_lora_site *site;
+    ml_backend *be;
+} adapter_copier;
+
+static ml_status send_adapter(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    adapter_copier *c = (adapter_copier *)p;
+    ml_gen *gen = p->generator->local;
+    ml_status st;
+
+    gen->pause(gen);
+    st = ml_weights_copy(&c->copy, &c->from->weights, c->be, err);
+    c->view.version = w->version;
+    if (st == ML_OK)
+        st = ml_local_switch(gen, &c->view, ML_SWITCH_RECOMPUTE, err);
+    gen->resume(gen);
+    return st;
+}
+
+static void close_adapter(ml_publisher *p) {
+    adapter_copier *c = (adapter_copier *)p;
+
+    ml_weights_close(&c->copy);
+    ml_arena_release(&c->arena);
+    free(c);
+}
+
+/* The sites of an adapter, with the matrices of its copy and without gradients. */
+static const ml_lora_site *copied_sites(adapter_copier *c) {
+    ml_lora_site *site = ML_NEW(&c->arena, ml_lora_site, c->from->n_site);
+    const char *old = c->from->weights.buf.ptr;
+    char *new = c->copy.buf.ptr;
+
+    for (int32_t i = 0; i < c->from->n_site; i++) {
+        const ml_lora_site *s = &c->from->site[i];
+        site[i] = (ml_lora_site){ .a = s->a, .b = s->b, .scale = s->scale };
+        if (!s->a.data)
+            continue;
+        site[i].a.data = new + ((const char *)s->a.data - old);
+        site[i].b.data = new + ((const char *)s->b.data - old);
+    }
+    return site;
+}
+
+ml_status ml_publisher_adapter(ml_publisher **out, const ml_weights *w, const ml_lora *l,
+                               ml_backend *be, ml_err *err) {
+    adapter_copier *c = make(
+        sizeof *c, (ml_publisher){ .send = send_adapter, .close = close_adapter }, err);
+    ml_status st;
+
+    *out = c ? &c->of : NULL;
+    if (!c)
+        return ML_ENOMEM;
+    c->be = be;
+    c->from = l;
+    ml_arena_init(&c->arena, "the engine's adapter");
+    st = ml_weights_clone(&c->copy, &l->weights, be, &c->arena, err);
+    if (st != ML_OK)
+        return st;
+    c->site = copied_sites(c);
+    c->table = (ml_lora_table){ .adapter = &c->site, .n_adapter = 1, .all = true };
+    c->view = *w;
+    c->view.buf.dev = NULL; /* not owned */
+    c->view.lora = &c->table;
+    c->of.weights = &c->view;
+    return ML_OK;
+}
+
 /* --- moves ------------------------------------------------------------------------ */
 
 typedef struct mover {

@@ -39,6 +39,10 @@ ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err
 void ml_publisher_close(ml_publisher *p); /* NULL is allowed */
 
 ml_status ml_publisher_shared(ml_publisher **out, const ml_weights *w, ml_err *err);
+/* The engine reads the weights w, and a copy of the adapter on top of them, which alone is
+ * copied with each publication. */
+ml_status ml_publisher_adapter(ml_publisher **out, const ml_weights *w, const ml_lora *l,
+                               ml_backend *be, ml_err *err);
 /* The backend must outlive it. */
 ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend *be,
                             ml_err *err);

@@ -120,6 +120,60 @@ static ml_status open_ops(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status make_lora(ml_train_run *r, ml_err *err) {
+    const ml_lora_flags *f = &r->opts.lora;
+    ml_lora_opts o = { .rank = (int32_t)f->rank,
+                       .alpha = f->alpha,
+                       .dropout = f->dropout,
+                       .rslora = f->rslora,
+                       .target = f->target,
+                       .exclude = f->exclude,
+                       .fused = f->type == 0,
+                       .shared_outer = f->shared_outer,
+                       .seed = (uint64_t)r->opts.source.seed };
+    ml_status st;
+
+    if (!f->path)
+        return ml_lora_new(&r->lora, &r->spec, r->from, &o, &r->be, err);
+    st = ml_lora_load(&r->lora, &r->spec, f->path, &r->be, err);
+    if (st == ML_OK && f->rank && f->rank != r->lora.config.rank)
+        st = ml_fail(err, ML_EUSAGE,
+                     "--lora-rank %lld: the adapter in %s has rank %d; remove the flag",
+                     (long long)f->rank, f->path, r->lora.config.rank);
+    if (st == ML_OK && r->lora.config.dropout > 0)
+        ml_log(ML_LOG_WARN, "%s: \"lora_dropout\" %g is not applied", f->path,
+               r->lora.config.dropout);
+    return st;
+}
+
+/* The adapter is made before the memory is planned: LORA ops are part of the plans. */
+static ml_status open_lora(ml_train_run *r, ml_err *err) {
+    bool *wanted;
+    ml_status st;
+
+    if (!r->be.ops->forward[ML_OP_LORA])
+        return ml_fail(err, ML_EUNSUP,
+                       "--lora-rank: the backend %s does not compute adapters yet; use "
+                       "--device cpu",
+                       r->be.name);
+    if (ml_run_ranks_size(&r->opts.ranks) > 1)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--lora-rank: several ranks do not train LoRA adapters yet; start one "
+            "process");
+    st = make_lora(r, err);
+    if (st != ML_OK)
+        return st;
+    wanted = ML_NEW(&r->arena, bool, r->lora.n_site);
+    ml_lora_mark(&r->lora, wanted);
+    ml_spec_lora_insert(&r->spec, wanted, r->lora.max_rank);
+    r->lora_site = r->lora.site;
+    r->lora_table =
+        (ml_lora_table){ .adapter = &r->lora_site, .n_adapter = 1, .all = true };
+    r->opts.trainer.lora = &r->lora;
+    return ML_OK;
+}
+
 ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
     ml_spec_opts spec;
     ml_status st =
@@ -158,6 +212,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         st = open_ops(r, err);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
+    if (st == ML_OK && ml_run_has_lora(opts))
+        st = open_lora(r, err);
     if (st == ML_OK && opts->trainer.mesh)
         st = ml_mesh_attach(opts->trainer.mesh, r->be.stream, err);
     return st;
@@ -174,6 +230,7 @@ void ml_train_run_close(ml_train_run *r) {
     ml_weights_close(&r->weights);
     ml_weights_close(&r->ref);
     ml_weights_close(&r->teacher);
+    ml_lora_close(&r->lora);
     ml_data_source_free(r->source);
     ml_dataset_close(&r->dataset);
     if (r->prompter.tokenizer)
@@ -219,9 +276,9 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     if (!r->base_bytes) /* the first call is before any allocation */
         r->base_bytes = ml_memory_base(&r->be);
     name_set(r, &n, trains, "actor weights");
-    name_set(r, &n, trains && o->wants_ref, "reference weights");
+    name_set(r, &n, trains && o->wants_ref && !ml_run_has_lora(o), "reference weights");
     name_set(r, &n, trains && o->teacher_load, "teacher weights");
-    name_set(r, &n, o->second_set, "rollout weights");
+    name_set(r, &n, o->second_set && !ml_run_has_lora(o), "rollout weights");
     r->set_name[n] = NULL;
     *out = (ml_memory_request){
         .spec = &r->spec,
@@ -266,9 +323,12 @@ static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
 /* Bytes of a model's checkpoint and its optimizer state. */
 static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
                                const ml_checkpoint *from, bool bf16) {
-    uint64_t state =
-        r->opts.save_optim ? ml_optimizer_bytes(s, &r->opts.trainer.optimizer, bf16) : 0;
-    return checkpoint_bytes(from) + state;
+    bool lora = ml_run_has_lora(&r->opts) && s == &r->spec;
+    uint64_t state = r->opts.save_optim
+                         ? ml_optimizer_bytes(lora ? &r->lora.spec : s,
+                                              &r->opts.trainer.optimizer, bf16 && !lora)
+                         : 0;
+    return (lora ? r->lora.weights.buf.bytes : checkpoint_bytes(from)) + state;
 }
 
 /* Number of saves in the remaining rollouts. */

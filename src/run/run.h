@@ -33,6 +33,9 @@ typedef struct ml_train_run {
     ml_dataset dataset;
     ml_data_source *source; /* NULL: no prompts */
     ml_weights weights, ref, teacher;
+    ml_lora lora; /* the adapter on top of the weights; zeros: none */
+    ml_lora_table lora_table;
+    const ml_lora_site *lora_site;
     ml_trainer *trainer;
     ml_critic critic;
     ml_gen *teachers; /* over HTTP; NULL: none */

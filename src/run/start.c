@@ -98,11 +98,18 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
     return st;
 }
 
+/* A snapshot of an adapter has no model; that is the base's. */
+static ml_status attach_lora(ml_train_run *r, const char *snapshot, ml_err *err) {
+    r->weights.lora = &r->lora_table;
+    r->lora.weights.version = 1;
+    return snapshot ? ml_lora_restore(&r->lora, &r->spec, snapshot, err) : ML_OK;
+}
+
 /* Miles' rule: load from --load; if it has no snapshot, load from --ref-load and start at
  * the first rollout. */
 static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) {
     const ml_run_opts *o = &r->opts;
-    const char *dir = snapshot;
+    const char *dir = ml_run_has_lora(o) ? NULL : snapshot;
     ml_status st = ML_OK;
 
     if (!snapshot)
@@ -111,6 +118,8 @@ static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) 
         st = find_checkpoint(r, o->ref_load, o->ref_step, &dir, err);
     if (st == ML_OK)
         st = load_weights(r, &r->weights, dir, err);
+    if (st == ML_OK && ml_run_has_lora(o))
+        st = attach_lora(r, snapshot, err);
     r->started = dir ? dir : o->hf_checkpoint;
     return st;
 }
@@ -133,6 +142,12 @@ static ml_status load_reference(ml_train_run *r, ml_err *err) {
 
     if (!o->wants_ref)
         return ML_OK;
+    if (ml_run_has_lora(o)) { /* the same memory, without the adapter */
+        r->ref = r->weights;
+        r->ref.lora = NULL;
+        r->ref.buf.dev = NULL;
+        return ML_OK;
+    }
     st = load_other(r, &r->ref, "--ref-load", o->ref_load, o->ref_step, err);
     if (st == ML_OK && o->ref_interval && !ml_weights_alike(&r->ref, &r->weights))
         st = ml_fail(err, ML_EUSAGE,
@@ -184,6 +199,7 @@ static ml_trainer_opts critic_opts(const ml_run_opts *o) {
     t.lr.warmup_iters = o->critic_warmup_iters;
     t.dump_score = t.dump_train = NULL;   /* dumps are of the actor only */
     t.optimizer.freeze = NULL;            /* its patterns name the actor's tensors */
+    t.lora = NULL;                        /* it has no adapter */
     memset(t.replay, 0, sizeof t.replay); /* the routing record is the actor's, too */
     return t;
 }
@@ -385,7 +401,8 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
     saver.no_optim = !o->save_optim;
     st = ml_saver_open(&r->saver, &saver, err);
     r->opts.log.dir = o->save;
-    r->opts.log.flop_per_token = 6.0 * (double)ml_spec_param_count(&r->spec);
+    r->opts.log.flop_per_token = /* frozen weights have no gradients */
+        (ml_run_has_lora(o) ? 4.0 : 6.0) * (double)ml_spec_param_count(&r->spec);
     return st == ML_OK && ml_run_ranks_first(&o->ranks)
                ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err)
                : st;

@@ -80,7 +80,17 @@ ml_status ml_grads_open(ml_grads *out, const ml_spec *s, const ml_shard_range *r
     return st;
 }
 
+ml_status ml_grads_open_lora(ml_grads *out, ml_lora *l, ml_err *err) {
+    ml_status st = ml_lora_take_grads(l, err);
+
+    *out = (ml_grads){ .spec = &l->spec, .be = l->be, .lora = l, .sum = l->grads };
+    out->sum.buf.dev = NULL; /* not owned */
+    return st;
+}
+
 void ml_grads_close(ml_grads *g) {
+    if (g->lora)
+        ml_lora_free_grads(g->lora);
     ml_weights_close(&g->sum);
     if (g->embed_buf.dev)
         g->embed_buf.dev->free(&g->embed_buf);
@@ -92,13 +102,17 @@ void ml_grads_close(ml_grads *g) {
 void ml_grads_zero(ml_grads *g) {
     const ml_buf *all[] = { &g->sum.buf, &g->embed_buf, &g->again_buf };
 
+    if (g->lora) {
+        ml_lora_zero_grads(g->lora);
+        return;
+    }
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i]->ptr)
             g->be->optim->zero(g->be->stream, all[i]->ptr, all[i]->bytes);
 }
 
 void ml_grads_bind(const ml_grads *g, ml_run *run) {
-    run->grads = &g->sum;
+    run->grads = g->lora ? NULL : &g->sum;
     run->embed_grad = g->embed_buf.ptr ? &g->embed : NULL;
     run->again_grads = g->again_buf.ptr ? g->again : NULL;
 }
@@ -106,6 +120,8 @@ void ml_grads_bind(const ml_grads *g, ml_run *run) {
 void ml_grads_join(ml_grads *g) {
     const ml_shard_range *range = g->sum.range;
 
+    if (g->lora)
+        ml_lora_join_grads(g->lora);
     for (int32_t i = 0; g->again_buf.ptr && i < g->spec->n_param; i++)
         if (g->again[i].data)
             g->be->optim->add(

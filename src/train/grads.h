@@ -8,6 +8,7 @@
 #ifndef ML_TRAIN_GRADS_H
 #define ML_TRAIN_GRADS_H
 
+#include "model/lora.h"
 #include "model/plan.h"
 
 typedef struct ml_grads {
@@ -18,6 +19,7 @@ typedef struct ml_grads {
     ml_tensor *again; /* [n_param] in again_buf */
     const ml_spec *spec;
     ml_backend *be;
+    ml_lora *lora; /* NULL, or the adapter that has them */
 } ml_grads;
 
 /* The parameter that is both embedding and LM head, or ML_NONE. */
@@ -30,6 +32,8 @@ size_t ml_grads_bytes(const ml_spec *s, const ml_shard_range *range);
  * undefined before ml_grads_zero. */
 ml_status ml_grads_open(ml_grads *out, const ml_spec *s, const ml_shard_range *range,
                         bool embeds, ml_backend *be, ml_arena *a, ml_err *err);
+/* Those of an adapter on top of frozen weights. */
+ml_status ml_grads_open_lora(ml_grads *out, ml_lora *l, ml_err *err);
 void ml_grads_close(ml_grads *g); /* zero-initialized is allowed */
 
 void ml_grads_zero(ml_grads *g);

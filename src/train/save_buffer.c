@@ -33,6 +33,7 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
     ml_optimizer *o = ml_trainer_optimizer(t);
     bool several = o->ranks.comm->size > 1;
     ml_save_buffer now = { .spec = o->spec,
+                           .lora = ml_trainer_lora(t),
                            .from = from,
                            .optim = o,
                            .weights = *o->weights,
@@ -236,6 +237,8 @@ static bool stored(const ml_save_buffer *m, int k, int32_t i, int32_t e) {
     if (k != ML_STATE_MASTER || m->own_master)
         return true;
     if (ml_param_is_value_head(&m->spec->param[i])) /* always f32 on disk */
+        return false;
+    if (m->lora) /* so are adapters */
         return false;
     t = ml_checkpoint_find(
         m->from, ml_str_of(ml_param_name(&m->spec->param[i], e, name, sizeof name)), NULL);

@@ -293,7 +293,7 @@ static ml_status load_state(const char *path, const ml_snapshot_into *into,
     if (into->no_optim)
         o->n_step = 0;
     ml_trainer_set_samples(into->trainer, n_sample);
-    o->weights->version = (uint64_t)version;
+    ml_trainer_set_version(into->trainer, (uint64_t)version);
     out->data = span(ml_json_get(state, "data"), src);
     out->config = span(ml_json_get(state, "config"), src);
     return ML_OK;

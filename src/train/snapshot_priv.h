@@ -31,6 +31,7 @@ ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_e
  * on the way. */
 typedef struct ml_save_buffer {
     const ml_spec *spec;
+    const ml_lora *lora; /* the adapter whose spec and weights these are; NULL: a model's */
     const ml_checkpoint *from;
     ml_optimizer *optim;
     ml_weights weights;

@@ -63,7 +63,8 @@ static ml_status write_hf(ml_saver *s, const ml_save_buffer *m, const char *dir,
     ml_status st = ml_dir_make(dir, err);
 
     if (st == ML_OK)
-        st = ml_export_hf(&m->weights, m->spec, m->from, &hf, err);
+        st = m->lora ? ml_lora_save(m->lora, &m->weights, dir, err)
+                     : ml_export_hf(&m->weights, m->spec, m->from, &hf, err);
     /* If the run started from a snapshot, its state files were copied too. */
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_STATE));
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_SUMS));

@@ -37,6 +37,8 @@ static ml_status take_grads(ml_trainer *t, ml_err *err) {
 
     if (t->opts.use == ML_TRAINER_SCORES)
         return ML_OK;
+    if (t->opts.lora)
+        return ml_grads_open_lora(&t->grads, t->opts.lora, err);
     st = ml_grads_open(&t->grads, t->spec, t->weights->range, has_embedding(t), t->be,
                        &t->arena, err);
     t->waiting = ML_NEW(&t->arena, ml_weights, n + 1);
@@ -44,6 +46,11 @@ static ml_status take_grads(ml_trainer *t, ml_err *err) {
         st = ml_weights_zeros_part(&t->waiting[t->n_waiting], t->spec, t->weights->range,
                                    t->be, &t->arena, err);
     return st;
+}
+
+/* What is trained: an adapter, or the weights. */
+static const ml_spec *trained_spec(const ml_trainer *t) {
+    return t->opts.lora ? &t->opts.lora->spec : t->spec;
 }
 
 /* --- open and close --------------------------------------------------------- */
@@ -127,7 +134,9 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
-        st = ml_optimizer_open(&t->optimizer, s, w, be, &t->opts.optimizer, err);
+        st = ml_optimizer_open(&t->optimizer, trained_spec(t),
+                               opts->lora ? &opts->lora->weights : w, be,
+                               &t->opts.optimizer, err);
     if (st == ML_OK)
         *out = t;
     else
@@ -204,6 +213,10 @@ const ml_spec *ml_trainer_spec(const ml_trainer *t) {
     return t->spec;
 }
 
+const ml_lora *ml_trainer_lora(const ml_trainer *t) {
+    return t->opts.lora;
+}
+
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
     return &t->optimizer;
 }
@@ -254,6 +267,10 @@ void ml_trainer_set_samples(ml_trainer *t, int64_t n) {
     t->n_sample = n;
 }
 
+void ml_trainer_set_version(ml_trainer *t, uint64_t version) {
+    t->weights->version = t->optimizer.weights->version = version;
+}
+
 /* --- plans ------------------------------------------------------------------ */
 
 static bool covers(ml_batch_caps a, ml_batch_caps b) {
@@ -267,6 +284,7 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
                           ml_err *err) {
     bool logits = backward ? t->opts.keep_logits : t->opts.score_logits;
     ml_plan_opts opts = { .backward = backward,
+                          .frozen = t->opts.lora != NULL,
                           .recompute = t->opts.recompute,
                           .logits = logits && !t->spec->critic,
                           .loss_rows = t->opts.loss_rows,
@@ -717,8 +735,9 @@ static void say_bad_grad(const ml_trainer *t, const ml_update *u, ml_step_result
     char name[512];
     snprintf(out->bad, sizeof out->bad,
              "the gradient of %s (op %s) has %lld values that are not finite",
-             ml_param_name(&t->spec->param[u->bad_param], 0, name, sizeof name),
-             op_of(t->spec, u->bad_param), (long long)u->n_bad);
+             ml_param_name(&trained_spec(t)->param[u->bad_param], 0, name, sizeof name),
+             t->opts.lora ? ml_op_infos[ML_OP_LORA].name : op_of(t->spec, u->bad_param),
+             (long long)u->n_bad);
 }
 
 static void tell_optimizer(const ml_trainer *t, double began) {
@@ -743,6 +762,7 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (!out->bad[0]) {
         st = ml_optimizer_step(&t->optimizer, &t->grads.sum, out->lr, out->weight_decay,
                                1.0 / step->denominator, &u, err);
+        t->weights->version = t->optimizer.weights->version;
         if (st == ML_OK && u.applied)
             st = ml_trainer_send_tied(t, t->weights, true, err);
         if (st == ML_OK)

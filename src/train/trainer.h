@@ -21,6 +21,7 @@
 #define ML_TRAIN_TRAINER_H
 
 #include "base/work_count.h"
+#include "model/lora.h"
 #include "model/plan.h"
 #include "train/lr.h"
 #include "train/micro.h"
@@ -65,6 +66,9 @@ typedef struct ml_trainer_opts {
      * trainer. */
     const ml_mesh *mesh;
     const int32_t *stage;
+    /* NULL, or the adapter on top of the weights (ml_weights.lora): it alone is trained, and
+     * the weights have no gradients and no optimizer state.  Outlives the trainer. */
+    ml_lora *lora;
     /* Gradients are sums of as many parts of a step, a power of two, in a binary tree: each
      * data place has as many of them, so that the sum does not depend on the number of
      * ranks, which divides it.  Not with other directions than data and pipeline parallel.
@@ -154,6 +158,8 @@ ml_ranks *ml_trainer_ranks(ml_trainer *t);
 /* Data places, over which samples are dealt out, and this rank's. */
 int32_t ml_trainer_data_size(const ml_trainer *t);
 int32_t ml_trainer_data_place(const ml_trainer *t);
+/* The adapter that it trains; NULL: none. */
+const ml_lora *ml_trainer_lora(const ml_trainer *t);
 /* The lists of micro-batches of a scheduled step; the first of those of this rank, and their
  * number.  Without grad_shards each data place has one. */
 int32_t ml_trainer_shards(const ml_trainer *t);
@@ -165,5 +171,6 @@ int32_t ml_trainer_waiting_sets(int32_t grad_shards, const ml_mesh *mesh);
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);
+void ml_trainer_set_version(ml_trainer *t, uint64_t version); /* of the weights */
 
 #endif

@@ -18,14 +18,14 @@
 #define SEED 1 /* of the committed hashes */
 
 static const ck_suite *const suites[] = {
-    &ck_embed,     &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
-    &ck_glu,       &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn,
-    &ck_lmhead,    &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
-    &ck_pick,      &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
-    &ck_scale,     &ck_moe_scale, &ck_layernorm,  &ck_index,       &ck_attn_chosen,
-    &ck_moe_weigh, &ck_merge,     &ck_split,      &ck_order,       &ck_col_scale,
-    &ck_tanh,      &ck_cutoff,    &ck_match_rms,  &ck_stream_mix,  &ck_hyper_coef,
-    &ck_compress,
+    &ck_embed,     &ck_rmsnorm,   &ck_rope_table,   &ck_rope,        &ck_add,
+    &ck_glu,       &ck_moe_route, &ck_moe_gather,   &ck_moe_combine, &ck_attn,
+    &ck_lmhead,    &ck_linear,    &ck_moe_linear,   &ck_head_linear, &ck_join,
+    &ck_pick,      &ck_conv,      &ck_rates,        &ck_recur,       &ck_row_gate,
+    &ck_scale,     &ck_moe_scale, &ck_layernorm,    &ck_index,       &ck_attn_chosen,
+    &ck_moe_weigh, &ck_merge,     &ck_split,        &ck_order,       &ck_col_scale,
+    &ck_tanh,      &ck_cutoff,    &ck_match_rms,    &ck_stream_mix,  &ck_hyper_coef,
+    &ck_compress,  &ck_lora,      &ck_lora_experts,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -66,6 +66,7 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_MERGE_COLS] = { 0, 0, "a copy" },
     [ML_OP_SPLIT_COLS] = { 0, 1e-6, "a copy" },
     [ML_OP_ORDER_ROWS] = { 0, 1e-6, "a copy" },
+    [ML_OP_LORA] = { 3e-6, 1e-5, "two chains, as linear" },
     [ML_OP_LMHEAD] = { 5e-6, 2e-5, "a chain, exp, sums over a vocabulary" },
 };
 

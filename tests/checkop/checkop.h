@@ -45,6 +45,8 @@ struct ck_suite {
     ml_op_id op;
     int n_case;
     void (*build)(ck_case *c, int i); /* fills name, attr, rows, tensors */
+    /* Fills what refers to other arguments, which have their data; NULL: nothing does. */
+    void (*bind)(const ck_case *c, ml_op_args *a);
     void (*forward)(const ck_case *c, ck_ref *r);
     unsigned ref_out;  /* bit i: forward fills r->out[i], which is compared */
     unsigned grad_out; /* bit i: out[i] has a cotangent */
@@ -58,7 +60,7 @@ extern const ck_suite ck_embed, ck_rmsnorm, ck_rope_table, ck_rope, ck_add, ck_g
     ck_moe_linear, ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur,
     ck_row_gate, ck_scale, ck_moe_scale, ck_layernorm, ck_index, ck_attn_chosen,
     ck_moe_weigh, ck_merge, ck_split, ck_order, ck_col_scale, ck_tanh, ck_cutoff,
-    ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_compress;
+    ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_compress, ck_lora, ck_lora_experts;
 
 /* ---- building cases (build.c) ---- */
 

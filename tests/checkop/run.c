@@ -129,6 +129,8 @@ static void forward(run *r, ck_result *res) {
         a->given = place(r, &r->c->given, true);
     if (r->m.in_place != CK_ALL)
         a->out[0].data = a->in[r->m.in_place].data;
+    if (r->c->suite->bind)
+        r->c->suite->bind(r->c, a);
     give_scratch(r, false);
     b->ops->forward[r->c->suite->op](b->stream, a);
     for (int i = 0; i < ML_OP_OUT; i++) {
@@ -168,6 +170,8 @@ static void backward(run *r, ck_result *res) {
             if (!r->m.add)
                 memset(a->dw[i].data, 0, ml_tensor_bytes(&a->dw[i]));
         }
+    if (r->c->suite->bind)
+        r->c->suite->bind(r->c, a);
     give_scratch(r, true);
     b->ops->backward[r->c->suite->op](b->stream, a);
     for (int i = 0; i < ML_OP_IN; i++) {

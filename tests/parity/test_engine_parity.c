@@ -6,7 +6,8 @@
  * random settings (batch, chunk, so little memory that requests are preempted, prefix
  * cache, threads).  Both must draw the same tokens, and each token's log-prob and entropy
  * must equal those of scoring with the weights of its version.  The routing record of a
- * finished sequence (experts) must equal the selection of that forward.  With several
+ * finished sequence (experts) must equal the selection of that forward.  Requests may use
+ * adapters of different rank, or none.  With several
  * ranks, the second engine is cut over a tensor-parallel group: the bits are the same, on
  * every rank. */
 #include <math.h>
@@ -14,7 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/philox.h"
 #include "engine/engine.h"
+#include "model/lora.h"
 #include "model/spec_shard.h"
 #include "tests/support/must.h"
 #include "tests/support/ranks.h"
@@ -28,6 +31,7 @@ enum { N_MIX = ML_TEST_SANITIZED ? 3 : 20, N_MIX_BF16 = ML_TEST_SANITIZED ? 1 : 
 #define N_VERSION 2
 #define MAX_RANK 8
 #define MAX_ROUTE 64 /* routing record of a token, all layers */
+#define N_ADAPTER 2
 
 /* --- random numbers ------------------------------------------------------------- */
 
@@ -50,6 +54,9 @@ typedef struct model {
     ml_spec spec;
     ml_backend be;
     ml_weights weights[N_VERSION];
+    ml_lora lora[N_ADAPTER]; /* zeros: none */
+    const ml_lora_site *site[N_ADAPTER];
+    ml_lora_table table;
 } model;
 
 typedef struct fixture {
@@ -58,6 +65,7 @@ typedef struct fixture {
     model whole;
     model *rank; /* [n_rank], or NULL: one rank */
     int n_rank;
+    bool adapters; /* requests may have one */
     ml_plan *plan; /* like a trainer's, with a backward pass */
     ml_batch batch;
 } fixture;
@@ -90,6 +98,33 @@ static void change_weights(const model *m) {
     }
 }
 
+/* Adapters of ranks 2 and 17 whose B is not zero. */
+static void open_adapters(model *m) {
+    for (int i = 0; i < N_ADAPTER; i++) {
+        ml_lora *l = &m->lora[i];
+        ml_lora_opts o = { .rank = i ? 17 : 2,
+                           .alpha = 8,
+                           .target = "all-linear",
+                           .fused = i > 0,
+                           .seed = (uint64_t)i };
+        float *v;
+        MUST(ml_lora_new(l, &m->spec, NULL, &o, &m->be, &err));
+        for (int32_t p = 0; p < l->spec.n_param; p++) {
+            const ml_tensor *t = &l->weights.t[p];
+            v = t->data;
+            for (size_t k = 0; t->shape[t->n_dim - 1] == o.rank && /* B */
+                               k < ml_tensor_bytes(t) / 4;
+                 k++)
+                v[k] = (float)(0.1 * ml_philox_uniform(3, (uint64_t)p, k) - 0.05);
+        }
+        m->site[i] = l->site;
+    }
+    m->table = (ml_lora_table){ .adapter = m->site, .n_adapter = N_ADAPTER };
+    ml_spec_lora_insert(&m->spec, NULL, 17);
+    for (int v = 0; v < N_VERSION; v++)
+        m->weights[v].lora = &m->table;
+}
+
 static void open_model(model *m, const fixture *f, int n_rank, int rank) {
     ml_checkpoint *c;
 
@@ -107,10 +142,14 @@ static void open_model(model *m, const fixture *f, int n_rank, int rank) {
     if (f->dtype == ML_WEIGHT_F32)
         tie_experts(m);
     change_weights(m);
+    if (f->adapters)
+        open_adapters(m);
     ml_checkpoint_close(c);
 }
 
 static void close_model(model *m) {
+    for (int i = 0; i < N_ADAPTER && m->table.n_adapter; i++)
+        ml_lora_close(&m->lora[i]);
     for (int v = 0; v < N_VERSION; v++)
         ml_weights_close(&m->weights[v]);
     ml_backend_close(&m->be);
@@ -118,8 +157,9 @@ static void close_model(model *m) {
     ml_arena_release(&m->arena);
 }
 
-static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype, int n_rank) {
-    *f = (fixture){ .dir = dir, .dtype = dtype, .n_rank = n_rank };
+static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype, int n_rank,
+                         bool adapters) {
+    *f = (fixture){ .dir = dir, .dtype = dtype, .n_rank = n_rank, .adapters = adapters };
     open_model(&f->whole, f, 1, 0);
     if (n_rank > 1)
         f->rank = calloc((size_t)n_rank, sizeof *f->rank);
@@ -210,6 +250,8 @@ static void make_mix(mix *m, const fixture *f, bool plain) {
         }
         a->at_step = one_in(2) ? 0 : (int32_t)rnd(40);
         a->abort_step = one_in(6) ? 1 + (int32_t)rnd(50) : 0;
+        if (f->adapters)
+            r->adapter = r->adapter_id = (int32_t)rnd(N_ADAPTER + 1);
     }
     if (one_in(2)) {
         m->switch_step = 1 + (int32_t)rnd(40);
@@ -404,6 +446,7 @@ static void check_version(fixture *f, const asked *a, const received *h, int v, 
     target[h->n - 1] = ML_TARGET_SKIP;
     f->batch.rows.temperature = a->r.draw.temperature > 0 ? a->r.draw.temperature : 1;
     ml_batch_add(&f->batch, h->token, target, h->n, 0, NULL);
+    ml_batch_set_adapter(&f->batch, a->r.adapter - 1);
     memset(chosen, 0, sizeof chosen);
     ml_plan_forward(f->plan, &run);
     ml_plan_read(f->plan, &f->batch.rows, logprob, entropy, NULL);
@@ -439,7 +482,8 @@ static void check_same(const received *a, const received *b, int mix_no, int i) 
 }
 
 /* n_rank: ranks of the second engine. */
-static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank) {
+static void check_mixes(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank,
+                        bool adapters) {
     static received h[2][MAX_RANK][MAX_REQ];
     static mix m;
     fixture f;
@@ -447,7 +491,7 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n
     int seen[3] = { 0 };
 
     state = 20261114 + (uint64_t)n_rank;
-    open_fixture(&f, dir, dtype, n_rank);
+    open_fixture(&f, dir, dtype, n_rank, adapters);
     for (int k = 0; k < n_mix; k++) {
         make_mix(&m, &f, k % 2);
         run_mix(&f, &m, k % 4 < 2, 1, h[0], seen, k);
@@ -475,6 +519,10 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n
         CHECK(seen[0] > n_mix && seen[1] > (recurrent ? 30 : 50) * n_mix &&
               (recurrent || routed || seen[2] > 5 * n_mix));
     close_fixture(&f);
+}
+
+static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank) {
+    check_mixes(dir, dtype, n_mix, n_rank, false);
 }
 
 #define MODELS(X)                                                                          \
@@ -548,6 +596,17 @@ static void check_ranks_of(const char *dir) {
     }
 }
 
+#define ADAPTER_TESTS(name)                                                                \
+    static void adapters_##name(void) {                                                    \
+        check_mixes(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 2), 1, true);                  \
+        check_mixes(DATA #name, ML_WEIGHT_BF16, 1, 1, true);                               \
+    }
+MODELS(ADAPTER_TESTS)
+MORE_MODELS(ADAPTER_TESTS)
+
+#define ADAPTER_ROWS(name)                                                                 \
+    { #name ": requests for adapters have the bits of training", adapters_##name, 300 },
+
 #define RANK_TESTS(name)                                                                   \
     static void ranks_##name(void) {                                                       \
         check_ranks_of(DATA #name);                                                        \
@@ -566,6 +625,7 @@ MORE_MODELS(RANK_TESTS)
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = { MODELS(ROWS) MORE_MODELS(ROWS) MODELS(RANK_ROWS)
-                                         MORE_MODELS(RANK_ROWS){ 0 } };
+                                         MORE_MODELS(RANK_ROWS) MODELS(ADAPTER_ROWS)
+                                             MORE_MODELS(ADAPTER_ROWS){ 0 } };
     return ml_test_main(argc, argv, tests);
 }

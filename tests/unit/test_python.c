@@ -164,6 +164,13 @@ static const char generate_module[] =
     "        from miles.rollout.generate_hub.single_turn import generate\n"
     "        return await generate(input)\n"
     "\n"
+    "async def agents(args, sample, sampling_params):\n"
+    "    import copy\n"
+    "    out = [await single(args, copy.deepcopy(sample), dict(sampling_params)) for _ in "
+    "range(3)]\n"
+    "    out[1].reward = 5.0\n"
+    "    return out\n"
+    "\n"
     "async def wrong(args, sample, sampling_params):\n"
     "    sample.tokens, sample.response_length = [1, 2], 1\n"
     "    sample.rollout_log_probs = [0.0, 0.0]\n"
@@ -265,6 +272,13 @@ static void generate_functions_of_miles_run(void) {
                 CHECK(system(more) == 0);
             }
         }
+    if (run(ml_test_path("d"),
+            "--rm-type deterministic_random --custom-generate-function-path "
+            "generate_module.agents --global-batch-size 8",
+            out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK_HAS(out, "24 samples of 2 prompts");
+    CHECK_HAS(out, "reward 0 to 5");
     CHECK(run(ml_test_path("c"),
               "--rm-type zero --custom-generate-function-path generate_module.wrong", out,
               sizeof out) == 3);
@@ -390,9 +404,15 @@ static void a_python_loss_equals_ours(void) {
         ml_test_fail(__FILE__, __LINE__, "%s", out);
     CHECK(same_parameters("own", "python"));
     CHECK(file_has("python/metrics.jsonl", "\"train/my_ratio\": 1."));
-    if (train("reduced", "--custom-pg-loss-reducer-function-path drgrpo", out,
-              sizeof out) != 0)
+    if (train("python",
+              "--use-tis --custom-tis-function-path loss_module.weights "
+              "--custom-pg-loss-reducer-function-path loss_module.reducer",
+              out, sizeof out) != 0)
         ml_test_fail(__FILE__, __LINE__, "%s", out);
+    if (train("reduced", "--custom-pg-loss-reducer-function-path drgrpo --drgrpo-divisor 8",
+              out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(same_parameters("python", "reduced"));
     CHECK(!same_parameters("own", "reduced"));
     CHECK(train("bad",
                 "--loss-type custom_loss --custom-loss-function-path loss_module.nan", out,

@@ -146,6 +146,7 @@ static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
         [ML_OP_COL_SCALE] = ml_cpu_col_scale_scratch,
         [ML_OP_HYPER_COEF] = ml_cpu_hyper_coef_scratch,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_scratch,
+        [ML_OP_LORA] = ml_cpu_lora_scratch,
     };
     return fn[op] ? fn[op](ml_cpu(s), a, backward) : 0;
 }
@@ -188,6 +189,7 @@ static const ml_ops cpu_ops = {
         [ML_OP_MERGE_COLS] = ml_cpu_merge_cols_forward,
         [ML_OP_SPLIT_COLS] = ml_cpu_split_cols_forward,
         [ML_OP_ORDER_ROWS] = ml_cpu_order_rows_forward,
+        [ML_OP_LORA] = ml_cpu_lora_forward,
     },
     .backward = {
         [ML_OP_EMBED] = ml_cpu_embed_backward,
@@ -225,6 +227,7 @@ static const ml_ops cpu_ops = {
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
         [ML_OP_SPLIT_COLS] = ml_cpu_split_cols_backward,
         [ML_OP_ORDER_ROWS] = ml_cpu_order_rows_backward,
+        [ML_OP_LORA] = ml_cpu_lora_backward,
     },
     .together = ml_cpu_linear_together,
     .scratch = op_scratch,

@@ -60,6 +60,7 @@ ML_CPU_OP(compress)    /* compress.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 ML_CPU_OP(split_cols)  /* merge.c */
 ML_CPU_OP(order_rows)  /* merge.c */
+ML_CPU_OP(lora)        /* low_rank.c */
 #undef ML_CPU_OP
 void ml_cpu_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.c */
 
@@ -97,6 +98,7 @@ typedef size_t ml_cpu_scratch_fn(const ml_cpu_stream *s, const ml_op_args *a,
 ml_cpu_scratch_fn ml_cpu_linear_scratch, ml_cpu_moe_linear_scratch, ml_cpu_rmsnorm_scratch,
     ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_linear_rnn_scratch,
     ml_cpu_lmhead_scratch, ml_cpu_layernorm_scratch, ml_cpu_index_scratch,
-    ml_cpu_attn_chosen_scratch, ml_cpu_col_scale_scratch, ml_cpu_hyper_coef_scratch;
+    ml_cpu_attn_chosen_scratch, ml_cpu_col_scale_scratch, ml_cpu_hyper_coef_scratch,
+    ml_cpu_lora_scratch;
 
 #endif

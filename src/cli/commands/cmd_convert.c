@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "model/export.h"
 #include "model/export_gguf.h"
+#include "model/lora.h"
 #include "plugin/model_family.h"
 
 static ml_export_opts how(const ml_config *c) {
@@ -39,6 +40,21 @@ static ml_ggml_type gguf_type(const ml_config *c, const ml_checkpoint *from) {
                                  : ML_GGML_BF16;
 }
 
+static ml_status merge(const ml_config *c, const ml_spec *s, ml_weights *w, ml_backend *be,
+                       ml_err *err) {
+    ml_lora l;
+    ml_status st;
+
+    if (!c->convert.lora_adapter_path)
+        return ML_OK;
+    st = ml_lora_load(&l, s, c->convert.lora_adapter_path, be, err);
+    if (st == ML_OK) {
+        ml_lora_merge(&l, s, w);
+        ml_lora_close(&l);
+    }
+    return st;
+}
+
 static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoint *from,
                          ml_backend *be, ml_arena *a, ml_err *err) {
     ml_export_opts o = how(c);
@@ -49,6 +65,8 @@ static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoi
     ml_status st =
         ml_weights_load(&w, s, from, exact ? ML_WEIGHT_F32 : ML_WEIGHT_AUTO, be, a, err);
 
+    if (st == ML_OK)
+        st = merge(c, s, &w, be, err);
     if (st == ML_OK)
         st = c->convert.save_gguf ? ml_export_gguf(&w, s, from, c->convert.save_gguf,
                                                    gguf_type(c, from), err)

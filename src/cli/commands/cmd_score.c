@@ -26,6 +26,7 @@ typedef struct score_job {
     ml_checkpoint *checkpoint;
     ml_backend be;
     ml_sequences seq;
+    ml_score_adapters adapters;
     ml_weights weights;
     ml_grads grads;
     ml_kv kv;
@@ -108,6 +109,8 @@ static ml_status put_rows(score_job *j, int32_t i, int32_t row, int32_t at, int3
 static ml_status put_grads(score_job *j, ml_err *err) {
     ml_status st = ml_score_output_loss(&j->out, err);
 
+    if (st == ML_OK && j->adapters.n)
+        return ml_score_output_adapters(&j->out, err);
     ml_grads_join(&j->grads);
     for (int32_t k = 0; k < j->out.n_named && st == ML_OK; k++)
         st = ml_score_output_grad(&j->out, k, &j->grads.sum, err);
@@ -121,14 +124,23 @@ typedef struct memory_row {
     size_t bytes;
 } memory_row;
 
-static size_t memory_plan(const score_job *j, memory_row row[8]) {
+enum { MEMORY_ROWS = 9 };
+
+static size_t grad_bytes(const score_job *j) {
+    if (!j->config->score.grads)
+        return 0;
+    return j->adapters.n ? ml_score_adapters_bytes(&j->adapters, true)
+                         : ml_grads_bytes(&j->spec, NULL);
+}
+
+static size_t memory_plan(const score_job *j, memory_row row[MEMORY_ROWS]) {
     size_t total = 0;
-    bool grads = j->config->score.grads;
     memory_row all[] = {
         { "program", j->base_bytes },
         { "weights", ml_weights_bytes(&j->spec, j->checkpoint,
                                       ml_weights_dtype(&j->be, j->config->run.dtype)) },
-        { "gradients", grads ? ml_grads_bytes(&j->spec, NULL) : 0 },
+        { "adapters", ml_score_adapters_bytes(&j->adapters, false) },
+        { "gradients", grad_bytes(j) },
         { "activations", ml_plan_act_bytes(j->plan) },
         { "scratch", ml_plan_scratch_bytes(j->plan) },
         { "KV pages", tokenwise(j)
@@ -141,16 +153,16 @@ static size_t memory_plan(const score_job *j, memory_row row[8]) {
         row[i] = all[i];
         total += all[i].bytes;
     }
-    row[7] = (memory_row){ "total", total };
+    row[MEMORY_ROWS - 1] = (memory_row){ "total", total };
     return total;
 }
 
 static void print_memory(const score_job *j) {
-    memory_row row[8];
+    memory_row row[MEMORY_ROWS];
     memory_plan(j, row);
     printf("memory plan of %s, %lld parameters:\n", j->spec.family,
            (long long)ml_spec_param_count(&j->spec));
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < MEMORY_ROWS; i++)
         printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
 }
 
@@ -166,7 +178,7 @@ static void print_speed(const score_job *j, double seconds) {
 }
 
 static void print_stats(const score_job *j, double seconds) {
-    memory_row row[8];
+    memory_row row[MEMORY_ROWS];
     size_t planned = memory_plan(j, row), peak = ml_memory_peak(&j->be);
     const ml_plan_stats *op = ml_plan_stats_of(j->plan);
 
@@ -184,15 +196,35 @@ static void print_stats(const score_job *j, double seconds) {
 
 /* --- steps ------------------------------------------------------------------ */
 
+/* The derivative of the loss with respect to a log-prob of sequence i. */
+static float derivative(const score_job *j, int32_t i) {
+    const ml_score_adapters *x = &j->adapters;
+
+    if (!x->n)
+        return -1.0f / (float)j->seq.n_next;
+    return x->of[i] < 0 ? 0.0f : -1.0f / (float)x->n_next[x->of[i]];
+}
+
+static void set_derivatives(score_job *j, int32_t first, int32_t end) {
+    for (int32_t i = first, row = 0; i < end; i++)
+        for (int32_t k = 0; k < loss_rows(j, j->seq.len[i]); k++, row++)
+            j->dlogprob[row] = j->batch.rows.loss_id[row] < 0 ? 0.0f : derivative(j, i);
+}
+
+static void add_rows(score_job *j, int32_t i, int32_t at, int32_t n, const int32_t *page) {
+    ml_batch_add(&j->batch, j->seq.id[i] + at, j->target + at, n, at, page);
+    if (j->adapters.n)
+        ml_batch_set_adapter(&j->batch, j->adapters.of[i]);
+}
+
 static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *err) {
     ml_run run = { .weights = &j->weights, .rows = &j->batch.rows };
-    float each = -1.0f / (float)j->seq.n_next;
     ml_status st = ML_OK;
 
     ml_batch_clear(&j->batch);
     for (int32_t i = first; i < end; i++) {
         set_targets(j, i);
-        ml_batch_add(&j->batch, j->seq.id[i], j->target, j->seq.len[i], 0, NULL);
+        add_rows(j, i, 0, j->seq.len[i], NULL);
     }
     ml_plan_forward(j->plan, &run);
     j->n_step++;
@@ -204,9 +236,9 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
         row += loss_rows(j, j->seq.len[i]);
     }
     if (st == ML_OK && j->config->score.grads) {
-        for (int32_t k = 0; k < j->batch.rows.n_loss; k++)
-            j->dlogprob[k] = j->batch.rows.loss_id[k] < 0 ? 0.0f : each;
-        ml_grads_bind(&j->grads, &run);
+        set_derivatives(j, first, end);
+        if (!j->adapters.n)
+            ml_grads_bind(&j->grads, &run);
         ml_plan_backward(j->plan, &run, j->dlogprob, NULL);
         st = j->be.dev->sync(j->be.stream, err);
     }
@@ -222,7 +254,7 @@ static ml_status score_tokenwise(score_job *j, int32_t i, const int32_t *page,
     set_targets(j, i);
     for (int32_t k = 0; k < j->seq.len[i] && st == ML_OK; k++) {
         ml_batch_clear(&j->batch);
-        ml_batch_add(&j->batch, j->seq.id[i] + k, j->target + k, 1, k, page);
+        add_rows(j, i, k, 1, page);
         ml_plan_forward(j->plan, &run);
         j->n_step++;
         j->n_row++;
@@ -252,6 +284,19 @@ static ml_status score_all(score_job *j, ml_err *err) {
 
 /* --- the command ------------------------------------------------------------ */
 
+static ml_status open_adapters(score_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+
+    if (ml_run_ranks_size(&j->ranks) > 1 &&
+        (c->score.lora_adapter_path || c->score.lora_paths.n))
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--lora-adapter-path and --lora-paths: several ranks do not score LoRA "
+            "adapters yet; start one process");
+    return ml_score_adapters_open(&j->adapters, &j->arena, c, &j->spec, &j->seq, &j->be,
+                                  err);
+}
+
 static ml_status open_inputs(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_backend_opts opts = c->run.backend;
@@ -273,6 +318,8 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
     opts.n_thread = ml_run_ranks_threads(&j->ranks, opts.n_thread);
     if (st == ML_OK)
         st = ml_backend_open(&j->be, &opts, err);
+    if (st == ML_OK)
+        st = open_adapters(j, err);
     return ml_comm_agree(j->ranks.world, st, err);
 }
 
@@ -280,6 +327,7 @@ static ml_status make_plan(score_job *j, ml_err *err) {
     ml_batch_caps caps = plan_caps(j);
     ml_plan_opts opts = { .caps = caps,
                           .backward = j->config->score.grads,
+                          .frozen = j->adapters.n > 0,
                           .logits = j->config->score.logits,
                           .kv_shared = tokenwise(j) };
 
@@ -294,7 +342,7 @@ static ml_status take_memory(score_job *j, ml_err *err) {
     ml_status st = ml_weights_load(&j->weights, &j->spec, j->checkpoint,
                                    j->config->run.dtype, &j->be, &j->arena, err);
 
-    if (st == ML_OK && j->config->score.grads)
+    if (st == ML_OK && j->config->score.grads && !j->adapters.n)
         st = ml_grads_open(&j->grads, &j->spec, NULL, true, &j->be, &j->arena, err);
     if (st == ML_OK && tokenwise(j))
         st = ml_kv_open(&j->kv, &j->spec, caps.n_page, caps.n_seq, &j->be, &j->arena, err);
@@ -302,8 +350,8 @@ static ml_status take_memory(score_job *j, ml_err *err) {
         st = ml_plan_alloc(j->plan, err);
     if (st != ML_OK)
         return st;
-    if (j->config->score.grads)
-        ml_grads_zero(&j->grads);
+    j->weights.lora = j->adapters.n ? &j->adapters.table : NULL;
+    ml_grads_zero(&j->grads);
     ml_batch_init(&j->batch, &j->arena, caps);
     j->batch.rows.temperature = (float)j->config->score.temperature;
     j->target = ML_NEW(&j->arena, int32_t, j->seq.max_len);
@@ -346,8 +394,12 @@ static ml_status run_job(score_job *j, ml_err *err) {
         print_memory(j);
         return ML_OK;
     }
-    st = ml_score_output_open(&j->out, j->config, &j->spec, &j->seq, j->checkpoint,
-                              ml_run_ranks_first(&j->ranks), &j->arena, err);
+    if (j->config->score.grads)
+        st = ml_score_adapters_take(&j->adapters, &j->arena, err);
+    if (st == ML_OK)
+        st = ml_score_output_open(&j->out, j->config, &j->spec, &j->seq, j->checkpoint,
+                                  &j->adapters, ml_run_ranks_first(&j->ranks), &j->arena,
+                                  err);
     st = ml_comm_agree(j->ranks.world, st, err);
     if (st != ML_OK)
         return st;
@@ -373,6 +425,7 @@ ml_status ml_cmd_score(const ml_config *c, ml_err *err) {
     free(j.logprob);
     ml_plan_free(j.plan);
     ml_kv_close(&j.kv);
+    ml_score_adapters_close(&j.adapters);
     ml_grads_close(&j.grads);
     ml_weights_close(&j.weights);
     ml_run_ranks_close(&j.ranks);

@@ -20,7 +20,7 @@ static void list_named(ml_score_output *o, const ml_checkpoint *checkpoint, ml_a
     const ml_named *all = ml_named_list(o->spec, checkpoint, a, &n);
     ml_named *list = ML_NEW(a, ml_named, n);
 
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n && !o->adapters->n; i++)
         if (!o->spec->param[all[i].param].frozen)
             list[o->n_named++] = all[i];
     o->named = list;
@@ -52,10 +52,14 @@ static int32_t declare_sequence(const ml_score_output *o, ml_arena *a, ml_st_ten
 }
 
 static ml_status create(ml_score_output *o, ml_arena *a, ml_err *err) {
+    const ml_score_adapters *x = o->adapters;
     int32_t n = o->seq->n * per_sequence(o) + o->n_named, at = 0;
-    ml_st_tensor *t = ML_NEW(a, ml_st_tensor, n + 1);
+    ml_st_tensor *t;
     char name[600];
 
+    for (int32_t i = 0; i < x->n; i++)
+        n += x->n_named[i];
+    t = ML_NEW(a, ml_st_tensor, n + 1);
     for (int32_t i = 0; i < o->seq->n; i++)
         at += declare_sequence(o, a, t + at, i);
     if (o->config->score.grads)
@@ -66,14 +70,22 @@ static ml_status create(ml_score_output *o, ml_arena *a, ml_err *err) {
         declare(a, &t[at], name, d->n_dim, d->shape[0], d->shape[1]);
         t[at++].shape[2] = d->shape[2];
     }
+    for (int32_t i = 0; i < x->n; i++)
+        for (int32_t k = 0; k < x->n_named[i]; k++) {
+            const ml_named *d = &x->named[i][k];
+            declare(a, &t[at], ml_score_adapters_grad(x, a, i, k), d->n_dim, d->shape[0],
+                    d->shape[1]);
+            t[at++].shape[2] = d->shape[2];
+        }
     return ml_st_create(&o->file, o->config->score.output,
                         &(ml_st_layout){ .n = at, .tensor = t }, err);
 }
 
 ml_status ml_score_output_open(ml_score_output *out, const ml_config *c, const ml_spec *s,
                                const ml_sequences *seq, const ml_checkpoint *checkpoint,
-                               bool writes, ml_arena *a, ml_err *err) {
-    *out = (ml_score_output){ .config = c, .spec = s, .seq = seq };
+                               const ml_score_adapters *x, bool writes, ml_arena *a,
+                               ml_err *err) {
+    *out = (ml_score_output){ .config = c, .spec = s, .seq = seq, .adapters = x };
     if (c->score.grads)
         list_named(out, checkpoint, a);
     return writes ? create(out, a, err) : ML_OK;
@@ -108,10 +120,9 @@ ml_status ml_score_output_loss(ml_score_output *o, ml_err *err) {
     return put(o, o->seq->n * per_sequence(o), 0, 1, &loss, err);
 }
 
-ml_status ml_score_output_grad(ml_score_output *o, int32_t k, const ml_weights *grads,
-                               ml_err *err) {
-    int32_t tensor = o->seq->n * per_sequence(o) + 1 + k;
-    ml_slices all = ml_named_slices(&o->named[k]);
+static ml_status put_named(ml_score_output *o, int32_t tensor, const ml_spec *s,
+                           const ml_named *named, const ml_weights *grads, ml_err *err) {
+    ml_slices all = ml_named_slices(named);
     int64_t step = (int64_t)(PIECE_BYTES / sizeof(float)) / all.n_value;
     ml_status st = ML_OK;
     float *piece;
@@ -123,10 +134,30 @@ ml_status ml_score_output_grad(ml_score_output *o, int32_t k, const ml_weights *
                        (long long)(step * all.n_value));
     for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
         int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
-        ml_named_read(grads, o->spec, &o->named[k], r, n, ML_F32, piece);
+        ml_named_read(grads, s, named, r, n, ML_F32, piece);
         st = put(o, tensor, r * all.n_value, n * all.n_value, piece, err);
     }
     free(piece);
+    return st;
+}
+
+ml_status ml_score_output_grad(ml_score_output *o, int32_t k, const ml_weights *grads,
+                               ml_err *err) {
+    return put_named(o, o->seq->n * per_sequence(o) + 1 + k, o->spec, &o->named[k], grads,
+                     err);
+}
+
+ml_status ml_score_output_adapters(ml_score_output *o, ml_err *err) {
+    const ml_score_adapters *x = o->adapters;
+    int32_t tensor = o->seq->n * per_sequence(o) + 1;
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < x->n && st == ML_OK; i++) {
+        ml_lora_join_grads(&x->lora[i]);
+        for (int32_t k = 0; k < x->n_named[i] && st == ML_OK; k++)
+            st = put_named(o, tensor++, &x->lora[i].spec, &x->named[i][k],
+                           &x->lora[i].grads, err);
+    }
     return st;
 }
 

@@ -4,6 +4,7 @@
 #ifndef ML_CLI_COMMANDS_SCORE_OUTPUT_H
 #define ML_CLI_COMMANDS_SCORE_OUTPUT_H
 
+#include "cli/commands/score_adapters.h"
 #include "cli/commands/sequences.h"
 #include "cli/config.h"
 #include "model/tensors.h"
@@ -13,6 +14,7 @@ typedef struct ml_score_output {
     const ml_config *config;
     const ml_spec *spec;
     const ml_sequences *seq;
+    const ml_score_adapters *adapters; /* gradients are theirs, if there are any */
     ml_st_writer *file;
     const ml_named *named; /* tensors with a gradient, by their names in the checkpoint */
     int32_t n_named;
@@ -22,7 +24,8 @@ typedef struct ml_score_output {
 /* Lists the tensors; `writes`: creates the file, too. */
 ml_status ml_score_output_open(ml_score_output *out, const ml_config *c, const ml_spec *s,
                                const ml_sequences *seq, const ml_checkpoint *checkpoint,
-                               bool writes, ml_arena *a, ml_err *err);
+                               const ml_score_adapters *x, bool writes, ml_arena *a,
+                               ml_err *err);
 
 /* The first of n rows of results; entropy and logits may be NULL if the flags do not ask for
  * them. */
@@ -37,6 +40,9 @@ ml_status ml_score_output_rows(ml_score_output *o, int32_t i, int32_t at, int32_
 ml_status ml_score_output_loss(ml_score_output *o, ml_err *err);
 ml_status ml_score_output_grad(ml_score_output *o, int32_t k, const ml_weights *grads,
                                ml_err *err);
+
+/* The gradients of all adapters, which are joined here. */
+ml_status ml_score_output_adapters(ml_score_output *o, ml_err *err);
 
 ml_status ml_score_output_commit(ml_score_output *o, ml_err *err);
 void ml_score_output_abort(ml_score_output *o); /* after a commit it does nothing */

@@ -26,6 +26,7 @@ const ml_flag_table ml_flag_tables[] = {
     { ml_flags_train, TRAINS, ML_FROM_MILES },
     { ml_flags_optimizer, TRAINS, ML_FROM_MEGATRON },
     { ml_flags_models, ML_CMD_TRAIN, ML_FROM_MILES },
+    { ml_flags_lora, TRAINS, ML_FROM_MILES },
     { ml_flags_checkpoint, TRAINS, ML_FROM_MEGATRON },
     { ml_flags_rollout, ML_CMD_TRAIN | ML_CMD_EVAL, ML_FROM_MILES },
     { ml_flags_async, ML_CMD_TRAIN, ML_FROM_MILES },

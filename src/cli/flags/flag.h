@@ -98,7 +98,7 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[], ml_flags_run_router[],
     ml_flags_steps[], ml_flags_debug[], ml_flags_inspect[], ml_flags_rollout[],
     ml_flags_async[], ml_flags_extensions[], ml_flags_reward[], ml_flags_record[],
-    ml_flags_async_eval[], ml_flags_plan[];
+    ml_flags_async_eval[], ml_flags_plan[], ml_flags_lora[];
 
 /* A table, with what its rows have unless they say otherwise. */
 typedef struct ml_flag_table {

@@ -15,6 +15,12 @@ const ml_flag ml_flags_convert[] = {
       .cmds = ML_CMD_CONVERT,
       .help = "GGUF file to write instead, for llama.cpp: matrices as --dtype f32, bf16, "
               "f16 or q8_0, with the tokenizer and chat template." },
+    { .name = "lora-adapter-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(convert.lora_adapter_path),
+      .value = "DIR",
+      .group = "output",
+      .help = "Merge this LoRA adapter into the weights." },
     { .name = "max-shard-size",
       .type = ML_FLAG_BYTES,
       ML_AT(convert.max_shard_bytes),

@@ -186,12 +186,13 @@ const ml_flag_family ml_flag_families[] = {
       "speculative-skip-dp-mlp-sync speculative-token-map "
       "speculative-use-rejection-sampling enable-multi-layer-eagle "
       "enable-gdn-replayssm-spec enable-linear-replayssm-spec" },
-    { "sglang-", ML_FLAG_REFUSED,
-      "LoRA is not supported; remove the flag to train all weights",
+    { "sglang-", ML_FLAG_NOOP, "the engine has the adapter that is trained",
       "enable-lora enable-lora-overlap-loading experts-shared-outer-loras "
-      "lora-backend lora-drain-wait-threshold lora-eviction-policy lora-paths "
+      "lora-backend lora-drain-wait-threshold lora-eviction-policy "
       "lora-strict-loading lora-target-modules lora-use-virtual-experts "
       "max-loaded-loras max-lora-chunk-size max-lora-rank max-loras-per-batch" },
+    { "sglang-", ML_FLAG_REFUSED, "a run has the adapter of --lora-rank alone",
+      "lora-paths" },
     { "sglang-", ML_FLAG_REFUSED, "vision models are not supported",
       "enable-multimodal allowed-media-domains asr-max-buffer-seconds "
       "asr-max-concurrent-sessions disable-fast-image-processor "
@@ -264,11 +265,8 @@ const ml_flag_family ml_flag_families[] = {
       "redis-retention-days redis-url selector service-discovery "
       "service-discovery-namespace service-discovery-port tls-cert-path tls-key-path "
       "worker-urls" },
-    { "", ML_FLAG_REFUSED, "LoRA is not supported; remove the flag to train all weights",
-      "lora-sync-from-tensor lora-base-cpu-backup lora-train-only "
-      "experts-shared-outer-loras multi-lora-disable-service-mode lora-rank "
-      "lora-alpha lora-dropout lora-type target-modules exclude-modules "
-      "lora-adapter-path multi-lora-n-adapters multi-lora-idle-poll-s "
+    { "", ML_FLAG_REFUSED, "a run trains one adapter; use --lora-rank",
+      "multi-lora-disable-service-mode multi-lora-n-adapters multi-lora-idle-poll-s "
       "multi-lora-http-server-path multi-lora-backend-path multi-lora-api-port "
       "multi-lora-max-adapter-global-batch-size multi-lora-max-coalesce-wait-s "
       "multi-lora-max-empty-wait-s multi-lora-adapter" },

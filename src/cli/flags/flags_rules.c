@@ -19,6 +19,10 @@ static bool output_is_input(const ml_config *c) {
 }
 
 /* A backward pass needs the activations of a whole sequence in one batch. */
+static bool two_adapter_flags(const ml_config *c) {
+    return c->score.lora_adapter_path && c->score.lora_paths.n;
+}
+
 static bool grads_tokenwise(const ml_config *c) {
     return c->score.grads && c->score.batching == ML_BATCH_TOKENWISE;
 }
@@ -417,6 +421,9 @@ const ml_rule ml_rules[] = {
       "no output: give --output FILE, or --dry-run to print the memory plan" },
     { "score-in-place", ML_CMD_SCORE, output_is_input,
       "--output and --input are the same file: choose another output" },
+    { "score-adapters", ML_CMD_SCORE, two_adapter_flags,
+      "--lora-adapter-path and --lora-paths exclude each other: name one adapter for all "
+      "sequences, or a list" },
     { "score-grads-batching", ML_CMD_SCORE, grads_tokenwise,
       "--grads needs whole sequences in a batch: use --batching packed or single" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,

@@ -4,6 +4,28 @@
 
 #include "cli/flags/flag.h"
 
+/* --- adapters ---------------------------------------------------------------------- */
+
+static bool lora_without_targets(const ml_config *c) {
+    return c->run.lora.rank && !c->run.lora.path && !c->run.lora.target;
+}
+
+static bool lora_elsewhere(const ml_config *c) {
+    return ml_run_has_lora(&c->run) && (ml_run_elsewhere(&c->run) || c->run.eval_gpus > 0);
+}
+
+static bool lora_with_copies(const ml_config *c) {
+    return ml_run_has_lora(&c->run) && (c->run.ref_interval || c->run.keep_old_actor);
+}
+
+static bool lora_with_shards(const ml_config *c) {
+    return ml_run_has_lora(&c->run) && c->run.trainer.grad_shards > 1;
+}
+
+static bool lora_dropout(const ml_config *c) {
+    return c->run.lora.dropout > 0;
+}
+
 /* --- generation of samples ------------------------------------------------------- */
 
 static bool async_flag_in_train(const ml_config *c) {
@@ -213,6 +235,20 @@ static bool replays_no_indexer(const ml_config *c) {
 }
 
 const ml_rule ml_rules_train[] = {
+    { "lora-targets", ML_CMD_SFT | ML_CMD_TRAIN, lora_without_targets,
+      "--lora-rank needs --target-modules: all-linear, or names such as q_proj,v_proj" },
+    { "lora-elsewhere", ML_CMD_SFT | ML_CMD_TRAIN, lora_elsewhere,
+      "--lora-rank: engines of other processes do not get LoRA adapters yet; let the run "
+      "generate "
+      "itself" },
+    { "lora-copies", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_copies,
+      "--lora-rank excludes --ref-update-interval and --keep-old-actor: the reference is "
+      "the "
+      "model without the adapter" },
+    { "lora-shards", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_shards,
+      "--lora-rank excludes --gradient-shards: one process trains an adapter" },
+    { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
+      "--lora-dropout must be 0: dropout is not supported" },
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
       "--fully-async and --update-weights-interval need miles train-async: miles train "
       "publishes after each rollout" },

@@ -56,6 +56,25 @@ const ml_flag ml_flags_score[] = {
       .help =
           "Pack many sequences into a batch (packed), one at a time (single), or one token "
           "at a time as in decoding (tokenwise).  The results are bit-identical." },
+    { .name = "lora-adapter-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(score.lora_adapter_path),
+      .value = "DIR",
+      .group = "adapters",
+      .help = "Score with this LoRA adapter (adapter_config.json and "
+              "adapter_model.safetensors, as PEFT writes them).  --grads then writes the "
+              "gradients of its tensors instead of the model's." },
+    { .name = "lora-paths",
+      .type = ML_FLAG_LIST,
+      ML_AT(score.lora_paths),
+      .value = "NAME=DIR",
+      .from = ML_FROM_SGLANG,
+      .group = "adapters",
+      .help =
+          "Score a mix of adapters: the int32 scalar adapter.N of the input is the index "
+          "of sequence N's adapter in this list, or -1 for the model alone.  --grads "
+          "writes grad.NAME.TENSOR, of the mean over the next tokens of the adapter's "
+          "sequences." },
     { .name = "dry-run",
       .type = ML_FLAG_BOOL,
       ML_AT(score.dry_run),

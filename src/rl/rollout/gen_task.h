@@ -71,6 +71,8 @@ typedef struct ml_gen_task {
     bool replied;                     /* protected by the set's lock */
     ml_text made;                     /* the answer of a function that generates it */
     ml_worker_end made_end;
+    ml_sample *more; /* [n_more] further samples that the function made of this one */
+    int32_t n_more;
     _Atomic uint64_t ticket;
     uint64_t draw;
     bool begun;

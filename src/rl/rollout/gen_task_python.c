@@ -72,26 +72,50 @@ void ml_gen_task_call(ml_gen_task *x) {
 }
 
 /* The tokens, reward and text of a sample of the function; its place in the run stays. */
-static void take_over(ml_gen_task *x, const ml_sample *made) {
-    ml_sample *s = &x->sample, was = *s;
-
-    *s = *made;
-    s->index = was.index;
-    s->group = was.group;
-    s->rollout = was.rollout;
-    s->row = was.row;
-    s->label = made->label.len ? made->label : was.label;
-    s->prompt = made->prompt.len ? made->prompt : was.prompt;
-    x->wide = ML_NEW(x->group->arena, int64_t, s->n_token + 1);
+static void take_over(ml_gen_task *x, ml_sample *s, const ml_sample *was) {
+    s->index = was->index;
+    s->group = was->group;
+    s->rollout = was->rollout;
+    s->row = was->row;
+    s->label = s->label.len ? s->label : was->label;
+    s->prompt = s->prompt.len ? s->prompt : was->prompt;
     for (int32_t t = 0; t < s->n_response; t++)
         x->group->n_drawn += !s->mask || s->mask[t];
 }
 
-static ml_status read_made(ml_gen_task *x, ml_sample *out, ml_err *err) {
+/* Parts of a rollout have one reward: samples with other rewards are rollouts of their own. */
+static void take_all(ml_gen_task *x, ml_sample *made, int32_t n) {
+    ml_sample was = x->sample;
+
+    for (int32_t i = 0; i < n; i++) {
+        take_over(x, &made[i], &was);
+        if (made[i].reward != made[0].reward)
+            made[i].rollout += (int64_t)i << 40;
+    }
+    x->sample = made[0];
+    x->more = made + 1;
+    x->n_more = n - 1;
+    x->wide = ML_NEW(x->group->arena, int64_t, x->sample.n_token + 1);
+}
+
+static ml_status read_one(const ml_gen_ctx *ctx, ml_arena *a, ml_sample *out,
+                          const ml_json *doc, ml_str text, bool alone, ml_err *err) {
+    const char *name = "the generate function";
+    ml_status st = ml_sample_read(out, a, doc, text, "the sample", err);
+
+    if (st == ML_OK && ctx->context > 0 && out->n_token > ctx->context)
+        st = ml_fail(err, ML_EFORMAT, "the sample has %d tokens; the context has %d",
+                     out->n_token, ctx->context);
+    if (st == ML_OK && !alone && !out->has_reward)
+        st = ml_fail(err, ML_EFORMAT, "%s returned several samples, one without a reward",
+                     name);
+    return st == ML_OK ? ml_sample_check(out, ctx->n_vocab, name, err) : st;
+}
+
+static ml_status read_made(ml_gen_task *x, ml_sample **out, int32_t *n, ml_err *err) {
     ml_arena *a = x->group->arena;
     ml_str text = { ml_arena_str(a, x->made.ptr, x->made.len), x->made.len };
     const ml_json *doc = NULL, *error, *list;
-    const ml_gen_ctx *ctx = x->group->set->ctx;
     ml_status st = ml_json_parse(&doc, a, text, "the sample", err);
 
     if (st != ML_OK)
@@ -100,27 +124,24 @@ static ml_status read_made(ml_gen_task *x, ml_sample *out, ml_err *err) {
     if (error && error->type == ML_JSON_STRING)
         return ml_fail(err, ML_EFORMAT, "%.*s", (int)error->text.len, error->text.ptr);
     list = ml_json_get(doc, "samples");
-    if (!list || list->n != 1)
-        return ml_fail(err, ML_EUNSUP,
-                       "the generate function returned %d samples for one; expected one",
-                       list ? list->n : 0);
-    st = ml_sample_read(out, a, list->child, text, "the sample", err);
-    if (st == ML_OK && ctx->context > 0 && out->n_token > ctx->context)
-        st = ml_fail(err, ML_EFORMAT, "the sample has %d tokens; the context has %d",
-                     out->n_token, ctx->context);
-    return st == ML_OK ? ml_sample_check(out, ctx->n_vocab, "the generate function", err)
-                       : st;
+    if (!list || list->n < 1)
+        return ml_fail(err, ML_EFORMAT, "the generate function returned no sample");
+    *out = ML_NEW(a, ml_sample, list->n);
+    for (const ml_json *v = list->child; v && st == ML_OK; v = v->next)
+        st = read_one(x->group->set->ctx, a, &(*out)[(*n)++], v, text, list->n == 1, err);
+    return st;
 }
 
 void ml_gen_task_take_made(ml_gen_task *x) {
-    ml_sample made = { 0 };
+    ml_sample *made = NULL;
     ml_err err = { 0 };
     ml_status st = ML_OK;
+    int32_t n = 0;
 
     if (x->made_end != ML_WORKER_ANSWERED)
         ml_str_copy(x->why, sizeof x->why, (ml_str){ x->made.ptr, x->made.len });
     else
-        st = read_made(x, &made, &err);
+        st = read_made(x, &made, &n, &err);
     if (st != ML_OK)
         ml_str_copy(x->why, sizeof x->why, ml_str_of(err.msg));
     ml_text_release(&x->made);
@@ -133,7 +154,7 @@ void ml_gen_task_take_made(ml_gen_task *x) {
                                                      : ML_REWARD_INVALID;
         ml_gen_task_complete(x, ML_SAMPLE_FAILED);
     } else {
-        take_over(x, &made);
-        ml_gen_task_complete(x, made.status);
+        take_all(x, made, n);
+        ml_gen_task_complete(x, x->sample.status);
     }
 }

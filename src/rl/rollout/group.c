@@ -36,6 +36,17 @@ int64_t ml_group_list_samples(const ml_group_list *l, bool kept_only,
     return n;
 }
 
+int64_t ml_group_list_kept(const ml_group_list *l, const ml_sample **out) {
+    int64_t n = 0;
+
+    for (const ml_gen_group *g = l->first; g; g = g->next)
+        for (int32_t i = 0; g->fate == ML_GROUP_KEPT && i < g->id.n_sample; i++)
+            for (int32_t k = 0; k <= g->task[i]->n_more; k++, n++)
+                if (out)
+                    out[n] = k ? &g->task[i]->more[k - 1] : &g->task[i]->sample;
+    return n;
+}
+
 int64_t ml_group_list_drawn(const ml_group_list *l) {
     int64_t n = 0;
 

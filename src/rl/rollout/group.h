@@ -77,6 +77,9 @@ void ml_group_list_remove(ml_group_list *l, ml_gen_group *g);
  * their number. */
 int64_t ml_group_list_samples(const ml_group_list *l, bool kept_only,
                               const ml_sample **out);
+/* The samples of kept groups with those that a function made of them besides, each after its
+ * first; out NULL: only their number. */
+int64_t ml_group_list_kept(const ml_group_list *l, const ml_sample **out);
 int64_t ml_group_list_drawn(const ml_group_list *l); /* sum of n_drawn */
 
 typedef struct ml_group_set {

@@ -173,8 +173,9 @@ static const ml_sample **new_list(const batch *r) {
 static void gather(batch *r, ml_rollout_batch *out) {
     uint8_t *kept;
 
-    out->sample = new_list(r);
-    out->n = ml_group_list_samples(&r->set.groups, true, out->sample);
+    out->n = ml_group_list_kept(&r->set.groups, NULL);
+    out->sample = ML_NEW(r->arena, const ml_sample *, out->n + 1);
+    ml_group_list_kept(&r->set.groups, out->sample);
     out->n_drawn = ml_group_list_drawn(&r->set.groups);
     out->ended = new_list(r); /* kept or not */
     out->kept = kept =

@@ -59,7 +59,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.aborted = False
 
 
-async def _grade(args, out):
+async def grade(args, out):
     """Rewards of samples that have none."""
     if args.group_rm:
         return
@@ -84,7 +84,7 @@ async def generate_and_rm(state, sample, sampling_params, evaluation=False):
         own = load_generate_function(sample.generate_function_path)
         given = GenerateFnInput(state, sample, copy.deepcopy(sampling_params), evaluation)
         out = (await (own or state.generate_function)(given)).samples
-    await _grade(state.args, out)
+    await grade(state.args, out)
     return out
 
 

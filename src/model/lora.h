@@ -1,0 +1,98 @@
+/* lora.h - a LoRA adapter: its matrices, their gradients, and its files.
+ *
+ * The matrices are the parameters of a spec of their own, without nodes, so that weight sets,
+ * gradients and optimizers of adapters are those of models.  They are f32, whatever the base
+ * has.  A parameter is used by one site (spec_lora.h) or by several: PEFT adapts q, k and v
+ * in one matrix where a checkpoint stores them so; Miles shares A between q, k and v, between
+ * gate and up, and between the experts of a layer.  Files repeat what is shared; A matrices
+ * of layers with the same input that have the same bytes in a file are one parameter.
+ *
+ * thread: one. */
+#ifndef ML_MODEL_LORA_H
+#define ML_MODEL_LORA_H
+
+#include "model/peft_config.h"
+#include "model/spec_lora.h"
+#include "model/tensors.h"
+#include "model/weights.h"
+
+#define ML_LORA_CONFIG "adapter_config.json"
+#define ML_LORA_FILE "adapter_model.safetensors"
+
+/* The parameters of a site, or ML_NONE. */
+typedef struct ml_lora_link {
+    int32_t a, b;
+    float scale;
+} ml_lora_link;
+
+/* A further name of a parameter's tensor in files. */
+typedef struct ml_lora_alias {
+    ml_param name;
+    int32_t param;
+} ml_lora_alias;
+
+typedef struct ml_lora {
+    ml_arena arena;
+    ml_peft_config config;
+    const ml_lora_layer *layer; /* [n_site] */
+    int32_t n_site, max_rank;
+    ml_lora_link *link;   /* [n_site] */
+    ml_spec spec;         /* parameters, with their names in files */
+    ml_lora_alias *alias; /* [n_alias] */
+    int32_t n_alias;
+    ml_weights weights, grads; /* grads: of all users of a parameter, after join */
+    ml_backend *be;
+    ml_buf apart;       /* gradients of parameters with several users, of each alone */
+    ml_lora_site *site; /* [n_site] as LORA reads them */
+} ml_lora;
+
+/* Reads a directory with both files.  An adapter that does not fit the model is rejected
+ * with the name of the tensor. */
+ml_status ml_lora_load(ml_lora *out, const ml_spec *base, const char *dir, ml_backend *be,
+                       ml_err *err);
+
+/* How a new adapter is made; the names are those of Miles' flags. */
+typedef struct ml_lora_opts {
+    int32_t rank;
+    double alpha, dropout;
+    bool rslora;
+    const char *target,
+        *exclude;      /* module names separated by commas; all-linear: every linear
+                                     layer but routers and gates; exclude may be NULL */
+    bool fused;        /* q, k and v share an A, and so do gate and up (--lora-type lora) */
+    bool shared_outer; /* experts share A of gate and up, and B of down */
+    uint64_t seed;
+} ml_lora_opts;
+
+/* A new adapter: A uniform in +-1/sqrt(n_in), as PEFT initializes it; B zero.  The base's
+ * checkpoint decides how layers that it stores in one matrix are named; NULL: apart. */
+ml_status ml_lora_new(ml_lora *out, const ml_spec *base, const ml_checkpoint *c,
+                      const ml_lora_opts *o, ml_backend *be, ml_err *err);
+void ml_lora_close(ml_lora *l); /* zeros are allowed */
+
+/* Adds scale B A to the weights of the base, rounded to their dtype. */
+void ml_lora_merge(const ml_lora *l, const ml_spec *base, ml_weights *w);
+
+/* Marks the sites that it adapts in `wanted` [n_site]. */
+void ml_lora_mark(const ml_lora *l, bool *wanted);
+
+/* Allocates gradients; sets them to zero; adds up those of parameters with several users,
+ * once after all runs of a step, so that they do not depend on how a batch is divided. */
+size_t ml_lora_grad_bytes(const ml_lora *l);
+ml_status ml_lora_take_grads(ml_lora *l, ml_err *err);
+void ml_lora_free_grads(ml_lora *l);
+void ml_lora_zero_grads(ml_lora *l);
+void ml_lora_join_grads(ml_lora *l);
+
+/* The tensors of its file, in the order of the spec, without those that repeat others; in
+ * the arena. */
+const ml_named *ml_lora_named(const ml_lora *l, ml_arena *a, int32_t *n);
+
+/* Writes both files into an existing directory; PEFT reads them.  w: its weights, or a copy of
+ * them. */
+ml_status ml_lora_save(const ml_lora *l, const ml_weights *w, const char *dir, ml_err *err);
+
+/* Takes the values of an adapter with the same layers and ranks from a directory. */
+ml_status ml_lora_restore(ml_lora *l, const ml_spec *base, const char *dir, ml_err *err);
+
+#endif
