@@ -8,10 +8,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "model/stage.h"
-#include "tests/support/ranks.h"
-#include "tests/support/test.h"
-#include "tests/support/train_fixture.h"
+#include "tests/support/job_rank.h"
+#include "tests/support/must.h"
 
 /* --- which rank has which tokens ------------------------------------------------------ */
 
@@ -138,13 +136,6 @@ typedef struct job {
     const struct job *one;
 } job;
 
-static void must(ml_status st, const ml_err *err) {
-    if (st == ML_OK)
-        return;
-    ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
-    exit(1);
-}
-
 static void differs(const job *j, const ml_comm *c, const char *what) {
     ml_test_fail(__FILE__, __LINE__,
                  "%s, %s: rank %d of %d (cp %d%s, tp %d, pp %d) has "
@@ -172,42 +163,20 @@ static void make_samples(ml_train_fixture *t, ml_train_sample *out) {
 }
 
 typedef struct trainee {
-    ml_train_fixture t;
-    ml_mesh mesh;
-    ml_weights whole;
-    ml_arena arena;
+    ml_job_rank r;
     ml_train_sample sample[SAMPLES];
     char dir[256];
 } trainee;
 
-/* The pipeline stage of each node. */
-static int32_t *stages_of(trainee *p, const job *j) {
-    ml_err err = { 0 };
-    int32_t *stage;
-    ml_spec s;
-
-    must(ml_spec_open(&s, p->dir, &err), &err);
-    stage = ML_NEW(&p->arena, int32_t, s.n_node);
-    must(ml_stage_of_nodes(stage, &s, &(ml_stage_opts){ .n_stage = j->sizes.pp }, &err),
-         &err);
-    ml_spec_close(&s);
-    return stage;
-}
-
 static void open_trainee(trainee *p, const job *j, ml_comm *c) {
-    ml_train_fixture_opts o = { .dir = p->dir,
-                                .dtype = j->dtype,
-                                .critic = j->critic,
-                                .n_thread = j->n_thread,
-                                .trainer = ml_train_fixture_defaults() };
-    ml_err err = { 0 };
+    ml_job_rank_opts o = { .dir = p->dir,
+                           .dtype = j->dtype,
+                           .sizes = j->sizes,
+                           .critic = j->critic,
+                           .n_thread = j->n_thread,
+                           .trainer = ml_train_fixture_defaults() };
 
-    ml_arena_init(&p->arena, "trainee");
-    p->whole = (ml_weights){ 0 };
     snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
-    must(ml_mesh_open(&p->mesh, c, NULL, j->sizes, &err), &err);
-    o.trainer.mesh = j->one ? &p->mesh : NULL;
-    o.trainer.stage = j->one && j->sizes.pp > 1 ? stages_of(p, j) : NULL;
     o.trainer.contiguous = j->contiguous;
     o.trainer.whole_grads = true;
     o.trainer.recompute = j->recompute;
@@ -215,37 +184,16 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     o.trainer.batch.global_batch_size = SAMPLES;
     o.trainer.batch.max_tokens = (j->max_tokens ? j->max_tokens : 80);
     o.trainer.batch.max_tokens /= j->sizes.cp ? j->sizes.cp : 1;
-    ml_train_fixture_open(&p->t, &o);
-    make_samples(&p->t, p->sample);
-}
-
-static void close_trainee(trainee *p) {
-    ml_weights_close(&p->whole);
-    ml_train_fixture_close(&p->t);
-    ml_mesh_close(&p->mesh);
-    ml_arena_release(&p->arena);
-}
-
-/* All ranks' parts of the gradients. */
-static const ml_weights *whole_grads(trainee *p) {
-    const ml_weights *g = ml_trainer_grads(p->t.trainer);
-    ml_optimizer *o = ml_trainer_optimizer(p->t.trainer);
-    ml_err err = { 0 };
-
-    if (!g->range)
-        return g;
-    ml_weights_close(&p->whole);
-    must(ml_weights_zeros(&p->whole, &p->t.spec, &p->t.be, &p->t.arena, &err), &err);
-    must(ml_ranks_gather_set(&o->ranks, &o->map, &p->whole, g, &err), &err);
-    return &p->whole;
+    ml_job_rank_open(&p->r, &o, j->one ? c : NULL);
+    make_samples(&p->r.t, p->sample);
 }
 
 /* Recorded experts of all samples. */
 static int32_t *record(trainee *p) {
-    int64_t width = ml_spec_routing_width(&p->t.spec, ML_ROUTING_EXPERTS), at = 0;
-    int32_t *all = ML_NEW(&p->t.arena, int32_t, MAX_ROUTED);
+    int64_t width = ml_spec_routing_width(&p->r.t.spec, ML_ROUTING_EXPERTS), at = 0;
+    int32_t *all = ML_NEW(&p->r.t.arena, int32_t, MAX_ROUTED);
 
-    if (strcmp(p->t.spec.family, "qwen3_moe"))
+    if (strcmp(p->r.t.spec.family, "qwen3_moe"))
         return all;
     for (int32_t i = 0; i < SAMPLES; i++) {
         p->sample[i].routed[ML_ROUTING_EXPERTS].record = all + at;
@@ -259,18 +207,16 @@ static void score(ml_comm *c, void *ud) {
     job *j = ud;
     float *logprob[SAMPLES], *entropy[SAMPLES];
     int32_t *routed;
-    ml_err err = { 0 };
     trainee p;
 
     open_trainee(&p, j, c);
     routed = record(&p);
     for (int i = 0; i < SAMPLES; i++) {
-        logprob[i] = ML_NEW(&p.t.arena, float, MAX_RESPONSE);
-        entropy[i] = ML_NEW(&p.t.arena, float, MAX_RESPONSE);
+        logprob[i] = ML_NEW(&p.r.t.arena, float, MAX_RESPONSE);
+        entropy[i] = ML_NEW(&p.r.t.arena, float, MAX_RESPONSE);
     }
-    must(ml_trainer_score(p.t.trainer, NULL, p.sample, SAMPLES, logprob,
-                          j->critic ? NULL : entropy, &err),
-         &err);
+    MUST(ml_trainer_score(p.r.t.trainer, NULL, p.sample, SAMPLES, logprob,
+                          j->critic ? NULL : entropy, &err));
     if (!j->one)
         memcpy(j->routed, routed, sizeof j->routed);
     else if (memcmp(j->one->routed, routed, sizeof j->routed))
@@ -285,7 +231,7 @@ static void score(ml_comm *c, void *ud) {
             differs(j, c, "scores");
         }
     }
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 /* --- gradients ---------------------------------------------------------------------------- */
@@ -322,9 +268,8 @@ static ml_status look(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
 }
 
 static void accumulate(trainee *p, seen *s, const ml_bins *micro, ml_step_result *out) {
-    ml_err err = { 0 };
 
-    must(ml_trainer_accumulate(p->t.trainer,
+    MUST(ml_trainer_accumulate(p->r.t.trainer,
                                &(ml_step){ .sample = p->sample,
                                            .micro = micro,
                                            .n_rollout = SAMPLES,
@@ -332,13 +277,12 @@ static void accumulate(trainee *p, seen *s, const ml_bins *micro, ml_step_result
                                            .loss = look,
                                            .ud = s,
                                            .entropy = true },
-                               out, &err),
-         &err);
+                               out, &err));
 }
 
 /* One sample at a time: gradients of samples may cancel, and rounding is as large as they. */
 static void keep_gradients(trainee *p, job *j) {
-    const ml_weights *g = ml_trainer_grads(p->t.trainer);
+    const ml_weights *g = ml_trainer_grads(p->r.t.trainer);
     size_t n = g->buf.bytes / sizeof(float);
     seen s = { .j = j, .one = j };
 
@@ -356,34 +300,15 @@ static void keep_gradients(trainee *p, job *j) {
 
 /* Within 1e-6 of the largest size of each tensor. */
 static void compare_gradients(trainee *p, const job *j, const ml_comm *c) {
-    const ml_weights *g = whole_grads(p);
+    const ml_weights *g = ml_job_rank_whole(&p->r, ml_trainer_grads(p->r.t.trainer));
+    int32_t param = 0;
+    double apart = ml_job_rank_apart(g, j->one->grads, j->one->size, &param);
 
-    for (int32_t i = 0; i < g->n; i++) {
-        const float *x = g->t[i].data;
-        ptrdiff_t at = x - (const float *)g->buf.ptr;
-        double most = 0, apart = 0;
-        for (size_t k = 0; k < ml_tensor_bytes(&g->t[i]) / sizeof *x; k++) {
-            most = fmax(most, (double)j->one->size[at + (ptrdiff_t)k]);
-            apart =
-                fmax(apart, fabs((double)x[k] - (double)j->one->grads[at + (ptrdiff_t)k]));
-        }
-        if (!(apart <= 1e-6 * most)) {
-            ml_test_fail(__FILE__, __LINE__, "%s is %g apart, of %g",
-                         p->t.spec.param[i].name, apart, most);
-            differs(j, c, "gradients");
-            return;
-        }
-    }
-}
-
-static ml_bins scheduled(trainee *p) {
-    ml_schedule plan;
-    ml_err err = { 0 };
-
-    must(ml_trainer_schedule(&plan, p->t.trainer, &p->t.arena, p->sample, SAMPLES, &err),
-         &err);
-    CHECK(plan.n_step == 1 && plan.n_rank == ml_trainer_data_size(p->t.trainer));
-    return plan.step[0].rank[ml_trainer_data_place(p->t.trainer)];
+    if (apart <= 1e-6)
+        return;
+    ml_test_fail(__FILE__, __LINE__, "%s is %.3g of its largest apart",
+                 p->r.t.spec.param[param].name, apart);
+    differs(j, c, "gradients");
 }
 
 static void train(ml_comm *c, void *ud) {
@@ -396,10 +321,10 @@ static void train(ml_comm *c, void *ud) {
     trainee p;
 
     open_trainee(&p, j, c);
-    g = ml_trainer_grads(p.t.trainer);
-    bins = scheduled(&p);
+    g = ml_trainer_grads(p.r.t.trainer);
+    bins = ml_job_rank_bins(&p.r, p.sample, SAMPLES);
     accumulate(&p, &s, &bins, &first);
-    before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes + 1);
+    before = ML_NEW(&p.r.t.arena, unsigned char, g->buf.bytes + 1);
     memcpy(before, g->buf.ptr, g->buf.bytes);
     accumulate(&p, &s, &bins, &again);
     if (memcmp(before, g->buf.ptr, g->buf.bytes) || first.loss != again.loss)
@@ -415,7 +340,7 @@ static void train(ml_comm *c, void *ud) {
             first.n_loss != j->one->n_loss)
             differs(j, c, "losses");
     }
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 /* --- comparisons ------------------------------------------------------------------------ */

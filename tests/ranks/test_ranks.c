@@ -8,13 +8,11 @@
 #include <string.h>
 
 #include "base/dir.h"
-#include "model/stage.h"
 #include "rl/learn/learner.h"
 #include "run/extensions.h"
-#include "tests/support/ranks.h"
+#include "tests/support/job_rank.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "tests/support/train_fixture.h"
 #include "train/snapshot.h"
 
 /* How a job divides samples and model. */
@@ -103,42 +101,19 @@ static void make_samples(ml_train_fixture *t, ml_train_sample *out) {
 }
 
 typedef struct trainee {
-    ml_train_fixture t;
-    ml_mesh mesh;
-    ml_weights whole;
-    int32_t *stage;
+    ml_job_rank r;
     ml_train_sample sample[SAMPLES];
     char dir[256];
 } trainee;
 
-/* The pipeline stage of each node; freed with the trainee. */
-static int32_t *stages_of(const trainee *p, const job *j) {
-    ml_err err = { 0 };
-    int32_t *stage;
-    ml_spec s;
-
-    must(ml_spec_open_with(&s, p->dir, &(ml_spec_opts){ .critic = j->critic }, &err), &err);
-    stage = calloc((size_t)s.n_node, sizeof *stage);
-    must(ml_stage_of_nodes(stage, &s, &(ml_stage_opts){ .n_stage = j->mesh.pp }, &err),
-         &err);
-    ml_spec_close(&s);
-    return stage;
-}
-
 static void open_trainee(trainee *p, const job *j, ml_comm *c) {
-    ml_train_fixture_opts o = { .dir = p->dir,
-                                .dtype = j->dtype,
-                                .critic = j->critic,
-                                .trainer = ml_train_fixture_defaults() };
-    ml_err err = { 0 };
+    ml_job_rank_opts o = { .dir = p->dir,
+                           .dtype = j->dtype,
+                           .sizes = j->mesh,
+                           .critic = j->critic,
+                           .trainer = ml_train_fixture_defaults() };
 
-    p->mesh = (ml_mesh){ 0 };
-    p->whole = (ml_weights){ 0 };
-    if (c)
-        must(ml_mesh_open(&p->mesh, c, NULL, j->mesh, &err), &err);
     snprintf(p->dir, sizeof p->dir, "tests/golden/data/%s", j->model);
-    o.trainer.mesh = c ? &p->mesh : NULL;
-    o.trainer.stage = p->stage = j->mesh.pp > 1 ? stages_of(p, j) : NULL;
     o.trainer.whole_grads = true;
     o.trainer.grad_shards = j->shards;
     o.trainer.replay[ML_ROUTING_EXPERTS] = strcmp(j->model, "qwen3_moe") == 0;
@@ -146,32 +121,8 @@ static void open_trainee(trainee *p, const job *j, ml_comm *c) {
     o.trainer.optimizer.momentum = 0.9;
     o.trainer.batch.global_batch_size = SAMPLES;
     o.trainer.batch.max_tokens = 50;
-    ml_train_fixture_open(&p->t, &o);
-    make_samples(&p->t, p->sample);
-}
-
-static void close_trainee(trainee *p) {
-    ml_weights_close(&p->whole);
-    ml_train_fixture_close(&p->t);
-    ml_mesh_close(&p->mesh);
-    free(p->stage);
-}
-
-/* A set of all ranks' parts: this one, if it is whole. */
-static const ml_weights *whole_of(trainee *p, const job *j, const ml_weights *w) {
-    ml_optimizer *o = ml_trainer_optimizer(p->t.trainer);
-    bool grads = w == ml_trainer_grads(p->t.trainer);
-    ml_err err = { 0 };
-
-    if (!w->range)
-        return w;
-    ml_weights_close(&p->whole);
-    must(grads ? ml_weights_zeros(&p->whole, &p->t.spec, &p->t.be, &p->t.arena, &err)
-               : ml_weights_load(&p->whole, &p->t.spec, p->t.checkpoint, j->dtype, &p->t.be,
-                                 &p->t.arena, &err),
-         &err);
-    must(ml_ranks_gather_set(&o->ranks, &o->map, &p->whole, w, &err), &err);
-    return &p->whole;
+    ml_job_rank_open(&p->r, &o, c);
+    make_samples(&p->r.t, p->sample);
 }
 
 static void keep_bytes(job *j, const ml_weights *w) {
@@ -233,10 +184,10 @@ static void score(ml_comm *c, void *ud) {
 
     open_trainee(&p, j, c);
     for (int i = 0; i < SAMPLES; i++) {
-        logprob[i] = ML_NEW(&p.t.arena, float, MAX_RESPONSE);
-        entropy[i] = ML_NEW(&p.t.arena, float, MAX_RESPONSE);
+        logprob[i] = ML_NEW(&p.r.t.arena, float, MAX_RESPONSE);
+        entropy[i] = ML_NEW(&p.r.t.arena, float, MAX_RESPONSE);
     }
-    must(ml_trainer_score(p.t.trainer, NULL, p.sample, SAMPLES, logprob, entropy, &err),
+    must(ml_trainer_score(p.r.t.trainer, NULL, p.sample, SAMPLES, logprob, entropy, &err),
          &err);
     for (int i = 0; i < SAMPLES; i++) {
         if (!j->one) {
@@ -248,7 +199,7 @@ static void score(ml_comm *c, void *ud) {
             differs(j, c, "scores");
         }
     }
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void scores_are_those_of_one_rank(void) {
@@ -274,7 +225,7 @@ static ml_status remember(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
 static void accumulate(trainee *p, job *j, const ml_bins *micro, ml_step_result *out) {
     ml_err err = { 0 };
 
-    must(ml_trainer_accumulate(p->t.trainer,
+    must(ml_trainer_accumulate(p->r.t.trainer,
                                &(ml_step){ .sample = p->sample,
                                            .micro = micro,
                                            .n_rollout = SAMPLES,
@@ -288,7 +239,7 @@ static void accumulate(trainee *p, job *j, const ml_bins *micro, ml_step_result 
 
 /* One sample at a time: gradients of samples may cancel, and rounding is as large as they. */
 static void add_sizes(trainee *p, job *j) {
-    const ml_weights *g = ml_trainer_grads(p->t.trainer);
+    const ml_weights *g = ml_trainer_grads(p->r.t.trainer);
     size_t n = g->buf.bytes / sizeof(float);
 
     j->size = calloc(n, sizeof *j->size);
@@ -303,30 +254,9 @@ static void add_sizes(trainee *p, job *j) {
 
 /* Within 1e-6 of the largest size of each tensor. */
 static bool are_close(const ml_weights *g, const job *one) {
-    for (int32_t i = 0; i < g->n; i++) {
-        const float *x = g->t[i].data;
-        ptrdiff_t at = x - (const float *)g->buf.ptr;
-        const float *y = (const float *)(const void *)one->bytes + at;
-        double most = 0, apart = 0;
-        for (size_t k = 0; k < ml_tensor_bytes(&g->t[i]) / sizeof *x; k++) {
-            most = fmax(most, (double)one->size[at + (ptrdiff_t)k]);
-            apart = fmax(apart, fabs((double)x[k] - (double)y[k]));
-        }
-        if (!(apart <= 1e-6 * most))
-            return false;
-    }
-    return true;
-}
-
-static ml_bins scheduled(trainee *p, const ml_comm *c) {
-    ml_schedule plan;
-    ml_err err = { 0 };
-
-    must(ml_trainer_schedule(&plan, p->t.trainer, &p->t.arena, p->sample, SAMPLES, &err),
-         &err);
-    CHECK(plan.n_step == 1 && plan.n_rank == ml_trainer_data_size(p->t.trainer));
-    CHECK(c->size % plan.n_rank == 0);
-    return plan.step[0].rank[ml_trainer_data_place(p->t.trainer)];
+    int32_t param = 0;
+    return ml_job_rank_apart(g, (const float *)(const void *)one->bytes, one->size,
+                             &param) <= 1e-6;
 }
 
 static void note_share(job *j, const ml_comm *c, const ml_bins *bins) {
@@ -348,16 +278,16 @@ static void find_gradients(ml_comm *c, void *ud) {
     trainee p;
 
     open_trainee(&p, j, c);
-    g = ml_trainer_grads(p.t.trainer);
-    bins = scheduled(&p, c);
+    g = ml_trainer_grads(p.r.t.trainer);
+    bins = ml_job_rank_bins(&p.r, p.sample, SAMPLES);
     note_share(j, c, &bins);
     accumulate(&p, j, &bins, &first);
-    before = ML_NEW(&p.t.arena, unsigned char, g->buf.bytes + 1);
+    before = ML_NEW(&p.r.t.arena, unsigned char, g->buf.bytes + 1);
     memcpy(before, g->buf.ptr, g->buf.bytes);
     accumulate(&p, j, &bins, &again);
     if (memcmp(before, g->buf.ptr, g->buf.bytes) || first.loss != again.loss)
         differs(j, c, "gradients in a repetition");
-    g = whole_of(&p, j, g);
+    g = ml_job_rank_whole(&p.r, g);
     must(c->barrier(c, NULL, &err), &err); /* all have written their samples */
     if (!j->one) {
         keep_bytes(j, g);
@@ -377,7 +307,7 @@ static void find_gradients(ml_comm *c, void *ud) {
             memcmp(j->entropy, j->one->entropy, sizeof j->entropy))
             differs(j, c, "log-probs");
     }
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 /* The definition of ML_REDUCE_TREE, over gradients that one rank computed. */
@@ -407,19 +337,19 @@ static void sum_as_defined(ml_comm *c, void *ud) {
 
     (void)c;
     open_trainee(&p, j, NULL);
-    g = ml_trainer_grads(p.t.trainer);
+    g = ml_trainer_grads(p.r.t.trainer);
     for (; n < MAX_RANK && j->share[n].n; n++) {
         ml_bin bin = { j->share[n].item, j->share[n].n };
         ml_step_result out;
         accumulate(&p, &seen, &(ml_bins){ &bin, 1 }, &out);
-        grads[n] = ML_NEW(&p.t.arena, float, g->buf.bytes / sizeof(float));
+        grads[n] = ML_NEW(&p.r.t.arena, float, g->buf.bytes / sizeof(float));
         memcpy(grads[n], g->buf.ptr, g->buf.bytes);
     }
-    sum = ML_NEW(&p.t.arena, float, g->buf.bytes / sizeof(float));
-    add_tree(sum, grads, n, g->buf.bytes / sizeof(float), &p.t.arena);
+    sum = ML_NEW(&p.r.t.arena, float, g->buf.bytes / sizeof(float));
+    add_tree(sum, grads, n, g->buf.bytes / sizeof(float), &p.r.t.arena);
     if (memcmp(sum, j->bytes, g->buf.bytes))
         ml_test_fail(__FILE__, __LINE__, "%s: %d ranks add in another order", j->model, n);
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void gradients_are_the_tree_of_the_ranks(void) {
@@ -437,29 +367,29 @@ static void sum_shards(ml_comm *c, void *ud) {
     trainee p;
 
     open_trainee(&p, j, c);
-    must(ml_trainer_release(p.t.trainer, &err), &err); /* all sets come back */
-    must(ml_trainer_take(p.t.trainer, &err), &err);
-    must(ml_trainer_schedule(&plan, p.t.trainer, &p.t.arena, p.sample, SAMPLES, &err),
+    must(ml_trainer_release(p.r.t.trainer, &err), &err); /* all sets come back */
+    must(ml_trainer_take(p.r.t.trainer, &err), &err);
+    must(ml_trainer_schedule(&plan, p.r.t.trainer, &p.r.t.arena, p.sample, SAMPLES, &err),
          &err);
     CHECK(plan.n_rank == j->shards);
     for (int k = 0; k < 2; k++)
         must(ml_trainer_accumulate(
-                 p.t.trainer,
+                 p.r.t.trainer,
                  &(ml_step){ .sample = p.sample,
                              .micro =
-                                 &plan.step[0].rank[ml_trainer_first_shard(p.t.trainer)],
-                             .n_shard = ml_trainer_own_shards(p.t.trainer),
+                                 &plan.step[0].rank[ml_trainer_first_shard(p.r.t.trainer)],
+                             .n_shard = ml_trainer_own_shards(p.r.t.trainer),
                              .n_rollout = SAMPLES,
                              .denominator = SAMPLES,
                              .loss = ml_train_fixture_nll },
                  &out, &err),
              &err);
-    g = whole_of(&p, j, ml_trainer_grads(p.t.trainer));
+    g = ml_job_rank_whole(&p.r, ml_trainer_grads(p.r.t.trainer));
     if (!j->one)
         keep_bytes(j, g);
     else if (memcmp(g->buf.ptr, j->one->bytes, j->one->n_byte))
         differs(j, c, "gradients of shards");
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void shards_do_not_know_the_ranks(void) {
@@ -525,11 +455,11 @@ static ml_bins bins_of(ml_arena *a, const ml_trainer *t) {
 }
 
 static ml_step_result take_step(trainee *p, const job *j) {
-    ml_bins bins = bins_of(&p->t.arena, p->t.trainer);
+    ml_bins bins = bins_of(&p->r.t.arena, p->r.t.trainer);
     ml_step_result out;
     ml_err err = { 0 };
 
-    must(ml_trainer_step(p->t.trainer,
+    must(ml_trainer_step(p->r.t.trainer,
                          &(ml_step){ .sample = p->sample,
                                      .micro = &bins,
                                      .n_rollout = SAMPLES,
@@ -566,21 +496,22 @@ static void train(ml_comm *c, void *ud) {
     trainee p;
 
     open_trainee(&p, j, c);
-    check_share(ml_trainer_optimizer(p.t.trainer), c);
+    check_share(ml_trainer_optimizer(p.r.t.trainer), c);
     for (int k = 0; k < 3; k++)
         out = take_step(&p, j);
-    CHECK(p.t.weights.version == 3);
+    CHECK(p.r.t.weights.version == 3);
     if (!j->one) {
-        keep_bytes(j, &p.t.weights);
+        keep_bytes(j, &p.r.t.weights);
         j->loss = out.loss;
         j->grad_norm = out.grad_norm;
     } else {
         if (out.loss != j->one->loss || !is_norm(j, out.grad_norm))
             differs(j, c, "losses or norms");
-        if (memcmp(whole_of(&p, j, &p.t.weights)->buf.ptr, j->one->bytes, j->one->n_byte))
+        if (memcmp(ml_job_rank_whole(&p.r, &p.r.t.weights)->buf.ptr, j->one->bytes,
+                   j->one->n_byte))
             differs(j, c, "weights");
     }
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void steps_are_those_of_one_rank(void) {
@@ -617,20 +548,21 @@ static void skip_step(ml_comm *c, void *ud) {
     trainee p;
 
     open_trainee(&p, j, c);
-    bins = bins_of(&p.t.arena, p.t.trainer);
-    before = ML_NEW(&p.t.arena, unsigned char, p.t.weights.buf.bytes);
-    memcpy(before, p.t.weights.buf.ptr, p.t.weights.buf.bytes);
-    CHECK(ml_trainer_step(p.t.trainer,
+    bins = bins_of(&p.r.t.arena, p.r.t.trainer);
+    before = ML_NEW(&p.r.t.arena, unsigned char, p.r.t.weights.buf.bytes);
+    memcpy(before, p.r.t.weights.buf.ptr, p.r.t.weights.buf.bytes);
+    CHECK(ml_trainer_step(p.r.t.trainer,
                           &(ml_step){ .sample = p.sample,
                                       .micro = &bins,
                                       .n_rollout = SAMPLES,
                                       .denominator = SAMPLES,
                                       .loss = overflow,
-                                      .ud = p.t.trainer },
+                                      .ud = p.r.t.trainer },
                           &out, &err) == ML_EFORMAT);
-    CHECK(!out.applied && memcmp(before, p.t.weights.buf.ptr, p.t.weights.buf.bytes) == 0);
+    CHECK(!out.applied &&
+          memcmp(before, p.r.t.weights.buf.ptr, p.r.t.weights.buf.bytes) == 0);
     CHECK_HAS(out.bad, "the gradient of lm_head.weight");
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void a_bad_gradient_is_skipped_by_all(void) {
@@ -672,8 +604,8 @@ static void fail_step(ml_comm *c, void *ud) {
 
     open_trainee(&p, j, c);
     wait_for_others(c);
-    bins = bins_of(&p.t.arena, p.t.trainer);
-    st = ml_trainer_step(p.t.trainer,
+    bins = bins_of(&p.r.t.arena, p.r.t.trainer);
+    st = ml_trainer_step(p.r.t.trainer,
                          &(ml_step){ .sample = p.sample,
                                      .micro = &bins,
                                      .n_rollout = SAMPLES,
@@ -683,7 +615,7 @@ static void fail_step(ml_comm *c, void *ud) {
                          &out, &err);
     CHECK(st == (c->rank == c->size - 1 ? ML_EFORMAT : ML_EPEER));
     CHECK_HAS(err.msg, "is broken");
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void a_rank_that_fails_ends_the_step(void) {
@@ -714,22 +646,22 @@ static void save(ml_comm *c, void *ud) {
     must(ml_saver_open(
              &s,
              &(ml_saver_opts){
-                 .dir = x->dir, .from = p.t.checkpoint, .async = x->async, .comm = c },
+                 .dir = x->dir, .from = p.r.t.checkpoint, .async = x->async, .comm = c },
              &err),
          &err);
-    must(ml_saver_save(s, &(ml_save_models){ .actor = p.t.trainer, .ref = &p.t.weights },
-                       &(ml_save_state){ .iteration = 1,
-                                         .data = ml_str_of("{}"),
-                                         .config = ml_str_of("{}") },
-                       &err),
+    must(ml_saver_save(
+             s, &(ml_save_models){ .actor = p.r.t.trainer, .ref = &p.r.t.weights },
+             &(ml_save_state){
+                 .iteration = 1, .data = ml_str_of("{}"), .config = ml_str_of("{}") },
+             &err),
          &err);
     take_step(&p, &x->j); /* does not reach an asynchronous save */
     must(ml_saver_wait(s, &err), &err);
     ml_saver_close(s);
-    whole = whole_of(&p, &x->j, &p.t.weights);
+    whole = ml_job_rank_whole(&p.r, &p.r.t.weights);
     if (c->rank == 0)
         keep_bytes(&x->j, whole);
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void same_file(const char *a, const char *b, const char *name) {
@@ -776,31 +708,32 @@ static void resume(ml_comm *c, void *ud) {
     trainee p;
 
     open_trainee(&p, &x->j, c);
-    path = ml_snapshot_path(&p.t.arena, x->dir, 1);
-    ml_trainer_close(p.t.trainer);
-    ml_weights_close(&p.t.weights);
+    path = ml_snapshot_path(&p.r.t.arena, x->dir, 1);
+    ml_trainer_close(p.r.t.trainer);
+    ml_weights_close(&p.r.t.weights);
     must(ml_checkpoint_open(&saved, path, &err), &err);
     must(ml_weights_load_part(
-             &p.t.weights, &p.t.spec, saved, x->j.dtype,
-             ml_trainer_parts(&p.t.arena, &p.t.spec, &p.mesh, NULL, p.t.be.linear), &p.t.be,
-             &p.t.arena, &err),
+             &p.r.t.weights, &p.r.t.spec, saved, x->j.dtype,
+             ml_trainer_parts(&p.r.t.arena, &p.r.t.spec, &p.r.mesh, NULL, p.r.t.be.linear),
+             &p.r.t.be, &p.r.t.arena, &err),
          &err);
     {
         ml_trainer_opts o = ml_train_fixture_defaults();
-        o.mesh = &p.mesh;
+        o.mesh = &p.r.mesh;
         o.optimizer.kind = x->j.optimizer;
         o.optimizer.momentum = 0.9;
-        must(ml_trainer_open(&p.t.trainer, &p.t.spec, &p.t.weights, &p.t.be, &o, &err),
+        must(ml_trainer_open(&p.r.t.trainer, &p.r.t.spec, &p.r.t.weights, &p.r.t.be, &o,
+                             &err),
              &err);
     }
-    must(ml_snapshot_load(path, &(ml_snapshot_into){ .trainer = p.t.trainer }, &state,
-                          &p.t.arena, &err),
+    must(ml_snapshot_load(path, &(ml_snapshot_into){ .trainer = p.r.t.trainer }, &state,
+                          &p.r.t.arena, &err),
          &err);
     take_step(&p, &x->j);
-    if (memcmp(whole_of(&p, &x->j, &p.t.weights)->buf.ptr, x->j.bytes, x->j.n_byte))
+    if (memcmp(ml_job_rank_whole(&p.r, &p.r.t.weights)->buf.ptr, x->j.bytes, x->j.n_byte))
         differs(&x->j, c, "weights after resuming");
     ml_checkpoint_close(saved);
-    close_trainee(&p);
+    ml_job_rank_close(&p.r);
 }
 
 static void snapshots_do_not_know_the_ranks(void) {
@@ -873,7 +806,7 @@ static void open_recipe(ml_recipe *out, const learning *x) {
 }
 
 static ml_sample *graded_samples(trainee *p) {
-    ml_sample *s = ML_NEW(&p->t.arena, ml_sample, SAMPLES);
+    ml_sample *s = ML_NEW(&p->r.t.arena, ml_sample, SAMPLES);
 
     for (int32_t i = 0; i < SAMPLES; i++)
         s[i] = (ml_sample){ .index = i,
@@ -931,15 +864,15 @@ static void learn(ml_comm *c, void *ud) {
     for (int32_t i = 0; i < SAMPLES; i++)
         list[i] = &sample[i];
     l = (ml_learner){ .recipe = &recipe,
-                      .trainer = p.t.trainer,
-                      .weights = &p.t.weights,
-                      .ref = &p.t.weights,
+                      .trainer = p.r.t.trainer,
+                      .weights = &p.r.t.weights,
+                      .ref = &p.r.t.weights,
                       .entropy = true,
                       .record = { [ML_ROUTING_EXPERTS] = x->record } };
-    l.critic = recipe.critic_loss ? critic.t.trainer : NULL;
-    must(ml_learn(&l, 0, &result, &p.t.arena, list, SAMPLES, &err), &err);
-    CHECK(result.n_step == 1 && p.t.weights.version == 1);
-    CHECK(critic.t.weights.version == (l.critic ? 1 : 0));
+    l.critic = recipe.critic_loss ? critic.r.t.trainer : NULL;
+    must(ml_learn(&l, 0, &result, &p.r.t.arena, list, SAMPLES, &err), &err);
+    CHECK(result.n_step == 1 && p.r.t.weights.version == 1);
+    CHECK(critic.r.t.weights.version == (l.critic ? 1 : 0));
     if (x->is_one) {
         copy_metrics(&x->rollout, &x->arena, &result.rollout);
         copy_metrics(&x->step, &x->arena, &result.step[0].metrics);
@@ -947,8 +880,8 @@ static void learn(ml_comm *c, void *ud) {
         same_metrics(c, x, &result.rollout, &x->rollout);
         same_metrics(c, x, &result.step[0].metrics, &x->step);
     }
-    close_trainee(&critic);
-    close_trainee(&p);
+    ml_job_rank_close(&critic.r);
+    ml_job_rank_close(&p.r);
 }
 
 static void metrics_are_those_of_one_rank(void) {
