@@ -1,6 +1,6 @@
 /* Adapters against PEFT: logits, log-probs, losses, gradients of every A and B, and a batch of
  * two adapters, as `miles score` writes them; merged weights; five steps of AdamW.  The cases
- * are in $MILES_FIXTURES. */
+ * are in tests/golden/adapters; more of them in $MILES_FIXTURES, if that is set. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,17 +26,21 @@ typedef struct golden_case {
     ml_st_file *golden;
 } golden_case;
 
+static const char *root_dir(void) {
+    return ml_test_fixtures() ? ml_test_fixtures() : "tests/golden/adapters";
+}
+
 /* False: the base is a model that this set does not have. */
 static bool open_case(golden_case *c, const char *name) {
     const ml_json *base;
 
     *c = (golden_case){ 0 };
     ml_arena_init(&c->arena, "golden");
-    c->dir = ml_arena_printf(&c->arena, "%s/lora/%s", ml_test_fixtures(), name);
+    c->dir = ml_arena_printf(&c->arena, "%s/lora/%s", root_dir(), name);
     MUST(ml_file_map(&c->json, ml_arena_printf(&c->arena, "%s/case.json", c->dir), &err));
     MUST(ml_json_parse(&c->root, &c->arena, c->json.bytes, "case.json", &err));
     base = ml_json_get(c->root, "base");
-    c->base = ml_arena_printf(&c->arena, "%s/%s", ml_test_fixtures(),
+    c->base = ml_arena_printf(&c->arena, "%s/%s", root_dir(),
                               ml_arena_str(&c->arena, base->text.ptr, base->text.len));
     MUST(ml_st_open(&c->golden, ml_arena_printf(&c->arena, "%s/golden.safetensors", c->dir),
                     &err));
@@ -302,7 +306,7 @@ static void each_case(void (*fn)(const char *name)) {
     int32_t n = 0;
 
     ml_arena_init(&a, "cases");
-    MUST(ml_dir_list(&names, ml_arena_printf(&a, "%s/lora", ml_test_fixtures()), &a, &err));
+    MUST(ml_dir_list(&names, ml_arena_printf(&a, "%s/lora", root_dir()), &a, &err));
     for (int32_t i = 0; i < names.n; i++) {
         if (strchr(names.name[i], '.') || starts(ml_str_of(names.name[i]), "multi"))
             continue;
@@ -407,11 +411,10 @@ static void mixed_batch(void) {
 }
 
 static const ml_test tests[] = {
-    { "adapters have the logits and gradients of PEFT", all_cases, 300, "lora" },
-    { "merged adapters have the logits of PEFT", all_merged, 300, "lora" },
-    { "five steps of AdamW give the adapters of PEFT", all_training, 300, "lora" },
-    { "a batch of two adapters has the logits and gradients of PEFT", mixed_batch, 60,
-      "lora" },
+    { "adapters have the logits and gradients of PEFT", all_cases, 300 },
+    { "merged adapters have the logits of PEFT", all_merged, 300 },
+    { "five steps of AdamW give the adapters of PEFT", all_training, 300 },
+    { "a batch of two adapters has the logits and gradients of PEFT", mixed_batch, 60 },
     { 0 },
 };
 
