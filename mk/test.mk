@@ -36,10 +36,11 @@ quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) 
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
-  unit/test_record unit/test_run_dir unit/test_comm_device golden/test_golden golden/test_training)
+  unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_job_cost \
+  unit/test_train_critic golden/test_golden golden/test_training golden/test_model_plugin)
 
 # Ranks that train together, as far as the short tier runs them under sanitizers.
-FEW_RANKS := $(filter %/test_ranks %/test_pp %/test_moves,$(RANKS))
+FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
 
 # What the short tier runs under the address sanitizer.
 CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
@@ -142,6 +143,7 @@ $(call fuzz_lines,300)
 900 rank-kills tests/e2e/rank_kills.sh $(B) 6
 2400 mutants tools/mutants.sh
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
+1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for'
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
 1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640
