@@ -762,11 +762,12 @@ def make_functions(entries):
 
 
 def leave_after_fork():
-    """A forked child of a user's function must not answer calls."""
+    """A forked child of a user's function must not answer calls, nor say which one runs."""
+    global running
+    running = memoryview(bytearray(8)).cast("Q")
     for fd in (3, 4):
         os.close(fd)
         os.open(os.devnull, os.O_RDWR)
-
 
 
 # What functions may rely on, where a flag is not given or belongs to another command.
