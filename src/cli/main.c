@@ -195,8 +195,8 @@ static int unknown_command(const char *name) {
     return ML_EXIT_USAGE;
 }
 
-/* miles help [command] */
-static int print_help(int argc, char **argv) {
+/* miles help [command] and miles --print-man [command] */
+static int print_page(int argc, char **argv, bool man) {
     const ml_command *cmd = NULL;
     ml_text text = { 0 };
     int n_word;
@@ -205,25 +205,13 @@ static int print_help(int argc, char **argv) {
         cmd = command_of(argc - 1, argv + 1, &n_word);
         if (!cmd)
             return unknown_command(argv[2]);
+    }
+    if (man)
+        ml_help_man(&text, cmd);
+    else if (cmd)
         ml_help_command(&text, cmd, false);
-    } else {
+    else
         ml_help_all(&text);
-    }
-    return print(&text, stdout, ML_EXIT_OK);
-}
-
-/* miles --print-man [command] */
-static int print_man(int argc, char **argv) {
-    const ml_command *cmd = NULL;
-    ml_text text = { 0 };
-    int n_word;
-
-    if (argc > 2) {
-        cmd = command_of(argc - 1, argv + 1, &n_word);
-        if (!cmd)
-            return unknown_command(argv[2]);
-    }
-    ml_help_man(&text, cmd);
     return print(&text, stdout, ML_EXIT_OK);
 }
 
@@ -255,7 +243,7 @@ int main(int argc, char **argv) {
         return print(&text, stderr, ML_EXIT_USAGE);
     }
     if (strcmp(first, "help") == 0)
-        return print_help(argc, argv);
+        return print_page(argc, argv, false);
     if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0)
         ml_help_all(&text);
     else if (strcmp(first, "--version") == 0 || strcmp(first, "-V") == 0)
@@ -263,7 +251,7 @@ int main(int argc, char **argv) {
     else if (strcmp(first, "--print-docs") == 0)
         ml_help_docs(&text);
     else if (strcmp(first, "--print-man") == 0)
-        return print_man(argc, argv);
+        return print_page(argc, argv, true);
     else if (strcmp(first, "--print-completion") == 0)
         return print_completion(argc > 2 ? argv[2] : "");
     else

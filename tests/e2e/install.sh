@@ -83,9 +83,9 @@ static_needs_only_libc() {
     ! ldd build/static/miles | awk '{print $1}' | grep -vE '^(linux-vdso|libm|libc|/lib.*/ld-linux)' | grep .
 }
 deb_in_clean_root() { # at the same paths, so that the smoke run is the same
-    debootstrap --variant=minbase bookworm "$work/root" >/dev/null && mkdir -p "$work/root$work" && cp -r "$work/quick" "$work/root$work/" &&
-        cp build/miles-c_*.deb "$work/root/tmp/" && printf '{"input": "1+1", "label": "2"}\n' >"$work/root/tmp/data.jsonl" &&
-        chroot "$work/root" sh -c "apt-get install -y --no-install-recommends /tmp/miles-c_*.deb && cd /tmp && miles ${train//$'\n'/ } &&
+    debootstrap --variant=minbase bookworm "$work/clean" >/dev/null && mkdir -p "$work/clean$work" && cp -r "$work/quick" "$work/clean$work/" &&
+        cp build/miles-c_*.deb "$work/clean/tmp/" && printf '{"input": "1+1", "label": "2"}\n' >"$work/clean/tmp/data.jsonl" &&
+        chroot "$work/clean" sh -c "apt-get install -y --no-install-recommends /tmp/miles-c_*.deb && cd /tmp && miles ${train//$'\n'/ } &&
             test -s run/metrics.jsonl && apt-get remove -y miles-c && test ! -e /usr/bin/miles"
 }
 wheel_in_clean_environment() {
