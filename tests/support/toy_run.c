@@ -52,7 +52,7 @@ int ml_toy_run(const char *command, const char *save, int rounds, const char *mo
 }
 
 pid_t ml_toy_start_to(const char *log, const char *line) {
-    char args[3000], program[600], *argv[100], *word, *rest = args;
+    char args[4000], program[600], *argv[100], *word, *rest = args;
     int n = 0;
     pid_t pid;
 

@@ -372,22 +372,45 @@ static bool says(const char *log, const char *sentence) {
     return false;
 }
 
+/* A reward program.  While a file "log" says that the first rollout is trained and there is no
+ * file "go", it does not answer: the run stays inside its second rollout until the test has
+ * done its part, however fast the machine is. */
+static const char *held_reward(void) {
+    static char command[1200];
+    char script[3000];
+    const char *log = ml_test_path("log"), *go = ml_test_path("go");
+
+    snprintf(
+        script, sizeof script,
+        "#!/bin/sh\n"
+        "while read -r sample; do\n"
+        "    while grep -qs 'rollout 0, step 1:' %s && [ ! -e %s ]; do sleep 0.1; done\n"
+        "    echo 0.$((${#sample} %% 10))\n"
+        "done\n",
+        log, go);
+    ml_toy_file("held.sh", script);
+    CHECK(chmod(ml_test_path("held.sh"), 0700) == 0);
+    snprintf(command, sizeof command, "--custom-rm-path cmd:%s", ml_test_path("held.sh"));
+    return command;
+}
+
 /* An engine joins a run, and the one that it began with leaves: no byte changes.  The engine
  * that joins has other weights than the run at that time. */
 static void engines_come_and_go(void) {
-    enum { MANY = 24 };
+    enum { MANY = 5 };
     const char *here = ml_test_path("here"), *there = ml_test_path("there"),
                *log = ml_test_path("log");
-    char out[16000], more[1000], args[3000], line[1200];
+    char out[16000], more[2500], flags[2000], args[4000], line[1200];
     int status = 0;
     pid_t a, b, run;
 
     ml_toy_run_inputs();
-    CHECK(ml_toy_run("train", here, MANY, "", out, sizeof out) == 0);
+    snprintf(flags, sizeof flags, "--sglang-router-port 0 %s", held_reward());
+    CHECK(ml_toy_run("train", here, MANY, held_reward(), out, sizeof out) == 0);
     a = serve(1);
     b = serve(2);
     ml_toy_run_args(args, sizeof args, "train", there, MANY,
-                    external(more, sizeof more, 1, 1, "--sglang-router-port 0"));
+                    external(more, sizeof more, 1, 1, flags));
     run = ml_toy_start_to(log, args);
     CHECK(says(log, "rollout 0, step 1:"));
     CHECK(tell_router(there, "/add_worker", 2));
@@ -398,6 +421,7 @@ static void engines_come_and_go(void) {
     snprintf(line, sizeof line, "127.0.0.1:%d is removed", port_of(1));
     CHECK(says(log, line));
     end(a);
+    ml_toy_file("go", "");
     waitpid(run, &status, 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     ml_toy_run_same(here, there, MANY);

@@ -2,10 +2,12 @@
 #include <string.h>
 #include "rl/rollout/gen_task_priv.h"
 
-/* Closes a task.  The group's owner may free it from then on. */
+/* Closes a task.  The group's owner may free it from then on.  The policy learns of a group
+ * that is done; the generator is notified under the lock, as in ml_group_set_replied. */
 static void close_one(ml_gen_task *x) {
     ml_gen_group *g = x->group;
     ml_group_set *s = g->set;
+    ml_gen *gen = s->ctx->gen;
 
     ml_work_count_add(s->ctx->work_count);
     pthread_mutex_lock(&s->lock);
@@ -13,6 +15,8 @@ static void close_one(ml_gen_task *x) {
     if (--g->n_open == 0)
         g->state = ML_GROUP_DONE;
     pthread_cond_broadcast(&s->change);
+    if (s->decide && g->state == ML_GROUP_DONE)
+        gen->notify(gen);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -87,8 +87,8 @@ typedef struct ml_group_set {
     const ml_sampling *how;
     const ml_dataset *dataset;
     ml_encoder *encoder; /* of the thread that starts groups */
-    /* The policy, called after each step in which requests ended or replies arrived, until
-     * the set is closed.  NULL: the owner starts all groups at once. */
+    /* The policy, called after each step in which requests ended, replies arrived or a
+     * group's rewards were complete, until the set is closed.  NULL: the owner starts all groups at once. */
     void (*decide)(void *ud);
     void *ud;
     /* The order in which groups end decides which are kept: the next step begins when all

@@ -130,10 +130,22 @@ static void judge(batch *r) {
     }
 }
 
+static bool all_graded(batch *r) {
+    for (ml_gen_group *g = r->set.groups.first; g; g = g->next)
+        if (g->fate == ML_GROUP_KEPT && ml_gen_group_state(g) != ML_GROUP_DONE)
+            return false;
+    return true;
+}
+
 /* When enough groups are kept, drops those without a reward for each sample; they are
- * replaced. */
-static void settle(batch *r) {
-    if (r->n_kept >= wanted(r) && !r->g->filter)
+ * replaced.  In lockstep, surplus groups must not go on while rewards are computed.
+ * Otherwise nothing is left to generate, and the generator's thread stays free for its other
+ * work: requests of others, engines that join the run.  False: rewards are missing; the
+ * policy is called again when they are there. */
+static bool settle(batch *r) {
+    if (r->n_kept >= wanted(r) && !r->g->filter) {
+        if (!r->set.lockstep && !all_graded(r))
+            return false;
         for (ml_gen_group *g = r->set.groups.first; g && r->st == ML_OK; g = g->next) {
             if (g->fate != ML_GROUP_KEPT)
                 continue;
@@ -141,10 +153,12 @@ static void settle(batch *r) {
             decide_one(r, g);
             r->n_kept -= g->fate != ML_GROUP_KEPT;
         }
+    }
     if (r->st == ML_OK && r->n_kept == 0 && r->n_incomplete >= wanted(r))
         r->st = ml_fail(r->err, ML_EPEER,
                         "no group of the rollout has a reward for each of its samples; see "
                         "the warnings above");
+    return true;
 }
 
 /* The policy, on the generator's thread, between steps. */
@@ -154,8 +168,8 @@ static void decide(void *ud) {
     judge(r);
     if (r->st == ML_OK && atomic_load(&r->g->cancelled))
         r->st = ml_fail(r->err, ML_EAGAIN, "the rollout was cancelled");
-    if (r->st == ML_OK)
-        settle(r);
+    if (r->st == ML_OK && !settle(r))
+        return;
     while (r->st == ML_OK && r->n_kept < wanted(r) && r->n_pending < wanted(r) - r->n_kept)
         r->st = start_more(r, r->err);
     if (r->st != ML_OK || r->n_kept >= wanted(r))
