@@ -47,7 +47,7 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
-  test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
+  test_http_client test_relay test_router_workers test_serve test_serve_openai test_serve_adapters test_run_log test_comm \
   test_mesh test_run_ranks test_shared_rollout test_local_ranks) $(FEW_RANKS) $(LOAD)
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
@@ -95,6 +95,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
 300 e2e/ranks tests/e2e/ranks.sh $(B)
