@@ -87,6 +87,7 @@ $(call tests,400,$(CHECKOP))
 $(call load,$(CONFIG),15)
 $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
+300 e2e/anthropic tools/with-python.sh anthropic tests/e2e/serve_anthropic.py --miles $(B)/miles
 300 e2e/tls tools/with-python.sh openai tests/e2e/serve_tls.py --miles $(B)/miles
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
