@@ -46,8 +46,8 @@ typedef struct ml_config {
     const char *single; /* for flags with only one possible value */
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
-        bool logits, grads, entropy, stats, dry_run;
-        double temperature;
+        bool logits, grads, entropy, mtp, stats, dry_run;
+        double temperature, mtp_loss_scaling_factor;
         ml_batching batching;
         const char *lora_adapter_path; /* one adapter for all sequences */
         ml_string_list lora_paths;     /* NAME=DIR */

@@ -252,15 +252,33 @@ static bool is_served(const ml_assembly *m) {
     return any;
 }
 
-static void tell_address(const ml_generator *g) {
+/* Functions send requests to the engine of this process or to a router: that of the run, or
+ * one that runs already. */
+static ml_status tell_address(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    const ml_generator *g = &m->generator;
     ml_python_parts parts = ml_python_host_get();
+    ml_secret *key = ML_NEW(&m->arena, ml_secret, 1);
+    ml_status st = ML_OK;
 
     if (!g->serves)
-        return;
-    parts.host = "127.0.0.1";
-    parts.port = ml_rank_engine_port(g->served);
-    parts.key = ml_rank_engine_key(g->served);
+        return ML_OK;
+    if (g->router) {
+        parts.host = c->router.host;
+        parts.port = ml_run_router_port(g->router);
+        parts.key = ml_run_router_key(g->router);
+    } else if (g->served) {
+        parts.host = "127.0.0.1";
+        parts.port = ml_rank_engine_port(g->served);
+        parts.key = ml_rank_engine_key(g->served);
+    } else {
+        st = ml_secret_find(key, c->mode.engine_key, c->mode.engine_key_file,
+                            "--rollout-external-api-key", err);
+        parts.host = c->mode.router_ip;
+        parts.port = c->router.port;
+        parts.key = st == ML_OK ? ml_secret_text(key) : NULL;
+    }
     ml_python_host_set(&parts);
+    return st;
 }
 
 static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
@@ -272,8 +290,9 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
         st = ml_generator_start(&m->generator, m->publisher->weights, c, err);
     if (st != ML_OK)
         return st;
-    tell_address(&m->generator);
-    st = ml_publisher_start(m->publisher, &m->generator, w, err);
+    st = tell_address(m, c, err);
+    if (st == ML_OK)
+        st = ml_publisher_start(m->publisher, &m->generator, w, err);
     m->publisher->frozen = c->debug.skip_sync;
     return st;
 }

@@ -442,20 +442,26 @@ void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
 
 /* --- replies ---------------------------------------------------------------- */
 
-static void write_event(ml_job *j, ml_str payload) {
+static void write_event(ml_job *j, const char *name, ml_str payload) {
     ml_text *event = &j->event;
 
     if (!j->begun)
         ml_http_begin(j->call, 200, "text/event-stream");
     j->begun = true;
     event->len = 0;
+    if (name)
+        ml_text_printf(event, "event: %s\n", name);
     ml_sse_write(event, payload);
     ml_http_write(j->call, (ml_str){ event->ptr, event->len });
 }
 
 void ml_job_send(ml_job *j, const ml_text *json) {
+    ml_job_send_event(j, NULL, json);
+}
+
+void ml_job_send_event(ml_job *j, const char *name, const ml_text *json) {
     if (j->call)
-        write_event(j, (ml_str){ json->ptr, json->len });
+        write_event(j, name, (ml_str){ json->ptr, json->len });
 }
 
 static void end_stream(ml_job *j) {
@@ -463,8 +469,8 @@ static void end_stream(ml_job *j) {
 
     if (j->api->last)
         j->api->last(j);
-    if (j->call)
-        write_event(j, ml_str_of("[DONE]"));
+    if (j->call && !j->api->named_events)
+        write_event(j, NULL, ml_str_of("[DONE]"));
     c = j->call;
     j->call = NULL;
     if (c)

@@ -111,7 +111,7 @@ static ml_status check_model(ml_job *j, ml_openai_body *b, ml_err *err) {
 }
 
 ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
-    ml_openai_body *b = ML_NEW(&j->arena, ml_openai_body, 1);
+    ml_openai_body *b = j->ud ? j->ud : ML_NEW(&j->arena, ml_openai_body, 1);
     ml_status st;
 
     ml_sampling_params_init(&b->sampling);

@@ -31,8 +31,9 @@ typedef struct ml_api {
                                                   j->out is the reply */
     void (*whole)(ml_job *j, ml_json_out *o);  /* writes a reply that is not streamed */
     void (*piece)(ml_job *j, ml_choice *c);    /* streams the new output of c */
-    void (*last)(ml_job *j);                   /* streams the events before [DONE] */
+    void (*last)(ml_job *j);                   /* streams the last events */
     void (*release)(ml_choice *c);             /* frees c->ud; may be NULL */
+    bool named_events; /* events have names, and no [DONE] ends a stream */
 } ml_api;
 
 struct ml_choice {
@@ -156,12 +157,16 @@ void ml_server_set_label(ml_server *s, uint64_t version, ml_str text);
 /* Called when a job has ended; the last one ends a drain. */
 void ml_server_job_gone(ml_server *s);
 void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap);
+uint64_t ml_server_new_key(ml_server *s); /* a number that no other call returns */
 
 /* --- reply.c --- */
 void ml_reply_json(ml_http_call *c, int status, const ml_text *body);
-/* {"error": {"message", "type", "param", "code"}}, the form that OpenAI clients parse. */
+/* {"error": {"message", "type", "param", "code"}}, the form that OpenAI clients parse; for
+ * paths of Anthropic's API {"type": "error", "error": {"type", "message"}}. */
 void ml_reply_error(ml_http_call *c, int status, const char *message);
 void ml_reply_err(ml_http_call *c, const ml_err *err);
+/* The same object, as an event of a stream. */
+void ml_anthropic_error_write(ml_json_out *o, int status, const char *message);
 /* 404 with OpenAI's code for an unknown model. */
 void ml_reply_no_model(ml_http_call *c, const char *message);
 int ml_http_status_of(ml_status st);
@@ -184,6 +189,7 @@ void ml_job_output(ml_job *j, ml_choice *c);
 void ml_job_fail(ml_job *j);
 /* Sends an event of a stream. */
 void ml_job_send(ml_job *j, const ml_text *json);
+void ml_job_send_event(ml_job *j, const char *name, const ml_text *json);
 /* Token ids of a text, in the job's arena. */
 ml_status ml_job_encode(ml_job *j, ml_str text, bool add_special, const int32_t **id,
                         int32_t *n, ml_err *err);
@@ -200,10 +206,11 @@ void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o);
 
 /* --- the endpoints --- */
 typedef void ml_endpoint(ml_server *s, ml_http_call *c);
-ml_endpoint ml_serve_generate;                      /* generate.c */
-ml_endpoint ml_serve_completions;                   /* openai_completions.c */
-ml_endpoint ml_serve_chat;                          /* openai_chat.c */
-ml_endpoint ml_serve_tokenize, ml_serve_detokenize; /* tokenize.c */
+ml_endpoint ml_serve_generate;                        /* generate.c */
+ml_endpoint ml_serve_completions;                     /* openai_completions.c */
+ml_endpoint ml_serve_chat;                            /* openai_chat.c */
+ml_endpoint ml_serve_messages, ml_serve_count_tokens; /* anthropic.c */
+ml_endpoint ml_serve_tokenize, ml_serve_detokenize;   /* tokenize.c */
 ml_endpoint ml_serve_health, ml_serve_health_generate, ml_serve_model_info,
     ml_serve_server_info, ml_serve_weight_version, ml_serve_models; /* info.c */
 ml_endpoint ml_serve_metrics;                                       /* serve_metrics.c */

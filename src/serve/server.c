@@ -32,6 +32,8 @@ static const route routes[] = {
     { "/generate", POST | PUT | WORK, ml_serve_generate },
     { "/v1/completions", POST | WORK, ml_serve_completions },
     { "/v1/chat/completions", POST | WORK, ml_serve_chat },
+    { "/v1/messages", POST | WORK, ml_serve_messages },
+    { "/v1/messages/count_tokens", POST, ml_serve_count_tokens },
     { "/tokenize", POST, ml_serve_tokenize },
     { "/v1/tokenize", POST, ml_serve_tokenize },
     { "/detokenize", POST, ml_serve_detokenize },
@@ -183,6 +185,10 @@ void ml_server_write_label(ml_server *s, uint64_t version, ml_json_out *o) {
 void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap) {
     snprintf(out, cap, "%s%016llx%08llx", prefix, (unsigned long long)s->boot,
              (unsigned long long)atomic_fetch_add(&s->n_request, 1));
+}
+
+uint64_t ml_server_new_key(ml_server *s) {
+    return s->boot + 0x9E3779B97F4A7C15U * atomic_fetch_add(&s->n_request, 1);
 }
 
 /* --- open, drain, close ----------------------------------------------------- */

@@ -11,18 +11,12 @@ import json
 
 import openai
 from serve_lora import DIRS, make_qwen
-from serve_setup import CHARS, SPECIAL, Server, make_parrot
+from serve_setup import CHARS, SPECIAL, Server, make_calling
 
 EOS = len(CHARS) + SPECIAL.index("<|im_end|>")
 TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
 HELLO = [{"role": "user", "content": "hello"}]
 SIX = {"max_tokens": 6, "seed": 3}
-
-
-def make_calling(path):
-    call = ['<tool_call>{"name": "get", ', '"arguments": {"k": 1}}</tool', '_call>']
-    again = [x.replace(" ", "") for x in call[:2]] + ["_call>\n"]
-    return make_parrot(path, ["wait", *call, *again])
 
 
 def test_models(c, s):

@@ -266,6 +266,7 @@ static const struct {
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-adapters", SCORE "--lora-adapter-path a --lora-paths x=b" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
+    { "score-mtp-batching", SCORE "--mtp --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
     { "convert-output", "--hf-checkpoint m --save-hf a --save-gguf b.gguf" },
     { "convert-q8_0", "--hf-checkpoint m --save-hf a --dtype q8_0" },
