@@ -229,7 +229,6 @@ static const struct {
     { "lora-targets", ROUND "--lora-rank 4" },
     { "lora-elsewhere", ROUND "--lora-rank 4 --target-modules q_proj --eval-num-gpus 2" },
     { "lora-copies", ROUND "--lora-rank 4 --target-modules q_proj --keep-old-actor" },
-    { "lora-shards", ROUND "--lora-rank 4 --target-modules q_proj --gradient-shards 2" },
     { "lora-train-only", ROUND "--lora-train-only" },
     { "lora-dropout", ROUND "--lora-rank 4 --target-modules q_proj --lora-dropout 0.1" },
     { "train-teacher", ROUND "--opd-teacher-load t" },

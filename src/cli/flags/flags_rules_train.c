@@ -20,10 +20,6 @@ static bool lora_with_copies(const ml_config *c) {
     return ml_run_has_lora(&c->run) && (c->run.ref_interval || c->run.keep_old_actor);
 }
 
-static bool lora_with_shards(const ml_config *c) {
-    return ml_run_has_lora(&c->run) && c->run.trainer.grad_shards > 1;
-}
-
 static bool train_only_elsewhere(const ml_config *c) {
     return c->run.lora.train_only &&
            (!ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run));
@@ -251,8 +247,6 @@ const ml_rule ml_rules_train[] = {
       "--lora-rank excludes --ref-update-interval and --keep-old-actor: the reference is "
       "the "
       "model without the adapter" },
-    { "lora-shards", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_shards,
-      "--lora-rank excludes --gradient-shards: one process trains an adapter" },
     { "lora-train-only", ML_CMD_SFT | ML_CMD_TRAIN, train_only_elsewhere,
       "--lora-train-only needs --lora-rank, and excludes engines of other processes" },
     { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
