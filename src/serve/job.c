@@ -186,6 +186,7 @@ static ml_status submit(ml_choice *c, ml_err *err) {
                          .n_top = c->n_top,
                          .also = c->also,
                          .n_also = c->n_also,
+                         .also_each = c->also_each,
                          .routed_from = c->routed_from };
     ml_status st;
 

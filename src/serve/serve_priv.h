@@ -45,6 +45,7 @@ struct ml_choice {
     int32_t logprob_start; /* first prompt token to report; -1: none */
     int32_t n_top, n_also;
     const int32_t *also;
+    bool also_each;            /* as in ml_gen_request */
     uint64_t sample;           /* Philox key within the seed */
     bool routed[ML_N_ROUTING]; /* return the routing record ... */
     int32_t routed_from;       /* ... of the tokens from this index on */
