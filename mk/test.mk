@@ -92,6 +92,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
 300 e2e/ranks tests/e2e/ranks.sh $(B)

@@ -78,7 +78,12 @@ typedef struct ml_config {
     struct {
         const char *tokenizer_path, *tool_parser, *model_name, *sampling_defaults;
         ml_string_list weight_prefix; /* none: the parent of the model directory */
-        int64_t max_in_flight;        /* 0: a share of memory */
+        struct {
+            bool enable;
+            ml_string_list paths, targets; /* targets: none: all */
+            int64_t max_rank, per_batch, max_loaded;
+        } lora;
+        int64_t max_in_flight; /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
         int64_t tp;                                                 /* ranks */
         double mem_fraction;
