@@ -234,6 +234,8 @@ static void score_at(const ml_request *r, const ml_scores *s, int32_t i, ml_draw
     d->top_id = s->top_id + (size_t)i * (size_t)r->params.n_top;
     d->top_logprob = s->top_logprob + (size_t)i * (size_t)r->params.n_top;
     d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->params.n_also;
+    if (r->params.also_each)
+        d->also += (size_t)i * (size_t)r->params.n_also;
 }
 
 /* The draw of the token after the first n, from row `loss` of the logits. */

@@ -187,6 +187,7 @@ static ml_status submit(ml_choice *c, ml_err *err) {
                          .n_top = c->n_top,
                          .also = c->also,
                          .n_also = c->n_also,
+                         .also_each = c->also_each,
                          .routed_from = c->routed_from,
                          .adapter = c->lora ? 1 + c->lora->slot : 0,
                          .adapter_id = c->lora ? c->lora->id : 0 };

@@ -46,6 +46,7 @@ struct ml_choice {
     int32_t logprob_start; /* first prompt token to report; -1: none */
     int32_t n_top, n_also;
     const int32_t *also;
+    bool also_each;            /* as in ml_gen_request */
     uint64_t sample;           /* Philox key within the seed */
     ml_str adapter;            /* its name; empty: none */
     const ml_adapter *lora;    /* the adapter, when the job holds it */

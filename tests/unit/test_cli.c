@@ -234,6 +234,11 @@ static const struct {
     { "train-teacher", ROUND "--opd-teacher-load t" },
     { "train-opd-type", ROUND "--use-opd" },
     { "train-opd-load", ROUND "--use-opd --opd-type megatron" },
+    { "train-opd-top-k", ROUND "--opd-log-prob-top-k 4" },
+    { "train-opd-async",
+      ROUND "--use-opd --opd-type sglang --opd-teacher-urls http://h:1 "
+            "--opd-log-prob-top-k 4 --over-sampling-batch-size 64",
+      true },
     { "train-opd-urls", ROUND "--use-opd --opd-type sglang" },
     { "train-old-actor", ROUND "--keep-old-actor --skip-actor-forward-only" },
     { "train-forward-pass", ROUND "--use-rollout-entropy --skip-actor-forward-only" },
