@@ -311,6 +311,7 @@ typedef struct ml_op_attr {
         int32_t max_rank; /* of all adapters, for scratch memory */
         int32_t n_head;   /* of a HEAD_LINEAR; otherwise 1.  MoE: attr.moe */
         bool transposed;  /* y + scale A^T (B^T x), head by head: an absorbed weight */
+        float dropout;    /* probability, where rows have a key; not if transposed */
     } lora;
 } ml_op_attr;
 
@@ -351,7 +352,9 @@ typedef struct ml_rows {
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
     const int32_t
-        *adapter;      /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
+        *adapter; /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
+    /* [n_token] LORA drops inputs of adapters by these random numbers; NULL: it drops none */
+    const uint64_t *dropout_key;
     float temperature; /* logits are divided by it */
     /* Context parallel: the sequences are pieces of others, whose KV pages they have; NULL:
      * they are not. */

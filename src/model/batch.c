@@ -33,6 +33,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
 void ml_batch_clear(ml_batch *b) {
     b->rows.n_token = b->rows.n_seq = b->rows.n_loss = b->n_page = 0;
     b->rows.adapter = NULL;
+    b->rows.dropout_key = NULL;
 }
 
 static void add_targets(ml_batch *b, const int32_t *target, int32_t n) {

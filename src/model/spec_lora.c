@@ -146,3 +146,14 @@ void ml_spec_lora_insert(ml_spec *s, const bool *wanted, int32_t max_rank) {
     s->node = x.node;
     s->n_node = x.n_node;
 }
+
+bool ml_spec_lora_dropout(ml_spec *s, float p) {
+    for (int32_t i = 0; i < s->n_node; i++) {
+        if (s->node[i].op != ML_OP_LORA)
+            continue;
+        if (s->node[i].attr.lora.transposed)
+            return false;
+        s->node[i].attr.lora.dropout = p;
+    }
+    return true;
+}

@@ -30,4 +30,8 @@ const ml_lora_layer *ml_spec_lora_layers(const ml_spec *s, ml_arena *a, int32_t 
  * most this rank. */
 void ml_spec_lora_insert(ml_spec *s, const bool *wanted, int32_t max_rank);
 
+/* Gives the LORA ops a probability of dropout; false: one of them is of an absorbed weight,
+ * whose input is not that of the layer. */
+bool ml_spec_lora_dropout(ml_spec *s, float p);
+
 #endif

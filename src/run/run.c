@@ -142,9 +142,9 @@ static ml_status make_lora(ml_train_run *r, ml_err *err) {
         st = ml_fail(err, ML_EUSAGE,
                      "--lora-rank %lld: the adapter in %s has rank %d; remove the flag",
                      (long long)f->rank, f->path, r->lora.config.rank);
-    if (st == ML_OK && r->lora.config.dropout > 0)
-        ml_log(ML_LOG_WARN, "%s: \"lora_dropout\" %g is not applied", f->path,
-               r->lora.config.dropout);
+    if (st == ML_OK && r->lora.config.dropout > 0 && f->dropout == 0)
+        ml_log(ML_LOG_WARN, "%s: \"lora_dropout\" %g is not applied; --lora-dropout is",
+               f->path, r->lora.config.dropout);
     return st;
 }
 
@@ -171,6 +171,15 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
     wanted = ML_NEW(&r->arena, bool, r->lora.n_site);
     ml_lora_mark(&r->lora, wanted);
     ml_spec_lora_insert(&r->spec, wanted, r->lora.max_rank);
+    if (r->opts.lora.dropout > 0 &&
+        !ml_spec_lora_dropout(&r->spec, (float)r->opts.lora.dropout))
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--lora-dropout: kv_b_proj of this %s model is multiplied with other "
+            "inputs than the layer's; add it to --exclude-modules, or set 0",
+            r->spec.family);
+    r->opts.trainer.dropout = r->opts.lora.dropout > 0;
+    r->opts.trainer.dropout_seed = (uint64_t)r->opts.source.seed;
     r->lora_site = r->lora.site;
     r->lora_table =
         (ml_lora_table){ .adapter = &r->lora_site, .n_adapter = 1, .all = true };

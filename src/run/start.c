@@ -170,9 +170,10 @@ static ml_trainer_opts critic_opts(const ml_run_opts *o) {
 
     t.lr.lr = o->critic_lr;
     t.lr.warmup_iters = o->critic_warmup_iters;
-    t.dump_score = t.dump_train = NULL;   /* dumps are of the actor only */
-    t.optimizer.freeze = NULL;            /* its patterns name the actor's tensors */
-    t.lora = NULL;                        /* it has no adapter */
+    t.dump_score = t.dump_train = NULL; /* dumps are of the actor only */
+    t.optimizer.freeze = NULL;          /* its patterns name the actor's tensors */
+    t.lora = NULL;                      /* it has no adapter */
+    t.dropout = false;
     memset(t.replay, 0, sizeof t.replay); /* the routing record is the actor's, too */
     return t;
 }

@@ -55,6 +55,7 @@ typedef struct ml_micro {
     /* Per row of this rank; without context parallelism the same arrays. */
     float *own_logprob, *own_entropy, *own_dlogprob, *own_dentropy;
     float *logprob, *entropy, *dlogprob, *dentropy; /* [response tokens] */
+    uint64_t *dropout_key; /* [n_token] of rows; set with dropout */
     ml_routing_replay routing_replay;
     bool critic;     /* every row has a value; values are stored in the log-prob arrays */
     bool everywhere; /* all response tokens are scored, including masked ones */

@@ -7,6 +7,7 @@
 
 #include "base/bug.h"
 #include "base/clock.h"
+#include "base/philox.h"
 #include "train/flops.h"
 
 static float temperature_of(const ml_trainer *t) {
@@ -216,6 +217,10 @@ const ml_lora *ml_trainer_lora(const ml_trainer *t) {
     return t->opts.lora;
 }
 
+bool ml_trainer_drops(const ml_trainer *t) {
+    return t->opts.dropout;
+}
+
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
     return &t->optimizer;
 }
@@ -383,12 +388,31 @@ ml_batch_caps ml_trainer_need(const ml_trainer *t, const ml_train_sample *s,
     return need;
 }
 
+/* A key is a function of the seed, the step, the sample and the position: neither packing nor
+ * the number of ranks changes what is dropped. */
+static void set_dropout(const ml_trainer *t, ml_micro *m, const ml_bin *bin) {
+    ml_rows *r = &m->batch.rows;
+
+    if (!m->dropout_key)
+        m->dropout_key = ML_NEW(&m->arena, uint64_t, m->caps.n_token);
+    for (int32_t q = 0; q < r->n_seq; q++)
+        for (int32_t i = r->seq_start[q]; i < r->seq_start[q + 1]; i++) {
+            ml_philox x = ml_philox_at(t->opts.dropout_seed,
+                                       (uint64_t)t->n_sample << 24 | (uint64_t)bin->item[q],
+                                       (uint64_t)r->pos[i]);
+            m->dropout_key[i] = (uint64_t)x.word[0] << 32 | x.word[1];
+        }
+    r->dropout_key = m->dropout_key;
+}
+
 ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
                        const ml_train_sample *s, const ml_bin *bin, bool everywhere) {
     ml_micro *m = &r->micro;
     ml_run run = { .weights = w, .rows = &m->batch.rows, .expert_rows = r->expert_rows };
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
+    if (t->opts.dropout && r == &t->train)
+        set_dropout(t, m, bin);
     if (w == t->weights)
         ml_routing_replay_load(m, &run, s, bin);
     return run;

@@ -69,6 +69,9 @@ typedef struct ml_trainer_opts {
     /* NULL, or the adapter on top of the weights (ml_weights.lora): it alone is trained, and
      * the weights have no gradients and no optimizer state.  Outlives the trainer. */
     ml_lora *lora;
+    bool
+        dropout; /* train steps drop inputs of the adapter: LORA ops have the probability */
+    uint64_t dropout_seed;
     /* Gradients are sums of as many parts of a step, a power of two, in a binary tree: each
      * data place has as many of them, so that the sum does not depend on the number of
      * ranks, which divides it.  Not with other directions than data and pipeline parallel.
@@ -172,6 +175,8 @@ int32_t ml_trainer_data_size(const ml_trainer *t);
 int32_t ml_trainer_data_place(const ml_trainer *t);
 /* The adapter that it trains; NULL: none. */
 const ml_lora *ml_trainer_lora(const ml_trainer *t);
+/* Whether train steps have dropout, so that their log-probs are not those of the weights. */
+bool ml_trainer_drops(const ml_trainer *t);
 /* The lists of micro-batches of a scheduled step; the first of those of this rank, and their
  * number.  Without grad_shards each data place has one. */
 int32_t ml_trainer_shards(const ml_trainer *t);

@@ -202,6 +202,7 @@ ck_case ck_row(const ck_case *c, int32_t t) {
     s.rows.id = c->rows.id ? c->rows.id + t : NULL;
     s.rows.pos = c->rows.pos ? c->rows.pos + t : NULL;
     s.rows.adapter = c->rows.adapter ? c->rows.adapter + t : NULL;
+    s.rows.dropout_key = c->rows.dropout_key ? c->rows.dropout_key + t : NULL;
     for (int i = 0; i < ML_OP_IN; i++)
         if (s.in[i].data)
             take_row(&s.in[i], t);

@@ -1,3 +1,4 @@
+#include "base/philox.h"
 #include "tests/checkop/checkop.h"
 
 /* Weights hold the matrices of all adapters: A [adapters * groups, rank, K] and B
@@ -6,6 +7,7 @@ static const struct variant {
     int32_t m, n, k, rank, adapters;
     int32_t heads;
     bool transposed;
+    float dropout;
 } variants[] = {
     { 0, 5, 3, 2, 1, 1 },
     { 1, 1, 1, 1, 1, 1 },
@@ -18,6 +20,8 @@ static const struct variant {
     { 5, 12, 7, 2, 2, 3, true },
     { 140, 20, 16, 4, 1, 5 },
     { 140, 17, 20, 18, 2, 2, true },
+    { 9, 17, 15, 4, 2, 1, false, 0.25f },
+    { 300, 20, 19, 5, 2, 3, false, 0.5f },
 };
 
 static float scale_of(int32_t adapter) {
@@ -50,15 +54,48 @@ static void choose_adapters(ck_case *c, int32_t n_token, int32_t adapters) {
     c->rows.adapter = of;
 }
 
+static void choose_keys(ck_case *c, int32_t n_token, float dropout) {
+    uint64_t *key = ML_NEW(c->arena, uint64_t, n_token + 1);
+
+    for (int32_t i = 0; i < n_token; i++)
+        key[i] = (uint64_t)i * 7919 + 11;
+    c->attr.lora.dropout = dropout;
+    c->rows.dropout_key = dropout > 0 ? key : NULL;
+}
+
+/* The inputs of head h of a token for one expert, after dropout; in the arena. */
+static const double *dropped(const ck_case *c, int64_t token, int64_t group, int64_t h,
+                             int64_t n, const double *x) {
+    const float p = c->attr.lora.dropout;
+    double *y;
+
+    if (!c->rows.dropout_key)
+        return x;
+    y = ML_NEW(c->arena, double, n);
+    for (int64_t j = 0; j < n; j++) {
+        uint64_t col = (uint64_t)(h * n + j);
+        ml_philox four =
+            ml_philox_at(c->rows.dropout_key[token],
+                         (uint64_t)c->attr.lora.site | (uint64_t)group << 32, col / 4);
+        bool gone = four.word[col % 4] < (uint32_t)((double)p * 0x1p32);
+        y[j] = gone ? 0.0 : x[j] / (1.0 - (double)p);
+    }
+    return y;
+}
+
 static void build(ck_case *c, int i) {
     const struct variant *v = &variants[i];
 
     ck_name(c, "m%d-n%d-k%d-r%d-a%d-h%d%s", v->m, v->n, v->k, v->rank, v->adapters,
-            v->heads, v->transposed ? "-transposed" : "");
+            v->heads,
+            v->transposed    ? "-transposed"
+            : v->dropout > 0 ? "-dropout"
+                             : "");
     c->attr.lora.max_rank = v->rank;
     c->attr.lora.n_head = v->heads;
     c->attr.lora.transposed = v->transposed;
     choose_adapters(c, v->m, v->adapters);
+    choose_keys(c, v->m, v->dropout);
     c->in[0] = ck_mat(v->m, (int64_t)v->heads * v->k);
     ck_fill(c, &c->in[0], 1.0f);
     c->in[1] = ck_mat(v->m, (int64_t)v->heads * v->n);
@@ -127,7 +164,8 @@ static void forward(const ck_case *c, ck_ref *r) {
     for (int64_t t = 0; t < c->rows.n_token; t++)
         for (int64_t i = 0; i < h && c->rows.adapter[t] >= 0; i++)
             add_adapter(c, r, c->rows.adapter[t] * h + i, c->rows.adapter[t],
-                        r->in[0] + (t * h + i) * k, r->out[0] + (t * h + i) * n);
+                        dropped(c, t, 0, i, k, r->in[0] + (t * h + i) * k),
+                        r->out[0] + (t * h + i) * n);
 }
 
 const ck_suite ck_lora = {
@@ -145,11 +183,11 @@ const ck_suite ck_lora = {
 
 static const struct expert_variant {
     int32_t tokens, top_k, experts, n, k, rank, adapters;
+    float dropout;
 } expert_variants[] = {
-    { 1, 1, 2, 4, 4, 2, 1 },
-    { 9, 2, 4, 17, 15, 3, 2 },
-    { 60, 4, 16, 20, 33, 8, 3 },
-    { 150, 2, 3, 18, 6, 17, 2 },
+    { 1, 1, 2, 4, 4, 2, 1 },          { 9, 2, 4, 17, 15, 3, 2 },
+    { 60, 4, 16, 20, 33, 8, 3 },      { 150, 2, 3, 18, 6, 17, 2 },
+    { 9, 2, 4, 17, 15, 3, 2, 0.25f },
 };
 
 /* The table of MOE_ROUTE: starts of the experts' rows, and the pair of each row. */
@@ -175,13 +213,14 @@ static void build_experts(ck_case *c, int i) {
     const struct expert_variant *v = &expert_variants[i];
     int64_t rows = (int64_t)v->tokens * v->top_k;
 
-    ck_name(c, "m%d-e%d-k%d-n%d-k%d-r%d-a%d", v->tokens, v->experts, v->top_k, v->n, v->k,
-            v->rank, v->adapters);
+    ck_name(c, "m%d-e%d-k%d-n%d-k%d-r%d-a%d%s", v->tokens, v->experts, v->top_k, v->n, v->k,
+            v->rank, v->adapters, v->dropout > 0 ? "-dropout" : "");
     c->attr.lora.max_rank = v->rank;
     c->attr.lora.n_head = 1;
     c->attr.moe.n_expert = v->experts;
     c->attr.moe.top_k = v->top_k;
     choose_adapters(c, v->tokens, v->adapters);
+    choose_keys(c, v->tokens, v->dropout);
     c->in[0] = ck_mat(rows, v->k);
     ck_fill(c, &c->in[0], 1.0f);
     c->in[1] = ck_mat(rows, v->n);
@@ -199,10 +238,11 @@ static void forward_experts(const ck_case *c, ck_ref *r) {
     copy_outputs(c, r);
     for (int32_t e = 0; e < n_expert; e++)
         for (int64_t i = start[e]; i < start[e + 1]; i++) {
-            int32_t adapter = c->rows.adapter[pair[i] / c->attr.moe.top_k];
+            int32_t token = pair[i] / c->attr.moe.top_k, adapter = c->rows.adapter[token];
             if (adapter >= 0)
                 add_adapter(c, r, (int64_t)adapter * n_expert + e, adapter,
-                            r->in[0] + i * k, r->out[0] + i * n);
+                            dropped(c, token, e, 0, k, r->in[0] + i * k),
+                            r->out[0] + i * n);
         }
 }
 

@@ -230,7 +230,7 @@ static const struct {
     { "lora-elsewhere", ROUND "--lora-rank 4 --target-modules q_proj --eval-num-gpus 2" },
     { "lora-copies", ROUND "--lora-rank 4 --target-modules q_proj --keep-old-actor" },
     { "lora-train-only", ROUND "--lora-train-only" },
-    { "lora-dropout", ROUND "--lora-rank 4 --target-modules q_proj --lora-dropout 0.1" },
+    { "lora-dropout", ROUND "--lora-dropout 0.1" },
     { "train-teacher", ROUND "--opd-teacher-load t" },
     { "train-opd-type", ROUND "--use-opd" },
     { "train-opd-load", ROUND "--use-opd --opd-type megatron" },

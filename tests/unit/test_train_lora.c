@@ -110,6 +110,24 @@ static void train_only(void) {
     CHECK(system(flags) == 0);
 }
 
+/* What is dropped depends on samples and positions, not on micro-batches, and a run that
+ * resumes drops the same. */
+static void dropout(void) {
+    enum { ROUNDS = 3 };
+    const char *whole = ml_test_path("whole"), *small = ml_test_path("small"),
+               *parts = ml_test_path("parts");
+
+    ml_toy_run_inputs();
+    must_run("train", whole, ROUNDS, LORA "--lora-dropout 0.2");
+    CHECK(count(whole, "forward_logp_max_diff") == 0);
+    must_run("train", small, ROUNDS,
+             LORA "--lora-dropout 0.2 --use-dynamic-batch-size --max-tokens-per-gpu 40");
+    ml_toy_run_same(whole, small, ROUNDS);
+    must_run("train", parts, 2, LORA "--lora-dropout 0.2");
+    must_run("train", parts, ROUNDS, LORA "--lora-dropout 0.2");
+    ml_toy_run_same(whole, parts, ROUNDS);
+}
+
 /* The base is in memory once: a run with a reference plans what one without it plans. */
 static void memory(void) {
     const char *line;
@@ -157,6 +175,7 @@ static const ml_test tests[] = {
     { "an asynchronous run trains an adapter", asynchronous, 120 },
     { "engines of other processes get the adapter alone", elsewhere, 300 },
     { "rollouts may leave the adapter out", train_only, 120 },
+    { "dropout does not depend on micro-batches or resuming", dropout, 300 },
     { "a reference of an adapter needs no memory", memory, 60 },
     { "adapters that a run cannot train are rejected", refusals, 120 },
     { "a run of an adapter survives kills", survives_kills, 1800 },

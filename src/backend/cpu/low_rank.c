@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "backend/cpu/gemm.h"
+#include "base/philox.h"
 
 enum {
     PIECE = 128,     /* rows */
@@ -29,6 +30,7 @@ typedef struct lora {
     piece *piece;               /* [n_piece] */
     int64_t n_piece;
     float *low, *dlow; /* [n_row, n_head, rank] scale A x, and its gradient */
+    float *kept;       /* [n_row, n_head, n_in] x after dropout; NULL: nothing is dropped */
     float *wide;       /* [threads][PIECE, the wider of n_in and n_out] */
     char *gemm;        /* [threads] */
     size_t gemm_bytes; /* of a thread */
@@ -40,6 +42,10 @@ static size_t align64(size_t n) {
 
 static int64_t wider(const lora *l) {
     return l->n_in > l->n_out ? l->n_in : l->n_out;
+}
+
+static bool may_drop(const lora *l) {
+    return l->a->attr->lora.dropout > 0;
 }
 
 static lora sizes_of(const ml_cpu_stream *s, const ml_op_args *a) {
@@ -76,6 +82,8 @@ static size_t lay_out(lora *l, char *at) {
     size_t n_thread = (size_t)ml_pool_size(l->s->pool);
     size_t low = align64((size_t)(l->n_row * l->n_head * l->rank) * sizeof(float));
     size_t wide = align64((size_t)(PIECE * wider(l)) * sizeof(float));
+    size_t kept =
+        may_drop(l) ? align64((size_t)(l->n_row * l->n_head * l->n_in) * sizeof(float)) : 0;
     size_t together = gemm_bytes(l->s, l, l->n_row > PIECE ? l->n_row : PIECE), runs, n = 0;
 
     l->gemm_bytes = gemm_bytes(&alone, l, PIECE);
@@ -85,7 +93,10 @@ static size_t lay_out(lora *l, char *at) {
     l->dlow = (float *)(void *)(at + (n += low));
     l->wide = (float *)(void *)(at + (n += low));
     l->gemm = at + (n += wide * n_thread);
-    return n + (together > l->gemm_bytes * n_thread ? together : l->gemm_bytes * n_thread);
+    n += together > l->gemm_bytes * n_thread ? together : l->gemm_bytes * n_thread;
+    l->kept =
+        kept && l->a->rows && l->a->rows->dropout_key ? (float *)(void *)(at + n) : NULL;
+    return n + kept;
 }
 
 size_t ml_cpu_lora_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
@@ -218,10 +229,71 @@ static part part_of(const lora *l, const piece *p, int32_t h) {
                    .group = g };
 }
 
+/* --- dropout -------------------------------------------------------------------- */
+
+/* Drops elements of one head's part of a row: y = x or 0, divided by the probability that an
+ * element is kept; add: y + that.  An element depends on the row's key, the layer, the expert
+ * and its column alone. */
+static void drop(const lora *l, int32_t row, int32_t group, int32_t h, const float *x,
+                 float *y, bool add) {
+    const float p = l->a->attr->lora.dropout, gain = 1.0f / (1.0f - p);
+    const uint32_t below = (uint32_t)((double)p * 0x1p32);
+    const int32_t *start = l->a->in[2].data;
+    const int32_t token =
+        start ? start[l->a->attr->moe.n_expert + 1 + row] / l->a->attr->moe.top_k : row;
+    const uint64_t key = l->a->rows->dropout_key[token];
+    const uint64_t layer = (uint64_t)l->a->attr->lora.site | (uint64_t)group << 32;
+    ml_philox four = { { 0 } };
+
+    for (int64_t j = 0; j < l->n_in; j++) {
+        int64_t col = h * l->n_in + j;
+        float v;
+        if (j == 0 || col % 4 == 0)
+            four = ml_philox_at(key, layer, (uint64_t)(col / 4));
+        v = four.word[col % 4] < below ? 0.0f : x[j] * gain;
+        y[j] = add ? y[j] + v : v;
+    }
+}
+
+static void drop_piece(const lora *l, const worker *k, const piece *p) {
+    (void)k;
+    for (int32_t h = 0; h < l->n_head; h++) {
+        rows x = rows_at(l, l->a->in[0].data, l->n_in, p, h);
+        rows y = rows_at(l, l->kept, l->n_in, p, h);
+        for (int32_t i = 0; i < p->end - p->begin; i++)
+            drop(l, p->begin + i, p->group, h, x.data + i * x.ld, y.data + i * y.ld, false);
+    }
+}
+
+/* The inputs of the adapters. */
+static rows inputs_at(const lora *l, const piece *p, int32_t h) {
+    return rows_at(l, l->kept ? l->kept : l->a->in[0].data, l->n_in, p, h);
+}
+
+/* The gradient of x from that of low. */
+static void add_dx(const lora *l, const worker *k, const piece *p, int32_t h,
+                   const part *t) {
+    rows dx = rows_at(l, l->a->din[0].data, l->n_in, p, h);
+    rows wide = { k->wide, l->n_in };
+
+    if (l->a->attr->lora.transposed) {
+        times(k, dx, t->dlow, &t->b, t->m, true);
+    } else if (!l->kept) {
+        times_transposed(k, dx, t->dlow, &t->a, t->m, true);
+    } else {
+        times_transposed(k, wide, t->dlow, &t->a, t->m, false);
+        for (int32_t i = 0; i < t->m; i++)
+            drop(l, p->begin + i, p->group, h, wide.data + i * wide.ld, dx.data + i * dx.ld,
+                 true);
+    }
+}
+
+/* --- pieces, forward and backward ------------------------------------------------ */
+
 /* low = scale A x, or scale B^T x */
 static void compute_low(const lora *l, const worker *k, const piece *p, int32_t h,
                         const part *t) {
-    rows x = rows_at(l, l->a->in[0].data, l->n_in, p, h);
+    rows x = inputs_at(l, p, h);
 
     if (l->a->attr->lora.transposed)
         times_transposed(k, t->low, x, &t->b, t->m, false);
@@ -247,19 +319,14 @@ static void backward_piece(const lora *l, const worker *k, const piece *p) {
     for (int32_t h = 0; h < l->n_head; h++) {
         part t = part_of(l, p, h);
         rows dz = rows_at(l, l->a->dout[0].data, l->n_out, p, h);
-        rows dx = rows_at(l, l->a->din[0].data, l->n_in, p, h);
         compute_low(l, k, p, h, &t);
         if (l->a->attr->lora.transposed)
             times(k, t.dlow, dz, &t.a, t.m, false);
         else
             times_transposed(k, t.dlow, dz, &t.b, t.m, false);
         scale_rows(t.dlow, site_of(l, p->adapter)->scale, t.m, t.rank);
-        if (!l->a->din[0].data)
-            continue;
-        if (l->a->attr->lora.transposed)
-            times(k, dx, t.dlow, &t.b, t.m, true);
-        else
-            times_transposed(k, dx, t.dlow, &t.a, t.m, true);
+        if (l->a->din[0].data)
+            add_dx(l, k, p, h, &t);
     }
 }
 
@@ -270,7 +337,7 @@ static void add_gradients(const lora *l, const worker *k, const piece *p) {
     for (int32_t h = 0; h < l->n_head; h++) {
         part t = part_of(l, p, h);
         rows dz = rows_at(l, l->a->dout[0].data, l->n_out, p, h);
-        rows x = rows_at(l, l->a->in[0].data, l->n_in, p, h);
+        rows x = inputs_at(l, p, h);
         bool swapped = l->a->attr->lora.transposed;
         if (site->da.data) {
             ml_tensor da = matrix(&site->da, t.group);
@@ -349,6 +416,8 @@ void ml_cpu_lora_forward(ml_stream *s, const ml_op_args *a) {
         return;
     lay_out(&l, a->scratch);
     find_pieces(&l);
+    if (l.kept)
+        each_piece(&l, drop_piece);
     each_piece(&l, forward_piece);
 }
 
@@ -382,6 +451,8 @@ void ml_cpu_lora_backward(ml_stream *s, const ml_op_args *a) {
         return;
     lay_out(&l, a->scratch);
     find_pieces(&l);
+    if (l.kept)
+        each_piece(&l, drop_piece);
     each_piece(&l, backward_piece);
     all = worker_of(&l, l.s, 0);
     for (int64_t p = 0, next; p < l.n_piece; p = next) {

@@ -67,7 +67,8 @@ const ml_flag ml_flags_lora[] = {
       .min = 0,
       .max = 0.999,
       .group = "adapter",
-      .help = "Dropout of the adapter's inputs; only 0 is supported." },
+      .help = "Probability with which a train step drops each input of the adapter, by the "
+              "seed, the sample and the position.  Rollouts and scores have no dropout." },
     ML_NOOP("lora-sync-from-tensor", BOOL, MILES, 0,
             "engine and trainer share the adapter"),
     ML_NOOP("lora-base-cpu-backup", BOOL, MILES, 0, "the base is never sent again"),

@@ -26,7 +26,8 @@ static bool train_only_elsewhere(const ml_config *c) {
 }
 
 static bool lora_dropout(const ml_config *c) {
-    return c->run.lora.dropout > 0;
+    return c->run.lora.dropout > 0 && (!ml_run_has_lora(&c->run) || c->run.on_policy ||
+                                       c->run.algo.skip_actor_forward_only);
 }
 
 /* --- generation of samples ------------------------------------------------------- */
@@ -263,7 +264,9 @@ const ml_rule ml_rules_train[] = {
     { "lora-train-only", ML_CMD_SFT | ML_CMD_TRAIN, train_only_elsewhere,
       "--lora-train-only needs --lora-rank, and excludes engines of other processes" },
     { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
-      "--lora-dropout must be 0: dropout is not supported" },
+      "--lora-dropout needs --lora-rank, and excludes --true-on-policy-mode and "
+      "--skip-actor-forward-only: log-probs of a forward pass with dropout are not those "
+      "of rollouts" },
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
       "--fully-async and --update-weights-interval need miles train-async: miles train "
       "publishes after each rollout" },

@@ -1,5 +1,7 @@
 #include "rl/learn/learner.h"
 
+#include <math.h>
+
 #include "base/bug.h"
 #include "base/clock.h"
 #include "rl/learn/advantage/advantages.h"
@@ -195,7 +197,9 @@ ml_status ml_learn(ml_learner *l, int64_t rollout, ml_learn_result *out, ml_aren
     ml_learn_report(&s);
     out->score_s = ml_clock_s() - began;
     st = ml_learn_train(&s, err);
-    if (!s.critic_only && out->n_token > out->n_stale)
+    if (ml_trainer_drops(l->trainer))
+        out->max_diff = (double)NAN;
+    else if (!s.critic_only && out->n_token > out->n_stale)
         ml_metrics_add(&out->rollout, "rollout/", "forward_logp_max_diff", out->max_diff);
     out->train_s = ml_clock_s() - began - out->score_s;
     return st == ML_OK ? update_reference(l, rollout, err) : st;

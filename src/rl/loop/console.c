@@ -27,7 +27,7 @@ static void tell_rollout(ml_text *t, const ml_iteration *r) {
         ml_text_printf(t, ", truncated %.0f%%",
                        100 * ml_metrics_get(f, "rollout/truncated", 0));
     }
-    if (r->result.n_token > r->result.n_stale)
+    if (r->result.n_token > r->result.n_stale && !isnan(r->result.max_diff))
         ml_text_printf(t, ", forward_logp_max_diff %g", r->result.max_diff);
     if (r->result.n_stale && !isnan(ml_metrics_get(f, "rollout/raw_reward", (double)NAN)))
         ml_text_printf(t, ", %lld stale tokens", (long long)r->result.n_stale);
@@ -75,8 +75,9 @@ static void tell_rollout_short(ml_text *t, const ml_iteration *r) {
     if (!r->batch.n_drawn)
         return;
     tell(t, f, "rollout/response_lengths", "  len %.0f");
-    ml_text_printf(t, "  trunc %.0f%%  |dlogp| %g",
-                   100 * ml_metrics_get(f, "rollout/truncated", 0), r->result.max_diff);
+    ml_text_printf(t, "  trunc %.0f%%", 100 * ml_metrics_get(f, "rollout/truncated", 0));
+    if (!isnan(r->result.max_diff))
+        ml_text_printf(t, "  |dlogp| %g", r->result.max_diff);
 }
 
 static void tell_times_short(ml_text *t, const ml_iteration *r) {
