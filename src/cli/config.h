@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/arena.h"
+#include "base/sandbox.h"
 #include "run/opts.h"
 #include "serve/router.h"
 #include "serve/server.h"
@@ -58,6 +59,10 @@ typedef struct ml_config {
         int64_t max_shard_bytes;         /* 0: keep the sharding */
         const char *lora_adapter_path;   /* merged into the weights; NULL: none */
     } convert;
+    struct {
+        ml_sandbox_opts opts;
+        int64_t code_bytes; /* of standard input; 0: all */
+    } sandbox;
     struct {
         bool add_special, decode, skip_special;
     } text;
