@@ -194,9 +194,10 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     ml_python_host_set(&(ml_python_parts){ .tokenizer = run->tokenizer,
                                            .chat_template = run->chat_template,
                                            .model = c->hf_checkpoint });
+    m->teaches = e && ml_run_ranks_first(&c->ranks);
     m->generates = m->publishes && (ml_run_ranks_first(&c->ranks) || !ml_run_elsewhere(c));
     if (!m->generates)
-        return ML_OK;
+        return m->teaches ? ml_run_teachers_open(&m->teachers, run, 0, err) : ML_OK;
     st = open_rollouts(m, &demand, c, err);
     if (st != ML_OK)
         return st;
@@ -206,6 +207,8 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
     if (m->publisher && ml_run_ranks_divides(&c->ranks)) /* rank 0 collects them */
         run->opts.engine_bytes += ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
+    if (st == ML_OK && m->teaches)
+        st = ml_run_teachers_open(&m->teachers, run, m->generator.engine.context, err);
     return st == ML_OK ? ml_generator_measure(&m->generator, err) : st;
 }
 
@@ -214,6 +217,7 @@ void ml_assembly_close(ml_assembly *m) {
         return;
     ml_sft_rollout_release(&m->sft);
     ml_evaluator_close(&m->evaluator);
+    ml_run_teachers_close(&m->teachers);
     ml_generator_stop(&m->generator);
     ml_publisher_close(m->publisher);
     ml_generator_close(&m->generator);
@@ -329,13 +333,20 @@ static ml_status start_publishing(ml_assembly *m, const ml_run_opts *c, ml_err *
                : ML_OK;
 }
 
-ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
-    ml_status st = start_publishing(m, c, err);
+static ml_status start_evaluator(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     ml_gen_ctx ctx = context_of(m);
 
-    return st == ML_OK && m->generates && ml_run_ranks_first(&c->ranks)
+    return m->generates && ml_run_ranks_first(&c->ranks)
                ? ml_evaluator_start(&m->evaluator, &m->generator, &ctx, c, err)
-               : st;
+               : ML_OK;
+}
+
+ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    ml_status st = m->teaches ? ml_run_teachers_start(&m->teachers, err) : ML_OK;
+
+    if (st == ML_OK)
+        st = start_publishing(m, c, err);
+    return st == ML_OK ? start_evaluator(m, c, err) : st;
 }
 
 /* The engine is needed for evaluations: meanwhile no new generation is started. */
@@ -380,12 +391,26 @@ static ml_status join_generation(ml_assembly *m, ml_train_loop *loop,
     return st;
 }
 
+static ml_distill distill_of(const ml_assembly *m, const ml_run_opts *c) {
+    return (ml_distill){ .teacher = m->teachers.teacher,
+                         .n_teacher = m->teachers.n,
+                         .key = c->opd.key,
+                         .student = { m->generator.gen, "the engine",
+                                      (float)c->rollout.temperature },
+                         .top_k = (int32_t)c->opd.top_k,
+                         .set = c->opd.set,
+                         .weight = c->opd.weight };
+}
+
 /* Wraps the rollout with the extensions that process its samples. */
 static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
     m->hooks =
         (ml_rollout_hooks){ .inner = inner,
                             .inject = { c->record.inject, c->record.inject_from,
                                         c->record.inject_least, m->run->spec.n_vocab },
+                            .distill = distill_of(m, c),
+                            .n_critic_only =
+                                m->run->critic.from ? m->run->opts.n_critic_only : 0,
                             .rescore = { c->debug.prefill ? m->generator.gen : NULL,
                                          "the engine", (float)c->rollout.temperature },
                             .post = m->extensions->reward_post,
