@@ -115,6 +115,8 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     o.write.source = o.dir;
     o.write.file_bytes = (size_t)o.shard_bytes;
     m->generator.copy_dir = o.copy;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, o.dir, NULL, 0, m->run, err);
     return ml_publisher_disk(&m->publisher, &o, m->run, err);
 }
 
@@ -147,9 +149,13 @@ static ml_status open_tcp(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
 
     if (st == ML_OK && c->mode.n_engine)
         st = make_weight_dir(m, &dir, c, err);
-    return st == ML_OK ? ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
-                                          60 * c->place.timeout_min, m->run, err)
-                       : st;
+    if (st != ML_OK)
+        return st;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, NULL, address,
+                                           60 * c->place.timeout_min, m->run, err);
+    return ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
+                            60 * c->place.timeout_min, m->run, err);
 }
 
 /* What gives weights to engines in other processes; a dry run creates nothing. */
@@ -238,6 +244,8 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
     if (ml_run_ranks_moves(&c->ranks))
         return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,
                                   c->debug.check_sync, err);
+    if (w->lora && c->lora.train_only)
+        return ml_publisher_base(&m->publisher, w, err);
     if (ml_generator_own_set(c) && w->lora)
         return ml_publisher_adapter(&m->publisher, w, &m->run->lora, &m->generator.be, err);
     return ml_generator_own_set(c)
@@ -297,7 +305,7 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
     st = tell_address(m, c, err);
     if (st == ML_OK)
         st = ml_publisher_start(m->publisher, &m->generator, w, err);
-    m->publisher->frozen = c->debug.skip_sync;
+    m->publisher->frozen = c->debug.skip_sync || c->lora.train_only;
     return st;
 }
 

@@ -97,6 +97,7 @@ typedef struct ml_lora_flags {
     const char *target, *exclude;
     const char *path; /* the initial adapter; NULL: a new one */
     bool rslora, shared_outer;
+    bool train_only; /* rollouts use the model without the adapter */
 } ml_lora_flags;
 
 typedef struct ml_mode_opts {
@@ -265,6 +266,9 @@ static inline bool ml_run_names_critic(const ml_run_opts *o) {
     return o->critic_load || o->critic_save || o->n_critic_only || o->critic_warmup_iters ||
            !isnan(o->critic_lr);
 }
+
+/* The name by which engines of other processes know the adapter; Miles' functions send it. */
+#define ML_TRAINED_ADAPTER "miles_lora"
 
 /* Whether an adapter is trained. */
 static inline bool ml_run_has_lora(const ml_run_opts *o) {
