@@ -32,6 +32,7 @@ sublevel() {
     case $1 in
     text/jinja/*) REPLY='jinja 1' ;;
     text/tokenizer/*) REPLY='tokenizer 1' ;;
+    text/grammar/*) REPLY='grammar 2' ;;
     text/chat/*) REPLY='chat 2' ;;
     text/*) REPLY='text 0' ;;
 

@@ -47,8 +47,8 @@ typedef struct ml_config {
     const char *single; /* for flags with only one possible value */
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
-        bool logits, grads, entropy, stats, dry_run;
-        double temperature;
+        bool logits, grads, entropy, mtp, stats, dry_run;
+        double temperature, mtp_loss_scaling_factor;
         ml_batching batching;
         const char *lora_adapter_path; /* one adapter for all sequences */
         ml_string_list lora_paths;     /* NAME=DIR */
@@ -79,7 +79,12 @@ typedef struct ml_config {
     struct {
         const char *tokenizer_path, *tool_parser, *model_name, *sampling_defaults;
         ml_string_list weight_prefix; /* none: the parent of the model directory */
-        int64_t max_in_flight;        /* 0: a share of memory */
+        struct {
+            bool enable;
+            ml_string_list paths, targets; /* targets: none: all */
+            int64_t max_rank, per_batch, max_loaded;
+        } lora;
+        int64_t max_in_flight; /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
         int64_t tp;                                                 /* ranks */
         double mem_fraction;

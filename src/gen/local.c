@@ -336,6 +336,19 @@ ml_status ml_local_group_do(ml_gen *g, ml_group_op op, const char *json, uint64_
     return st;
 }
 
+ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const char *dir, ml_err *err) {
+    ml_command c = { .kind = ML_DO_ADAPTER, .slot = slot, .err = err };
+    ml_status st;
+
+    c.dir = dir ? strdup(dir) : NULL;
+    if (dir && !c.dir)
+        return ml_fail(err, ML_ENOMEM, "out of memory for a path");
+    st = have_done(of(g), &c);
+    if (st != ML_OK)
+        free(c.dir);
+    return st;
+}
+
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err) {
     ml_command c = { .kind = ML_DO_SWITCH, .weights = w, .how = how, .err = err };
     return have_done(of(g), &c);
@@ -357,6 +370,7 @@ static void free_local(ml_local *l) {
     ml_local_leave_groups(l);
     ml_rank_group_close(&l->group);
     ml_weight_set_free(l->own);
+    ml_local_close_adapters(l);
     free(l->abort);
     free(l->dir);
     pthread_cond_destroy(&l->wake);
@@ -387,6 +401,8 @@ static ml_status open_engine(ml_local *l, ml_err *err) {
         l->dir = o->dir ? strdup(o->dir) : NULL;
         st = ml_weight_set_new(&l->own, o, o->dir, o->version, err);
         w = st == ML_OK ? &l->own->w : NULL;
+        if (st == ML_OK)
+            ml_local_adopt(l, l->own);
         st = ml_rank_group_agree(&l->group, st, err);
     }
     if (st == ML_OK) {

@@ -9,6 +9,7 @@
 #define ML_GEN_LOCAL_H
 
 #include "engine/engine.h"
+#include "model/lora.h"
 
 typedef struct ml_local_opts {
     ml_engine_opts engine;
@@ -20,6 +21,9 @@ typedef struct ml_local_opts {
     const char *dir;
     ml_weight_dtype dtype;
     uint64_t seed, version; /* of dummy weights; of the first loaded or dummy ones */
+    /* NULL, or which adapters requests may use: the spec has LORA ops for them, and the
+     * weights are loaded or dummy.  Must outlive the generator. */
+    const ml_lora_limits *lora;
 } ml_local_opts;
 
 /* With engine.comm, all ranks of the group call this.  The generator of the first rank works
@@ -43,6 +47,10 @@ ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err 
  * Loaded and dummy weights are restored from their source; the caller's stay untouched. */
 void ml_local_release(ml_gen *g, bool kv, bool weights);
 ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err);
+
+/* Loads an adapter from a directory into a slot, which requests name as 1 + slot
+ * (ml_gen_request.adapter); dir NULL: empties the slot.  No request may use the slot. */
+ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const char *dir, ml_err *err);
 
 /* SGLang's requests for weights over the network (gen/weight_link.h). */
 typedef enum ml_group_op {

@@ -1,7 +1,9 @@
 /* local_commands.c - operations of a local generator between steps, and its weights.  On
  * several ranks each runs on every rank, and succeeds on all of them or on none. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/oom.h"
 #include "gen/local_priv.h"
 #include "model/weights_checksum.h"
 
@@ -50,6 +52,61 @@ ml_status ml_weight_set_new(ml_weight_set **out, const ml_local_opts *o, const c
     return ML_OK;
 }
 
+/* --- adapters ----------------------------------------------------------------- */
+
+void ml_local_adopt(ml_local *l, ml_weight_set *s) {
+    s->w.lora = l->opts.lora ? &l->adapters.table : NULL;
+}
+
+void ml_local_close_adapters(ml_local *l) {
+    for (int32_t i = 0; i < l->adapters.n; i++)
+        ml_lora_close(&l->adapters.lora[i]);
+    free(l->adapters.lora);
+    free(l->adapters.site);
+}
+
+static void add_slots(ml_local_adapters *a, int32_t n) {
+    if (n <= a->n)
+        return;
+    a->lora = ml_memory_grow(a->lora, (size_t)n * sizeof *a->lora, "adapters");
+    a->site = ml_memory_grow(a->site, (size_t)n * sizeof *a->site, "adapters");
+    for (; a->n < n; a->n++) {
+        a->lora[a->n] = (ml_lora){ 0 };
+        a->site[a->n] = NULL;
+    }
+    a->table = (ml_lora_table){ .adapter = a->site, .n_adapter = a->n };
+}
+
+static ml_status load_adapter(const ml_local *l, ml_lora *out, const char *dir,
+                              ml_err *err) {
+    ml_status st = ml_lora_load(out, l->opts.spec, dir, l->opts.be, err);
+
+    if (st != ML_OK)
+        return st;
+    st = ml_lora_check(out, l->opts.lora, dir, err);
+    if (st != ML_OK)
+        ml_lora_close(out);
+    return st;
+}
+
+static ml_status do_adapter(ml_local *l, ml_command *c) {
+    ml_lora fresh = { 0 };
+    ml_status st = c->dir ? load_adapter(l, &fresh, c->dir, c->err) : ML_OK;
+
+    st = ml_rank_group_agree(&l->group, st, c->err);
+    if (st != ML_OK) {
+        ml_lora_close(&fresh);
+        return st;
+    }
+    add_slots(&l->adapters, c->slot + 1);
+    ml_lora_close(&l->adapters.lora[c->slot]);
+    l->adapters.lora[c->slot] = fresh;
+    l->adapters.site[c->slot] = fresh.site;
+    free(c->dir);
+    c->dir = NULL;
+    return ML_OK;
+}
+
 /* --- operations ----------------------------------------------------------------- */
 
 /* Switches the weights; frees those that this generator owned before. */
@@ -70,6 +127,7 @@ static ml_status switch_weights(ml_local *l, ml_command *c) {
 
 ml_status ml_local_replace(ml_local *l, ml_command *c) {
     c->weights = &c->set->w;
+    ml_local_adopt(l, c->set);
     return switch_weights(l, c);
 }
 
@@ -135,6 +193,7 @@ static ml_status take_weights(ml_local *l, ml_err *err) {
     ml_arena_release(&l->own->arena);
     st = read_set(&l->opts, l->own, l->dir, err);
     l->own->w.version = version;
+    ml_local_adopt(l, l->own);
     st = ml_rank_group_agree(&l->group, st, err);
     l->no_weights = false;
     if (st != ML_OK)
@@ -172,6 +231,7 @@ ml_status ml_local_do(ml_local *l, ml_command *c) {
     case ML_DO_TAKE: return do_take(l, c);
     case ML_DO_SWITCH: return do_switch(l, c);
     case ML_DO_GROUP: return ml_local_do_group(l, c);
+    case ML_DO_ADAPTER: return do_adapter(l, c);
     case ML_DO_SET_STEP_END:
         l->step_end = c->step_end;
         l->step_end_ud = c->ud;

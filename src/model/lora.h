@@ -73,6 +73,21 @@ void ml_lora_close(ml_lora *l); /* zeros are allowed */
 /* Adds scale B A to the weights of the base, rounded to their dtype. */
 void ml_lora_merge(const ml_lora *l, const ml_spec *base, ml_weights *w);
 
+/* Adapters that plans with LORA ops of a spec can run. */
+typedef struct ml_lora_limits {
+    const bool *wanted; /* [sites] those with a LORA op; NULL: all */
+    int32_t max_rank;
+} ml_lora_limits;
+
+/* Rejects an adapter, read from dir, outside the limits, with the name of the tensor. */
+ml_status ml_lora_check(const ml_lora *l, const ml_lora_limits *limits, const char *dir,
+                        ml_err *err);
+
+/* Marks the sites that module names separated by commas name; all-linear: all but routers
+ * and gates.  flag: where the names come from, for the message. */
+ml_status ml_lora_targets(const ml_spec *base, const char *names, const char *flag,
+                          bool *wanted, ml_err *err);
+
 /* Marks the sites that it adapts in `wanted` [n_site]. */
 void ml_lora_mark(const ml_lora *l, bool *wanted);
 

@@ -55,16 +55,16 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
 ml_status ml_engines_route(ml_generator *g, const ml_run_opts *c, ml_err *err) {
     const char *dir = c->save ? c->save : g->weight_dir;
     int64_t n = c->mode.n_engine ? c->mode.n_engine : c->mode.addrs.n;
+    const char *file = dir ? ml_arena_printf(&g->arena, "%s/router.json", dir) : NULL;
     ml_secret key;
     ml_status st;
 
-    if (c->mode.router_ip || !dir || (n < 2 && c->router.port < 0))
+    if (c->mode.router_ip || (!g->serves && (!dir || (n < 2 && c->router.port < 0))))
         return ML_OK;
     st = ml_secret_find(&key, c->mode.engine_key, c->mode.engine_key_file,
                         "--rollout-external-api-key", err);
     return st == ML_OK
-               ? ml_run_router_open(&g->router, g->gen, c, ml_secret_text(&key),
-                                    ml_arena_printf(&g->arena, "%s/router.json", dir), err)
+               ? ml_run_router_open(&g->router, g->gen, c, ml_secret_text(&key), file, err)
                : st;
 }
 

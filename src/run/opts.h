@@ -16,6 +16,7 @@
 #include "rl/env/turns.h"
 #include "rl/eval/eval_queue.h"
 #include "rl/hooks.h"
+#include "rl/learn/advantage/opd.h"
 #include "rl/loop/invariants.h"
 #include "rl/recipe.h"
 #include "rl/record/run_log.h"
@@ -181,6 +182,13 @@ typedef struct ml_run_opts {
     ml_string_list teacher_urls; /* teachers served over HTTP: URL or NAME=URL */
     const char *teacher_key, *teacher_key_file; /* their API key; NULL: none */
     const char *opd_type;
+    struct {
+        int64_t top_k; /* 0: the tokens of the answer are compared */
+        ml_opd_set set;
+        ml_opd_weight weight;
+        bool per_position; /* servers of teachers score ids per position */
+        const char *key;   /* member of the metadata that names a sample's teacher */
+    } opd;
     ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts per rollout */
@@ -280,7 +288,7 @@ static inline int32_t ml_run_per_prompt(const ml_run_opts *o) {
     return o->source.n_samples_per_prompt ? o->source.n_samples_per_prompt : 1;
 }
 
-/* The address in a word of teacher_urls. */
+/* The address in a word of teacher_urls; what precedes its = is the teacher's name. */
 static inline const char *ml_teacher_url(const char *word) {
     const char *equals = strchr(word, '='), *scheme = strstr(word, "://");
     return equals && (!scheme || equals < scheme) ? equals + 1 : word;

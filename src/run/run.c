@@ -1,5 +1,7 @@
 #include "run/run.h"
 
+#include "run/teachers.h"
+
 #include <unistd.h>
 
 #include "base/log.h"
@@ -208,6 +210,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     if (st == ML_OK)
         st = ml_secret_find(&r->teacher_key, opts->teacher_key, opts->teacher_key_file,
                             "--opd-teacher-api-key", err);
+    if (st == ML_OK && opts->teacher_load)
+        st = ml_run_teachers_choose(r, err);
     if (st == ML_OK && opts->log.profile)
         st = open_ops(r, err);
     if (st == ML_OK)
@@ -225,8 +229,6 @@ void ml_train_run_close(ml_train_run *r) {
     ml_saver_close(r->saver);
     ml_trainer_close(r->trainer);
     ml_critic_close(&r->critic);
-    if (r->teachers)
-        r->teachers->close(r->teachers);
     ml_weights_close(&r->weights);
     ml_weights_close(&r->ref);
     ml_weights_close(&r->teacher);
@@ -277,7 +279,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         r->base_bytes = ml_memory_base(&r->be);
     name_set(r, &n, trains, "actor weights");
     name_set(r, &n, trains && o->wants_ref && !ml_run_has_lora(o), "reference weights");
-    name_set(r, &n, trains && o->teacher_load, "teacher weights");
+    name_set(r, &n, trains && o->teacher_load && !r->teacher_engine, "teacher weights");
     name_set(r, &n, o->second_set && !ml_run_has_lora(o), "rollout weights");
     r->set_name[n] = NULL;
     *out = (ml_memory_request){

@@ -37,6 +37,7 @@ static const struct {
     { "/v1/completions", ML_ACCESS_GENERATE },
     { "/v1/chat/completions", ML_ACCESS_GENERATE },
     { "/v1/messages", ML_ACCESS_GENERATE },
+    { "/v1/messages/", ML_ACCESS_GENERATE },
     { "/v1/responses", ML_ACCESS_GENERATE },
     { "/v1/embeddings", ML_ACCESS_GENERATE },
     { "/v1/audio/", ML_ACCESS_GENERATE },

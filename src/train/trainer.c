@@ -702,6 +702,15 @@ static void add_shard(ml_trainer *t, int32_t k, bool last) {
     t->waiting[level] = mine;
 }
 
+void ml_trainer_schedule_at(const ml_trainer *t, double *lr, double *weight_decay) {
+    *lr = ml_lr_at(&t->lr, t->n_sample);
+    *weight_decay = ml_lr_weight_decay_at(&t->lr, t->n_sample);
+}
+
+double ml_trainer_clip_grad(const ml_trainer *t) {
+    return t->opts.optimizer.clip_grad;
+}
+
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err) {
     int32_t n_shard = step->n_shard ? step->n_shard : 1;
@@ -709,8 +718,12 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ml_arena a;
     loss_terms terms;
 
-    *out = (ml_step_result){ .lr = ml_lr_at(&t->lr, t->n_sample),
-                             .weight_decay = ml_lr_weight_decay_at(&t->lr, t->n_sample) };
+    *out = (ml_step_result){ 0 };
+    ml_trainer_schedule_at(t, &out->lr, &out->weight_decay);
+    if (step->changes) {
+        out->lr = step->changes->lr;
+        out->weight_decay = step->changes->weight_decay;
+    }
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro, n_shard);
@@ -757,15 +770,21 @@ static void tell_optimizer(const ml_trainer *t, double began) {
 
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
                           ml_err *err) {
-    ml_status st = ml_trainer_accumulate(t, step, out, err);
-    double began = ml_clock_s();
+    const ml_step_changes *c = step->changes;
+    ml_status st = c ? ml_grad_rules_check(&c->rules, t->optimizer.spec, err) : ML_OK;
+    double began;
     ml_update u = { 0 };
 
+    if (st == ML_OK)
+        st = ml_trainer_accumulate(t, step, out, err);
+    began = ml_clock_s();
     if (st != ML_OK)
         return st;
     if (!out->bad[0]) {
+        t->optimizer.rules = c ? &c->rules : NULL;
         st = ml_optimizer_step(&t->optimizer, &t->grads.sum, out->lr, out->weight_decay,
                                1.0 / step->denominator, &u, err);
+        t->optimizer.rules = NULL;
         t->weights->version = t->optimizer.weights->version;
         if (st == ML_OK && u.applied)
             st = ml_trainer_send_tied(t, t->weights, true, err);

@@ -135,7 +135,7 @@ const ml_flag_family ml_flag_families[] = {
       "weight-cache-mode weight-cache-socket weight-cache-timeout "
       "weight-loader-disable-mmap weight-loader-drop-cache-after-load "
       "weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads "
-      "remote-instance-weight-loader-backend "
+      "remote-instance-weight-loader-backend remote-instance-weight-loader-ib-device "
       "remote-instance-weight-loader-seed-instance-ip "
       "remote-instance-weight-loader-seed-instance-service-port "
       "remote-instance-weight-loader-send-weights-group-ports "

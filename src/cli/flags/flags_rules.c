@@ -27,6 +27,11 @@ static bool grads_tokenwise(const ml_config *c) {
     return c->score.grads && c->score.batching == ML_BATCH_TOKENWISE;
 }
 
+static bool mtp_elsewhere(const ml_config *c) {
+    return c->score.mtp && (c->score.batching == ML_BATCH_TOKENWISE ||
+                            c->score.lora_adapter_path || c->score.lora_paths.n);
+}
+
 static bool convert_onto_itself(const ml_config *c) {
     return is(c->run.hf_checkpoint, c->convert.save_hf);
 }
@@ -426,6 +431,9 @@ const ml_rule ml_rules[] = {
       "sequences, or a list" },
     { "score-grads-batching", ML_CMD_SCORE, grads_tokenwise,
       "--grads needs whole sequences in a batch: use --batching packed or single" },
+    { "score-mtp-batching", ML_CMD_SCORE, mtp_elsewhere,
+      "--mtp needs whole sequences in a batch and the model's own weights: use --batching "
+      "packed or single, and no LoRA adapter" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,
       "--save-hf and the input checkpoint are the same directory: choose another one" },
     { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,

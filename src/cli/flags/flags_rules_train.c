@@ -211,6 +211,19 @@ static bool teacher_not_loaded(const ml_config *c) {
            (!c->run.teacher_load || c->run.teacher_urls.n);
 }
 
+static bool top_k_of_no_teacher(const ml_config *c) {
+    return c->run.opd.top_k && !c->run.algo.use_opd;
+}
+
+/* The order in which groups end decides which are kept, and must not depend on when others
+ * are scored. */
+static bool top_k_disturbs(const ml_config *c) {
+    const ml_run_opts *o = &c->run;
+    return o->opd.top_k && o->mode.async && !o->mode.fully &&
+           (o->rollout.over_sampling > o->rollout_batch_size ||
+            o->extensions.path.group_filter);
+}
+
 static bool teacher_not_asked(const ml_config *c) {
     return c->run.algo.use_opd && is(c->run.opd_type, "sglang") &&
            (c->run.teacher_load || !c->run.teacher_urls.n);
@@ -364,6 +377,13 @@ const ml_rule ml_rules_train[] = {
     { "train-opd-load", ML_CMD_TRAIN, teacher_not_loaded,
       "--opd-type megatron takes the teacher from --opd-teacher-load, not from "
       "--opd-teacher-urls" },
+    { "train-opd-top-k", ML_CMD_TRAIN, top_k_of_no_teacher,
+      "--opd-log-prob-top-k needs --use-opd" },
+    { "train-opd-async", ML_CMD_TRAIN, top_k_disturbs,
+      "--opd-log-prob-top-k asks the engine for the student's log-probs, which would "
+      "decide "
+      "in miles train-async which groups of --over-sampling-batch-size and "
+      "--dynamic-sampling-filter-path end first: use miles train or --fully-async" },
     { "train-opd-urls", ML_CMD_TRAIN, teacher_not_asked,
       "--opd-type sglang takes the teacher from --opd-teacher-urls, not from "
       "--opd-teacher-load" },
