@@ -12,6 +12,7 @@
 
 #include "base/arena.h"
 #include "base/sandbox.h"
+#include "dash/dash.h"
 #include "run/opts.h"
 #include "serve/router.h"
 #include "serve/server.h"
@@ -108,6 +109,8 @@ typedef struct ml_config {
     ml_router_opts router;        /* max_concurrent -1: no limit */
     ml_string_list worker_urls;
     bool no_health, no_retries;
+    ml_dash_opts dash;
+    ml_string_list dash_runs;
     struct {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */

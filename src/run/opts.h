@@ -22,6 +22,7 @@
 #include "rl/record/run_log.h"
 #include "rl/reward/rewards.h"
 #include "run/extensions.h"
+#include "run/run_dash.h"
 #include "run/run_ranks.h"
 #include "serve/router.h"
 #include "train/snapshot.h"
@@ -241,6 +242,7 @@ typedef struct ml_run_opts {
     ml_dump_opts dump;
     ml_record_opts record;
     ml_wandb_opts wandb;
+    ml_run_dash_opts dash;
 
     /* The ranks of the job; the command sets them. */
     ml_run_ranks ranks;

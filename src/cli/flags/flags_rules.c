@@ -468,7 +468,7 @@ const ml_rule ml_rules[] = {
       "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
       "times --n-samples-per-prompt): lower --global-batch-size or "
       "--num-steps-per-rollout, or raise --rollout-batch-size" },
-    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER, no_certificate,
+    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD, no_certificate,
       "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs need --ssl-certfile" },
     { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
       "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },
