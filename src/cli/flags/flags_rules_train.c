@@ -29,6 +29,21 @@ static bool lora_dropout(const ml_config *c) {
     return c->run.lora.dropout > 0;
 }
 
+/* --- the optimizer ----------------------------------------------------------------- */
+
+static bool reduced_moments(const ml_config *c) {
+    const ml_optim_rule_opts *o = &c->run.trainer.optimizer.rule;
+    return o->format1 != ML_MOMENT_F32 || o->format2 != ML_MOMENT_F32;
+}
+
+static bool formats_alone(const ml_config *c) {
+    return reduced_moments(c) && !c->precision_aware;
+}
+
+static bool formats_without_adam(const ml_config *c) {
+    return reduced_moments(c) && c->run.trainer.optimizer.rule.kind != ML_OPTIMIZER_ADAM;
+}
+
 /* --- generation of samples ------------------------------------------------------- */
 
 static bool async_flag_in_train(const ml_config *c) {
@@ -264,6 +279,10 @@ const ml_rule ml_rules_train[] = {
       "--lora-train-only needs --lora-rank, and excludes engines of other processes" },
     { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
       "--lora-dropout must be 0: dropout is not supported" },
+    { "moments-alone", ML_CMD_SFT | ML_CMD_TRAIN, formats_alone,
+      "--exp-avg-dtype and --exp-avg-sq-dtype need --use-precision-aware-optimizer" },
+    { "moments-of-adam", ML_CMD_SFT | ML_CMD_TRAIN, formats_without_adam,
+      "--exp-avg-dtype and --exp-avg-sq-dtype are for --optimizer adam: remove them" },
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
       "--fully-async and --update-weights-interval need miles train-async: miles train "
       "publishes after each rollout" },
