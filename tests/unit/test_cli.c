@@ -236,6 +236,8 @@ static const struct {
     { "train-opd-type", ROUND "--use-opd" },
     { "train-opd-load", ROUND "--use-opd --opd-type megatron" },
     { "train-opd-top-k", ROUND "--opd-log-prob-top-k 4" },
+    { "train-opd-self", ROUND "--use-opd --opd-type self" },
+    { "train-opd-context", ROUND "--opd-context-key k" },
     { "train-opd-async",
       ROUND "--use-opd --opd-type sglang --opd-teacher-urls http://h:1 "
             "--opd-log-prob-top-k 4 --over-sampling-batch-size 64",
