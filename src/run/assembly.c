@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -374,6 +375,21 @@ static ml_status join_generation(ml_assembly *m, ml_train_loop *loop,
     return st;
 }
 
+static ml_reward_shaping shaping_of(ml_assembly *m, const ml_run_opts *c) {
+    const ml_string_list *keys = &c->shaping.keys, *weights = &c->shaping.weights;
+    double *weight = ML_NEW(&m->arena, double, keys->n + 1);
+
+    for (int i = 0; i < keys->n; i++)
+        weight[i] = i < weights->n ? strtod(weights->word[i], NULL) : 1.0;
+    return (ml_reward_shaping){ .max_response = c->rollout.max_response,
+                                .overlong_buffer = c->shaping.overlong_buffer,
+                                .overlong_factor = c->shaping.overlong_factor,
+                                .length_coef = c->shaping.length_coef,
+                                .key = keys->word,
+                                .weight = weight,
+                                .n_key = keys->n };
+}
+
 /* Wraps the rollout with the extensions that process its samples. */
 static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
     m->hooks = (ml_rollout_hooks){
@@ -381,6 +397,7 @@ static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts
         .inject = { c->record.inject, c->record.inject_from, c->record.inject_least,
                     m->run->spec.n_vocab },
         .distill = ml_run_teachers_distill(&m->teachers, m->generator.gen),
+        .shaping = shaping_of(m, c),
         .n_critic_only = m->run->critic.from ? m->run->opts.n_critic_only : 0,
         .rescore = { c->debug.prefill ? m->generator.gen : NULL, "the engine",
                      (float)c->rollout.temperature },

@@ -190,6 +190,11 @@ typedef struct ml_run_opts {
         const char *context_key; /* that with the teacher's prompt; NULL: the student's */
         double sibling_reward;   /* as in ml_teacher_prompt */
     } opd;
+    struct {
+        int64_t overlong_buffer;
+        double overlong_factor, length_coef;
+        ml_string_list keys, weights;
+    } shaping; /* as in ml_reward_shaping */
     ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts per rollout */
