@@ -194,7 +194,7 @@ typedef struct ml_run_opts {
         int64_t overlong_buffer;
         double overlong_factor, length_coef;
         ml_string_list keys, weights;
-    } shaping; /* as in ml_reward_shaping */
+    } shaping;            /* as in ml_reward_shaping */
     ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts per rollout */
