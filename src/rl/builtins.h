@@ -22,7 +22,8 @@ extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,
     ml_reward_gpqa;
 extern const miles_reward ml_reward_exact_match, ml_reward_regex, ml_reward_random;
 extern const miles_reward ml_reward_deterministic_random, ml_reward_zero;
-extern const miles_generate ml_generate_calculator; /* env/ */
+extern const miles_reward ml_reward_code, ml_reward_code_partial;
+extern const miles_generate ml_generate_calculator, ml_generate_sandbox; /* env/ */
 extern const miles_group_filter ml_filter_nonzero_std, ml_filter_no_aborted;
 extern const miles_sample_filter ml_filter_truncated; /* rollout/ */
 

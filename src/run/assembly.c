@@ -118,6 +118,8 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     o.write.source = o.dir;
     o.write.file_bytes = (size_t)o.shard_bytes;
     m->generator.copy_dir = o.copy;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, o.dir, NULL, 0, m->run, err);
     return ml_publisher_disk(&m->publisher, &o, m->run, err);
 }
 
@@ -150,9 +152,13 @@ static ml_status open_tcp(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
 
     if (st == ML_OK && c->mode.n_engine)
         st = make_weight_dir(m, &dir, c, err);
-    return st == ML_OK ? ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
-                                          60 * c->place.timeout_min, m->run, err)
-                       : st;
+    if (st != ML_OK)
+        return st;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, NULL, address,
+                                           60 * c->place.timeout_min, m->run, err);
+    return ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
+                            60 * c->place.timeout_min, m->run, err);
 }
 
 /* What gives weights to engines in other processes; a dry run creates nothing. */
@@ -241,6 +247,8 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
     if (ml_run_ranks_moves(&c->ranks))
         return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,
                                   c->debug.check_sync, err);
+    if (w->lora && c->lora.train_only)
+        return ml_publisher_base(&m->publisher, w, err);
     if (ml_generator_own_set(c) && w->lora)
         return ml_publisher_adapter(&m->publisher, w, &m->run->lora, &m->generator.be, err);
     return ml_generator_own_set(c)
@@ -259,15 +267,33 @@ static bool is_served(const ml_assembly *m) {
     return any;
 }
 
-static void tell_address(const ml_generator *g) {
+/* Functions send requests to the engine of this process or to a router: that of the run, or
+ * one that runs already. */
+static ml_status tell_address(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    const ml_generator *g = &m->generator;
     ml_python_parts parts = ml_python_host_get();
+    ml_secret *key = ML_NEW(&m->arena, ml_secret, 1);
+    ml_status st = ML_OK;
 
     if (!g->serves)
-        return;
-    parts.host = "127.0.0.1";
-    parts.port = ml_rank_engine_port(g->served);
-    parts.key = ml_rank_engine_key(g->served);
+        return ML_OK;
+    if (g->router) {
+        parts.host = c->router.host;
+        parts.port = ml_run_router_port(g->router);
+        parts.key = ml_run_router_key(g->router);
+    } else if (g->served) {
+        parts.host = "127.0.0.1";
+        parts.port = ml_rank_engine_port(g->served);
+        parts.key = ml_rank_engine_key(g->served);
+    } else {
+        st = ml_secret_find(key, c->mode.engine_key, c->mode.engine_key_file,
+                            "--rollout-external-api-key", err);
+        parts.host = c->mode.router_ip;
+        parts.port = c->router.port;
+        parts.key = st == ML_OK ? ml_secret_text(key) : NULL;
+    }
     ml_python_host_set(&parts);
+    return st;
 }
 
 static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
@@ -279,9 +305,10 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
         st = ml_generator_start(&m->generator, m->publisher->weights, c, err);
     if (st != ML_OK)
         return st;
-    tell_address(&m->generator);
-    st = ml_publisher_start(m->publisher, &m->generator, w, err);
-    m->publisher->frozen = c->debug.skip_sync;
+    st = tell_address(m, c, err);
+    if (st == ML_OK)
+        st = ml_publisher_start(m->publisher, &m->generator, w, err);
+    m->publisher->frozen = c->debug.skip_sync || c->lora.train_only;
     return st;
 }
 

@@ -22,6 +22,7 @@
 #include "rl/record/run_log.h"
 #include "rl/reward/rewards.h"
 #include "run/extensions.h"
+#include "run/run_dash.h"
 #include "run/run_ranks.h"
 #include "serve/router.h"
 #include "train/snapshot.h"
@@ -97,6 +98,7 @@ typedef struct ml_lora_flags {
     const char *target, *exclude;
     const char *path; /* the initial adapter; NULL: a new one */
     bool rslora, shared_outer;
+    bool train_only; /* rollouts use the model without the adapter */
 } ml_lora_flags;
 
 typedef struct ml_mode_opts {
@@ -247,6 +249,7 @@ typedef struct ml_run_opts {
     ml_dump_opts dump;
     ml_record_opts record;
     ml_wandb_opts wandb;
+    ml_run_dash_opts dash;
 
     /* The ranks of the job; the command sets them. */
     ml_run_ranks ranks;
@@ -272,6 +275,9 @@ static inline bool ml_run_names_critic(const ml_run_opts *o) {
     return o->critic_load || o->critic_save || o->n_critic_only || o->critic_warmup_iters ||
            !isnan(o->critic_lr);
 }
+
+/* The name by which engines of other processes know the adapter; Miles' functions send it. */
+#define ML_TRAINED_ADAPTER "miles_lora"
 
 /* Whether an adapter is trained. */
 static inline bool ml_run_has_lora(const ml_run_opts *o) {

@@ -401,6 +401,7 @@ static void make_learner(ml_train_run *r) {
                       .reset_optimizer = o->reset_optimizer,
                       .on_policy = o->on_policy,
                       .entropy = o->entropy };
+    r->learner.step_hook = o->hooks && o->hooks->at[MILES_BEFORE_TRAIN_STEP];
     for (int i = 0; i < ML_N_ROUTING; i++) {
         r->learner.replay[i] = o->replay_rollout[i];
         r->learner.record[i] = o->trainer.replay[i] && !o->replay_rollout[i];

@@ -6,6 +6,7 @@
 /* A JSON member is one value for all prompts, or a list with one value per prompt. */
 typedef struct generate_body {
     const ml_json *text, *input_ids, *sampling_params, *rid;
+    const ml_json *lora_path;
     const ml_json *return_logprob, *logprob_start_len, *top_logprobs_num,
         *token_ids_logprob, *token_ids_logprob_positions;
     bool text_in_logprobs, entropy, prompt_ids, stream;
@@ -21,7 +22,6 @@ typedef struct generate_body {
 
 #define AT(field) offsetof(generate_body, field)
 static const char text_only[] = "models are text-only";
-static const char no_lora[] = "LoRA is not supported";
 static const char no_groups[] = "prefill/decode disaggregation is not supported";
 
 static const ml_field rows[] = {
@@ -38,6 +38,7 @@ static const ml_field rows[] = {
     { "return_entropy", ML_FIELD_BOOL, AT(entropy) },
     { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "stream", ML_FIELD_BOOL, AT(stream) },
+    { "lora_path", ML_FIELD_JSON, AT(lora_path) },
     { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTING_EXPERTS]) },
     { "return_indexer_topk", ML_FIELD_BOOL, AT(routed[ML_ROUTING_KEYS]) },
     { "routed_experts_start_len", ML_FIELD_I32, AT(routed_from), 0, INT32_MAX },
@@ -59,8 +60,7 @@ static const ml_field rows[] = {
     { "video_data", ML_FIELD_REFUSE, .why = text_only },
     { "audio_data", ML_FIELD_REFUSE, .why = text_only },
     { "modalities", ML_FIELD_REFUSE, .why = text_only },
-    { "lora_path", ML_FIELD_REFUSE, .why = no_lora },
-    { "lora_id", ML_FIELD_REFUSE, .why = no_lora },
+    { "lora_id", ML_FIELD_REFUSE, .why = "name the adapter in lora_path" },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states are not returned" },
     { "return_sampling_mask", ML_FIELD_REFUSE,
       .why = "use sampling_params.logprob_distribution \"drawn\"" },
@@ -249,6 +249,22 @@ static ml_status read_scores(ml_job *j, generate_body *b, int32_t i, ml_choice *
     return st;
 }
 
+/* The adapter of prompt i. */
+static ml_status read_adapter(ml_job *j, const generate_body *b, int32_t i, ml_choice *c,
+                              ml_err *err) {
+    bool bad = false;
+    const ml_json *v = item(b, b->lora_path, i, is_list(b->lora_path), &bad);
+
+    if (bad)
+        return bad_list("lora_path", err);
+    if (v && v->type != ML_JSON_STRING)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"lora_path\": expected an adapter's name, or a list with one per "
+                       "prompt");
+    c->adapter = v ? ml_str_keep(&j->arena, v->text) : (ml_str){ 0 };
+    return ML_OK;
+}
+
 static ml_status read_rid(ml_job *j, const generate_body *b, ml_err *err) {
     const ml_json *v = b->rid;
     int32_t n = b->params[0].n, i = 0;
@@ -281,6 +297,8 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
         st = read_prompt(j, b, i, &first->prompt, &first->n_prompt, err);
         if (!st)
             st = read_scores(j, b, i, first, err);
+        if (!st)
+            st = read_adapter(j, b, i, first, err);
         for (int32_t k = 1; k < n; k++) {
             ml_choice *c = &first[k];
             c->params = first->params;
@@ -294,6 +312,7 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
             memcpy(c->routed, first->routed, sizeof c->routed);
             c->routed_from = first->routed_from;
             c->sample = (uint64_t)k;
+            c->adapter = first->adapter;
         }
     }
     return st ? st : read_rid(j, b, err);

@@ -190,7 +190,7 @@ static const struct {
     { "/generate", "{\"text\": \"a\", \"stream\": 1}", "expected true or false" },
     { "/generate", "{\"text\": \"a\", \"image_data\": [\"x\"]}",
       "\\\"image_data\\\" is not supported: models are text-only" },
-    { "/generate", "{\"text\": \"a\", \"lora_path\": \"x\"}", "\\\"lora_path\\\" is not" },
+    { "/generate", "{\"text\": \"a\", \"lora_path\": \"x\"}", "--enable-lora" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"regex\": \"x\"}}",
       "sampling_params: \\\"regex\\\" is not supported" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"temperature\": -1}}",

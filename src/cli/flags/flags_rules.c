@@ -27,6 +27,11 @@ static bool grads_tokenwise(const ml_config *c) {
     return c->score.grads && c->score.batching == ML_BATCH_TOKENWISE;
 }
 
+static bool mtp_elsewhere(const ml_config *c) {
+    return c->score.mtp && (c->score.batching == ML_BATCH_TOKENWISE ||
+                            c->score.lora_adapter_path || c->score.lora_paths.n);
+}
+
 static bool convert_onto_itself(const ml_config *c) {
     return is(c->run.hf_checkpoint, c->convert.save_hf);
 }
@@ -450,6 +455,9 @@ const ml_rule ml_rules[] = {
       "sequences, or a list" },
     { "score-grads-batching", ML_CMD_SCORE, grads_tokenwise,
       "--grads needs whole sequences in a batch: use --batching packed or single" },
+    { "score-mtp-batching", ML_CMD_SCORE, mtp_elsewhere,
+      "--mtp needs whole sequences in a batch and the model's own weights: use --batching "
+      "packed or single, and no LoRA adapter" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,
       "--save-hf and the input checkpoint are the same directory: choose another one" },
     { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,
@@ -484,7 +492,7 @@ const ml_rule ml_rules[] = {
       "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
       "times --n-samples-per-prompt): lower --global-batch-size or "
       "--num-steps-per-rollout, or raise --rollout-batch-size" },
-    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER, no_certificate,
+    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD, no_certificate,
       "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs need --ssl-certfile" },
     { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
       "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },

@@ -11,15 +11,18 @@ static bool lora_without_targets(const ml_config *c) {
 }
 
 static bool lora_elsewhere(const ml_config *c) {
-    return ml_run_has_lora(&c->run) && (ml_run_elsewhere(&c->run) || c->run.eval_gpus > 0);
+    return ml_run_has_lora(&c->run) &&
+           (c->run.eval_gpus > 0 ||
+            (ml_run_elsewhere(&c->run) && c->run.mode.transfer == ML_TRANSFER_DISK_DELTA));
 }
 
 static bool lora_with_copies(const ml_config *c) {
     return ml_run_has_lora(&c->run) && (c->run.ref_interval || c->run.keep_old_actor);
 }
 
-static bool lora_with_shards(const ml_config *c) {
-    return ml_run_has_lora(&c->run) && c->run.trainer.grad_shards > 1;
+static bool train_only_elsewhere(const ml_config *c) {
+    return c->run.lora.train_only &&
+           (!ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run));
 }
 
 static bool lora_dropout(const ml_config *c) {
@@ -136,8 +139,8 @@ static bool no_place_for_snapshots(const ml_config *c) {
 }
 
 static bool stale_by_design(const ml_config *c) {
-    return c->run.on_policy &&
-           (c->run.mode.async || c->run.rollout.partial || c->run.debug.skip_sync);
+    return c->run.on_policy && (c->run.mode.async || c->run.rollout.partial ||
+                                c->run.debug.skip_sync || c->run.lora.train_only);
 }
 
 static bool prefill_alone(const ml_config *c) {
@@ -261,15 +264,14 @@ const ml_rule ml_rules_train[] = {
     { "lora-targets", ML_CMD_SFT | ML_CMD_TRAIN, lora_without_targets,
       "--lora-rank needs --target-modules: all-linear, or names such as q_proj,v_proj" },
     { "lora-elsewhere", ML_CMD_SFT | ML_CMD_TRAIN, lora_elsewhere,
-      "--lora-rank: engines of other processes do not get LoRA adapters yet; let the run "
-      "generate "
-      "itself" },
+      "--lora-rank excludes --eval-num-gpus and --update-weight-transfer-mode disk-delta: "
+      "use broadcast or disk, which send the adapter alone" },
     { "lora-copies", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_copies,
       "--lora-rank excludes --ref-update-interval and --keep-old-actor: the reference is "
       "the "
       "model without the adapter" },
-    { "lora-shards", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_shards,
-      "--lora-rank excludes --gradient-shards: one process trains an adapter" },
+    { "lora-train-only", ML_CMD_SFT | ML_CMD_TRAIN, train_only_elsewhere,
+      "--lora-train-only needs --lora-rank, and excludes engines of other processes" },
     { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
       "--lora-dropout must be 0: dropout is not supported" },
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
@@ -345,7 +347,8 @@ const ml_rule ml_rules_train[] = {
       "--eval-hf-dir DIR, or --save" },
     { "train-on-policy", ML_CMD_TRAIN, stale_by_design,
       "--true-on-policy-mode needs every token drawn with the weights it is trained on: "
-      "use miles train, without --partial-rollout and --debug-skip-weight-update" },
+      "use miles train, without --partial-rollout, --debug-skip-weight-update and "
+      "--lora-train-only" },
     { "train-prefill", ML_CMD_TRAIN, prefill_alone,
       "--recompute-logprobs-via-prefill needs --true-on-policy-mode and an engine, not "
       "--load-debug-rollout-data" },

@@ -44,6 +44,7 @@ typedef struct ml_learner {
     bool replay[ML_N_ROUTING], record[ML_N_ROUTING];
     bool on_policy; /* tokens of older weights or without log-prob are an error */
     bool entropy;   /* compute the policy's entropy before training: column and metric */
+    bool step_hook; /* a hook may change train steps; known to all ranks */
     int64_t steps_per_rollout; /* to number the train steps of the run */
     ml_work_count *work_count; /* progress counter of micro-batches; NULL: none */
 } ml_learner;

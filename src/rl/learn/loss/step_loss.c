@@ -116,6 +116,39 @@ static void clear(double *x, int64_t n) {
         memset(x, 0, (size_t)n * sizeof *x);
 }
 
+void ml_step_loss_add(ml_step_loss *s, ml_arena *a,
+                      int (*more)(const miles_sample *sample, const miles_algo *algo,
+                                  miles_loss_out *out, miles_error *err)) {
+    int64_t longest = 1;
+
+    for (int64_t i = 0; i < s->n; i++)
+        longest = s->sample[i].n > longest ? s->sample[i].n : longest;
+    s->more = more;
+    s->more_d_log_prob = ML_NEW(a, double, longest);
+    s->more_d_entropy = ML_NEW(a, double, longest);
+}
+
+static int run_more(const ml_step_loss *s, const miles_sample *in, miles_loss_out *out,
+                    miles_error *err) {
+    miles_loss_out own = *out;
+
+    own.policy = own.other = 0;
+    own.d_log_prob = s->more_d_log_prob;
+    own.d_entropy = s->more_d_entropy;
+    own.metric = NULL;
+    clear(own.d_log_prob, in->n);
+    clear(own.d_entropy, in->n);
+    if (s->more(in, &s->num, &own, err))
+        return 1;
+    out->policy += own.policy;
+    out->other += own.other;
+    for (int64_t t = 0; t < in->n; t++) {
+        out->d_log_prob[t] += own.d_log_prob[t];
+        out->d_entropy[t] += own.d_entropy[t];
+    }
+    return 0;
+}
+
 ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
                               ml_derivatives d, ml_err *err) {
     miles_sample in = s->sample[i];
@@ -136,7 +169,8 @@ ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
     clear(d.log_prob, in.n);
     clear(d.entropy, in.n);
     clear(d.value, in.n);
-    if (s->loss->run(&in, &s->num, &out, &why)) {
+    if (s->loss->run(&in, &s->num, &out, &why) ||
+        (s->more && run_more(s, &in, &out, &why))) {
         ml_status st = refused(&s->loss->base, &why, err);
         ml_err_prefix(err, "sample %lld", (long long)i);
         return st;
