@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -76,6 +77,8 @@ static ml_demand demand_of(const ml_assembly *m, const ml_run_opts *c) {
     for (int32_t i = 0; i < evals->n; i++)
         d.n_running =
             most(d.n_running, evals->set[i].dataset.rows.n * evals->set[i].n_per_prompt);
+    if (c->opd.context_key) /* the teacher's prompts are not known yet */
+        d.longest = ML_NONE;
     d.n_running = most(d.n_running, most(c->mode.max_samples, 1));
     return d;
 }
@@ -399,32 +402,37 @@ static ml_status join_generation(ml_assembly *m, ml_train_loop *loop,
     return st;
 }
 
-static ml_distill distill_of(const ml_assembly *m, const ml_run_opts *c) {
-    return (ml_distill){ .teacher = m->teachers.teacher,
-                         .n_teacher = m->teachers.n,
-                         .key = c->opd.key,
-                         .student = { m->generator.gen, "the engine",
-                                      (float)c->rollout.temperature },
-                         .top_k = (int32_t)c->opd.top_k,
-                         .set = c->opd.set,
-                         .weight = c->opd.weight };
+static ml_reward_shaping shaping_of(ml_assembly *m, const ml_run_opts *c) {
+    const ml_string_list *keys = &c->shaping.keys, *weights = &c->shaping.weights;
+    double *weight = ML_NEW(&m->arena, double, keys->n + 1);
+
+    for (int i = 0; i < keys->n; i++)
+        weight[i] = i < weights->n ? strtod(weights->word[i], NULL) : 1.0;
+    return (ml_reward_shaping){ .max_response = c->rollout.max_response,
+                                .overlong_buffer = c->shaping.overlong_buffer,
+                                .overlong_factor = c->shaping.overlong_factor,
+                                .length_coef = c->shaping.length_coef,
+                                .key = keys->word,
+                                .weight = weight,
+                                .n_key = keys->n };
 }
 
 /* Wraps the rollout with the extensions that process its samples. */
 static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
-    m->hooks =
-        (ml_rollout_hooks){ .inner = inner,
-                            .inject = { c->record.inject, c->record.inject_from,
-                                        c->record.inject_least, m->run->spec.n_vocab },
-                            .distill = distill_of(m, c),
-                            .n_critic_only =
-                                m->run->critic.from ? m->run->opts.n_critic_only : 0,
-                            .rescore = { c->debug.prefill ? m->generator.gen : NULL,
-                                         "the engine", (float)c->rollout.temperature },
-                            .post = m->extensions->reward_post,
-                            .filter = m->extensions->sample_filter,
-                            .metrics = m->extensions->metrics,
-                            .hook = m->extensions->samples_hook };
+    m->hooks = (ml_rollout_hooks){
+        .inner = inner,
+        .inject = { c->record.inject, c->record.inject_from, c->record.inject_least,
+                    m->run->spec.n_vocab },
+        .distill = ml_run_teachers_distill(&m->teachers, m->generator.gen),
+        .shaping = shaping_of(m, c),
+        .n_critic_only = m->run->critic.from ? m->run->opts.n_critic_only : 0,
+        .rescore = { c->debug.prefill ? m->generator.gen : NULL, "the engine",
+                     (float)c->rollout.temperature },
+        .post = m->extensions->reward_post,
+        .filter = m->extensions->sample_filter,
+        .metrics = m->extensions->metrics,
+        .hook = m->extensions->samples_hook
+    };
     return ml_rollout_with_hooks(&m->hooks);
 }
 

@@ -337,10 +337,11 @@ static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
 static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
                                const ml_checkpoint *from, bool bf16) {
     bool lora = ml_run_has_lora(&r->opts) && s == &r->spec;
-    uint64_t state = r->opts.save_optim
-                         ? ml_optimizer_bytes(lora ? &r->lora.spec : s,
-                                              &r->opts.trainer.optimizer, bf16 && !lora)
-                         : 0;
+    uint64_t state =
+        r->opts.save_optim
+            ? ml_optimizer_saved_bytes(lora ? &r->lora.spec : s, &r->opts.trainer.optimizer,
+                                       bf16 && !lora)
+            : 0;
     return (lora ? r->lora.weights.buf.bytes : checkpoint_bytes(from)) + state;
 }
 

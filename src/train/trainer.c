@@ -205,6 +205,10 @@ const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
     return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
 }
 
+void ml_trainer_set_lr(ml_trainer *t, double lr) {
+    ml_lr_rescale(&t->lr, &t->opts.lr, lr);
+}
+
 void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count) {
     t->work_count = work_count;
 }

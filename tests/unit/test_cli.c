@@ -235,6 +235,12 @@ static const struct {
     { "train-opd-type", ROUND "--use-opd" },
     { "train-opd-load", ROUND "--use-opd --opd-type megatron" },
     { "train-opd-top-k", ROUND "--opd-log-prob-top-k 4" },
+    { "train-overlong", ROUND "--overlong-buffer-len 9 --rollout-max-response-len 8" },
+    { "train-gdpo", ROUND "--gdpo-reward-keys a b --gdpo-reward-weights 1" },
+    { "train-gdpo", ROUND "--gdpo-reward-keys a --gdpo-reward-weights x" },
+    { "train-pass-at-k", ROUND "--advantage-estimator pass_at_k --pass-at-k 100" },
+    { "train-opd-self", ROUND "--use-opd --opd-type self" },
+    { "train-opd-context", ROUND "--opd-context-key k" },
     { "train-opd-async",
       ROUND "--use-opd --opd-type sglang --opd-teacher-urls http://h:1 "
             "--opd-log-prob-top-k 4 --over-sampling-batch-size 64",

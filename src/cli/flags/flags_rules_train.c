@@ -30,6 +30,21 @@ static bool lora_dropout(const ml_config *c) {
                                        c->run.algo.skip_actor_forward_only);
 }
 
+/* --- the optimizer ----------------------------------------------------------------- */
+
+static bool reduced_moments(const ml_config *c) {
+    const ml_optim_rule_opts *o = &c->run.trainer.optimizer.rule;
+    return o->format1 != ML_MOMENT_F32 || o->format2 != ML_MOMENT_F32;
+}
+
+static bool formats_alone(const ml_config *c) {
+    return reduced_moments(c) && !c->precision_aware;
+}
+
+static bool formats_without_adam(const ml_config *c) {
+    return reduced_moments(c) && c->run.trainer.optimizer.rule.kind != ML_OPTIMIZER_ADAM;
+}
+
 /* --- generation of samples ------------------------------------------------------- */
 
 static bool async_flag_in_train(const ml_config *c) {
@@ -215,6 +230,16 @@ static bool teacher_not_loaded(const ml_config *c) {
            (!c->run.teacher_load || c->run.teacher_urls.n);
 }
 
+/* With its own prompt, the actor's teacher is the actor. */
+static bool learns_from_itself(const ml_config *c) {
+    return is(c->run.opd_type, "self") &&
+           (!c->run.opd.context_key || c->run.teacher_load || c->run.teacher_urls.n);
+}
+
+static bool context_of_no_teacher(const ml_config *c) {
+    return c->run.opd.context_key && !c->run.algo.use_opd;
+}
+
 static bool top_k_of_no_teacher(const ml_config *c) {
     return c->run.opd.top_k && !c->run.algo.use_opd;
 }
@@ -223,7 +248,7 @@ static bool top_k_of_no_teacher(const ml_config *c) {
  * are scored. */
 static bool top_k_disturbs(const ml_config *c) {
     const ml_run_opts *o = &c->run;
-    return o->opd.top_k && o->mode.async && !o->mode.fully &&
+    return (o->opd.top_k || is(o->opd_type, "self")) && o->mode.async && !o->mode.fully &&
            (o->rollout.over_sampling > o->rollout_batch_size ||
             o->extensions.path.group_filter);
 }
@@ -267,6 +292,10 @@ const ml_rule ml_rules_train[] = {
       "--lora-dropout needs --lora-rank, and excludes --true-on-policy-mode and "
       "--skip-actor-forward-only: log-probs of a forward pass with dropout are not those "
       "of rollouts" },
+    { "moments-alone", ML_CMD_SFT | ML_CMD_TRAIN, formats_alone,
+      "--exp-avg-dtype and --exp-avg-sq-dtype need --use-precision-aware-optimizer" },
+    { "moments-of-adam", ML_CMD_SFT | ML_CMD_TRAIN, formats_without_adam,
+      "--exp-avg-dtype and --exp-avg-sq-dtype are for --optimizer adam: remove them" },
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
       "--fully-async and --update-weights-interval need miles train-async: miles train "
       "publishes after each rollout" },
@@ -385,10 +414,14 @@ const ml_rule ml_rules_train[] = {
       "--opd-teacher-urls" },
     { "train-opd-top-k", ML_CMD_TRAIN, top_k_of_no_teacher,
       "--opd-log-prob-top-k needs --use-opd" },
+    { "train-opd-self", ML_CMD_TRAIN, learns_from_itself,
+      "--opd-type self needs --opd-context-key, and excludes --opd-teacher-load and "
+      "--opd-teacher-urls" },
+    { "train-opd-context", ML_CMD_TRAIN, context_of_no_teacher,
+      "--opd-context-key needs --use-opd" },
     { "train-opd-async", ML_CMD_TRAIN, top_k_disturbs,
-      "--opd-log-prob-top-k asks the engine for the student's log-probs, which would "
-      "decide "
-      "in miles train-async which groups of --over-sampling-batch-size and "
+      "--opd-log-prob-top-k and --opd-type self ask the engine for log-probs, which would "
+      "decide in miles train-async which groups of --over-sampling-batch-size and "
       "--dynamic-sampling-filter-path end first: use miles train or --fully-async" },
     { "train-opd-urls", ML_CMD_TRAIN, teacher_not_asked,
       "--opd-type sglang takes the teacher from --opd-teacher-urls, not from "
