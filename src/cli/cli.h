@@ -33,6 +33,7 @@ ml_cmd_fn ml_cmd_sft;           /* cmd_train.c */
 ml_cmd_fn ml_cmd_train;         /* cmd_train.c */
 ml_cmd_fn ml_cmd_eval;          /* cmd_eval.c */
 ml_cmd_fn ml_cmd_inspect;       /* cmd_inspect.c */
+ml_cmd_fn ml_cmd_dashboard;     /* cmd_dashboard.c */
 ml_cmd_fn ml_cmd_data_show;     /* cmd_data_show.c */
 ml_cmd_fn ml_cmd_doctor;        /* cmd_doctor.c */
 ml_cmd_fn ml_cmd_plan;          /* cmd_plan.c */

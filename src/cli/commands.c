@@ -78,6 +78,8 @@ const ml_command ml_commands[] = {
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
       "      --save runs/sft --save-interval 100" },
     { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "show the samples of a run" },
+    { "dashboard", ML_CMD_DASHBOARD, ml_cmd_dashboard, "show runs in the browser", NULL,
+      "miles dashboard runs/first runs/second" },
     { "data show", ML_CMD_DATA_SHOW, ml_cmd_data_show,
       "print the rows of data files as JSON lines" },
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,

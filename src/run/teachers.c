@@ -53,7 +53,7 @@ ml_status ml_run_teachers_choose(ml_train_run *r, ml_err *err) {
         st = is_another(r, &another, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--opd-teacher-load");
-    r->teacher_engine = another || o->opd.top_k > 0;
+    r->teacher_engine = another || o->opd.top_k > 0 || o->opd.context_key;
     return st;
 }
 
@@ -238,7 +238,35 @@ static ml_status connect_all(ml_run_teachers *t, ml_err *err) {
 }
 
 ml_status ml_run_teachers_start(ml_run_teachers *t, ml_err *err) {
+    if (t->run->opts.opd.context_key)
+        t->encoder = ml_encoder_new(t->run->tokenizer);
     return t->run->teacher_engine ? start_engine(t, err) : connect_all(t, err);
+}
+
+ml_distill ml_run_teachers_distill(ml_run_teachers *t, ml_gen *student) {
+    const ml_run_opts *o = &t->run->opts;
+    ml_scorer engine = { student, "the engine", (float)o->rollout.temperature };
+    ml_distill d = { .teacher = t->teacher,
+                     .n_teacher = t->n,
+                     .key = o->opd.key,
+                     .student = engine,
+                     .top_k = (int32_t)o->opd.top_k,
+                     .set = o->opd.set,
+                     .weight = o->opd.weight,
+                     .prompt = { .key = o->opd.context_key,
+                                 .sibling_reward = o->opd.sibling_reward,
+                                 .chat = o->data.apply_chat_template,
+                                 .encoder = t->encoder,
+                                 .chat_template = t->run->chat_template,
+                                 .kwargs = t->run->dataset.template_kwargs } };
+
+    if (o->algo.use_opd && student && o->opd_type && strcmp(o->opd_type, "self") == 0) {
+        ml_teacher *self = ML_NEW(&t->arena, ml_teacher, 1);
+        *self = (ml_teacher){ ML_TEACHER_DEFAULT, engine };
+        d.teacher = self;
+        d.n_teacher = 1;
+    }
+    return d;
 }
 
 void ml_run_teachers_close(ml_run_teachers *t) {
@@ -246,6 +274,8 @@ void ml_run_teachers_close(ml_run_teachers *t) {
         return;
     for (int32_t i = 0; i < t->n; i++)
         t->teacher[i].by.gen->close(t->teacher[i].by.gen);
+    if (t->encoder)
+        ml_encoder_free(t->encoder);
     if (t->be.name)
         ml_backend_close(&t->be);
     ml_spec_close(&t->spec);

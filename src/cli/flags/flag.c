@@ -14,7 +14,7 @@ const ml_flag_table ml_flag_tables[] = {
     { ml_flags_model, 0, ML_FROM_OURS },
     { ml_flags_serve, ML_CMD_SERVE, ML_FROM_SGLANG },
     { ml_flags_router, ML_CMD_ROUTER, ML_FROM_SGLANG },
-    { ml_flags_access, ML_CMD_SERVE | ML_CMD_ROUTER, ML_FROM_OURS },
+    { ml_flags_access, ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD, ML_FROM_OURS },
     { ml_flags_score, ML_CMD_SCORE, ML_FROM_OURS },
     { ml_flags_convert, ML_CMD_CONVERT, ML_FROM_MILES },
     { ml_flags_text, 0, ML_FROM_OURS },

@@ -36,7 +36,8 @@ typedef enum ml_cmd {
     ML_CMD_DATA_SHOW = 131072,
     ML_CMD_PLAN_ONLY = 262144,
     ML_CMD_SANDBOX = 524288,
-    ML_CMD_ALL = 65535 | ML_CMD_DATA_SHOW | ML_CMD_PLAN_ONLY,
+    ML_CMD_DASHBOARD = 1048576,
+    ML_CMD_ALL = 65535 | ML_CMD_DATA_SHOW | ML_CMD_PLAN_ONLY | ML_CMD_DASHBOARD,
     ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN,     /* has the flags of train */
     ML_CMD_PLAN = ML_CMD_PLAN_ONLY | ML_CMD_TRAIN, /* too, but not its rules */
 } ml_cmd;
@@ -73,7 +74,9 @@ typedef struct ml_flag {
     double min, max;      /* bounds, when min < max */
     bool required;        /* no default: the command cannot run without it */
     bool model;           /* PATH: a Hugging Face checkpoint */
-    bool operand; /* set by the first non-flag word; for a list, by all words from there */
+    bool
+        operand; /* set by the first non-flag word; for a list, by those that follow, too */
+    bool rest;   /* ... and by all words from there, flags as well: a command line */
     const char *const *words; /* NULL-terminated */
     const char *value;        /* name of the value in help: DIR, FILE; NULL: by type */
     const char *env;          /* environment variable that sets it, with lower priority
