@@ -21,6 +21,9 @@ typedef struct ml_openai_body {
     const ml_json *messages, *tools, *tool_choice, *template_kwargs, *input_ids, *format;
     int32_t max_completion_tokens, top_logprobs;
     bool logprobs, continue_final, parallel_calls;
+    bool separate_reasoning, stream_reasoning;
+    /* A grammar makes the answer calls without other text; or, a JSON list of calls. */
+    bool calls_only, calls_as_list;
     /* from stream_options */
     bool usage, usage_each;
 } ml_openai_body;

@@ -84,7 +84,8 @@ static ml_status read_source(ml_grules *rules, ml_grammar_source s, ml_err *err)
     case ML_GRAMMAR_REGEX: return ml_regex_rules(rules, s.text, err);
     case ML_GRAMMAR_EBNF: return ml_ebnf_rules(rules, s.text, err);
     case ML_GRAMMAR_STRUCTURAL_TAG: return ml_tag_rules(rules, s.text, err);
-    case ML_GRAMMAR_NONE: break;
+    case ML_GRAMMAR_NONE:
+    case ML_N_GRAMMAR: break;
     }
     return ml_fail(err, ML_EUSAGE, "a grammar of no kind");
 }
