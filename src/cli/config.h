@@ -76,7 +76,8 @@ typedef struct ml_config {
         double request_rate;           /* 0: all at once */
     } bench;
     struct {
-        const char *tokenizer_path, *tool_parser, *reasoning_parser, *model_name, *sampling_defaults;
+        const char *tokenizer_path, *tool_parser, *reasoning_parser, *model_name,
+            *sampling_defaults;
         ml_string_list weight_prefix; /* none: the parent of the model directory */
         int64_t max_in_flight;        /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
