@@ -53,7 +53,8 @@ typedef struct ml_draw {
         *allowed;        /* bit i % 32 of word i / 32: token i may be drawn; NULL: all */
     int32_t given;       /* a token to score instead of a draw, or -1 */
     int32_t n_top;       /* number of most probable tokens to return, at most n_vocab */
-    const int32_t *also; /* [n_also] further tokens whose log-probability is returned */
+    const int32_t *also; /* [n_also] further tokens whose log-probability is returned; -1:
+                            none, NaN */
     int32_t n_also;
     /* results */
     int32_t id;

@@ -20,6 +20,27 @@ ml_status ml_request_check_ids(const char *what, const int32_t *id, int32_t n,
     return ML_OK;
 }
 
+/* The number of ids in also. */
+static int64_t also_ids(const ml_gen_request *r) {
+    int32_t n = !r->also_each ? 1 : r->score_from < 0 ? 0 : r->n_prompt - r->score_from;
+    return (int64_t)n * r->n_also;
+}
+
+static ml_status check_also(const ml_gen_request *r, int64_t n_vocab, ml_err *err) {
+    if (!r->also_each)
+        return ml_request_check_ids("also", r->also, r->n_also, n_vocab, err);
+    if (r->max_new > 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "ids per position are scored in a prompt only; expected "
+                       "max_new_tokens 0, not %d",
+                       r->max_new);
+    for (int64_t i = 0; i < also_ids(r); i++)
+        if (r->also[i] < -1 || r->also[i] >= n_vocab)
+            return ml_fail(err, ML_EUSAGE, "also %lld is token %d; expected 0 to %lld",
+                           (long long)i, r->also[i], (long long)n_vocab - 1);
+    return ML_OK;
+}
+
 static ml_status check_draw(const ml_draw_opts *d, int64_t n_vocab, ml_err *err) {
     if (!(d->temperature >= 0) || !isfinite(d->temperature))
         return ml_fail(err, ML_EUSAGE, "temperature is %g; expected 0 or more",
@@ -103,7 +124,7 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
     if (check_grammar(o, r, err) != ML_OK)
         return ML_EUSAGE;
     if (ml_request_check_ids("prompt", r->prompt, r->n_prompt, n_vocab, err) != ML_OK ||
-        ml_request_check_ids("also", r->also, r->n_also, n_vocab, err) != ML_OK)
+        check_also(r, n_vocab, err) != ML_OK)
         return ML_EUSAGE;
     return check_draw(&r->draw, n_vocab, err);
 }
@@ -122,7 +143,7 @@ static void *take(block *b, size_t n, size_t size) {
     return p;
 }
 
-static void *copied(block *b, const void *from, int32_t n, size_t size) {
+static void *copied(block *b, const void *from, int64_t n, size_t size) {
     void *to = take(b, (size_t)n, size);
     if (to && n)
         memcpy(to, from, (size_t)n * size);
@@ -141,7 +162,7 @@ static void take_scores(block *b, ml_scores *s, size_t n, const ml_gen_request *
 static void take_stops(block *b, ml_request *q, const ml_gen_request *r) {
     ml_str *stop = take(b, (size_t)r->n_stop, sizeof *stop);
     for (int32_t i = 0; i < r->n_stop; i++) {
-        char *text = copied(b, r->stop[i].ptr, (int32_t)r->stop[i].len, 1);
+        char *text = copied(b, r->stop[i].ptr, (int64_t)r->stop[i].len, 1);
         if (stop)
             stop[i] = (ml_str){ text, r->stop[i].len };
     }
@@ -173,7 +194,7 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, int64_t n_vocab,
     q->token = take(b, (size_t)q->cap, sizeof *q->token);
     q->page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *q->page);
     q->params.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
-    q->params.also = copied(b, r->also, r->n_also, sizeof(int32_t));
+    q->params.also = copied(b, r->also, also_ids(r), sizeof(int32_t));
     q->params.grammar.text.ptr =
         copied(b, r->grammar.text.ptr, (int32_t)r->grammar.text.len, 1);
     q->mask =
@@ -261,15 +282,20 @@ void ml_request_free(ml_request *r) {
 /* --- tokens ------------------------------------------------------------------- */
 
 /* The model's end tokens are allowed where the text is complete, and nowhere else; a stop
- * token of the request may also be text. */
-static void mask_ends(ml_request *r, bool complete) {
+ * token of the request may also be text.  Returns how many tokens are no longer allowed. */
+static int32_t mask_ends(ml_request *r, bool complete) {
+    int32_t n = 0;
+
     for (int32_t i = 0; i < r->n_end; i++) {
         uint32_t bit = 1u << (r->end_id[i] % 32), *word = &r->mask[r->end_id[i] / 32];
         if (complete)
             *word |= bit;
-        else if (i < r->n_end - r->params.n_stop_id)
+        else if (i < r->n_end - r->params.n_stop_id && *word & bit) {
             *word &= ~bit;
+            n++;
+        }
     }
+    return n;
 }
 
 bool ml_request_mask(ml_request *r) {
@@ -280,12 +306,10 @@ bool ml_request_mask(ml_request *r) {
     if (ml_matcher_mask(r->matcher, r->token + n_prompt, r->n_token - n_prompt, r->mask, &m,
                         &err) != ML_OK)
         ml_str_copy(r->unmatched, sizeof r->unmatched, ml_str_of(err.msg));
-    else if (!m.n && !m.complete)
+    else if (mask_ends(r, m.complete) == m.n && !m.complete)
         ml_str_copy(r->unmatched, sizeof r->unmatched,
                     ml_str_of("no token of the vocabulary continues the answer by its "
                               "grammar"));
-    else
-        mask_ends(r, m.complete);
     return m.complete && !m.n;
 }
 

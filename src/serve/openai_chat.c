@@ -1,4 +1,6 @@
 /* POST /v1/chat/completions */
+#include <stdio.h>
+
 #include "serve/chat_messages.h"
 #include "serve/openai.h"
 #include "serve/output_form.h"
@@ -31,17 +33,6 @@ static const ml_field rows[] = {
     { "", ML_FIELD_MORE, .more = ml_openai_rows },
     { 0 },
 };
-
-/* Per choice: the parsers of reasoning and tool calls, and how much has been sent. */
-typedef struct chat_choice {
-    ml_reasoning_reader reasoner;
-    ml_tool_reader reader;
-    size_t n_read;     /* bytes of the choice's text that the readers have parsed */
-    ml_text reasoning; /* in a stream, its unsent part */
-    ml_text content;   /* text outside calls; in a stream, its unsent part */
-    ml_text rest;      /* text after the reasoning, on its way to the reader of calls */
-    int32_t sent_calls;
-} chat_choice;
 
 /* --- reading ---------------------------------------------------------------- */
 
@@ -103,8 +94,10 @@ static ml_status read_prompt(ml_job *j, ml_openai_body *b, ml_err *err) {
 }
 
 static ml_status check_body(ml_job *j, ml_openai_body *b, ml_err *err) {
-    ml_status st = ml_tool_choice_read(j, b, err);
+    ml_status st = ml_response_format_read(j, b, err);
 
+    if (!st)
+        st = ml_tool_choice_read(j, b, err);
     if (!st && b->template_kwargs && b->template_kwargs->type != ML_JSON_OBJECT)
         st = ml_fail(err, ML_EUSAGE, "\"chat_template_kwargs\" is %s; expected an object",
                      ml_json_what(b->template_kwargs));
@@ -127,13 +120,11 @@ static bool separates(const ml_job *j) {
     return j->server->opts.reasoning && ((const ml_openai_body *)j->ud)->separate_reasoning;
 }
 
-static ml_status read_request(ml_job *j, ml_err *err) {
-    ml_status st = ml_openai_read(j, rows, err);
+ml_status ml_chat_prepare(ml_job *j, ml_err *err) {
     ml_openai_body *b = j->ud;
     ml_tool_format format;
+    ml_status st = check_body(j, b, err);
 
-    if (!st)
-        st = check_body(j, b, err);
     if (st)
         return st;
     if (b->max_completion_tokens > 0)
@@ -142,7 +133,6 @@ static ml_status read_request(ml_job *j, ml_err *err) {
     if ((b->tools && ml_tool_format_has_special(format)) ||
         (separates(j) && j->server->opts.reasoning->special))
         b->sampling.skip_special = false;
-    ml_server_new_id(j->server, "chatcmpl-", j->id, sizeof j->id);
     st = ml_openai_choices(j, 1, err);
     if (!st)
         st = read_prompt(j, b, err);
@@ -150,19 +140,27 @@ static ml_status read_request(ml_job *j, ml_err *err) {
         return st;
     ml_openai_copy_choices(j);
     for (int32_t i = 0; i < j->n_choice; i++) {
-        chat_choice *x = ML_NEW(&j->arena, chat_choice, 1);
+        ml_chat_choice *x = ML_NEW(&j->arena, ml_chat_choice, 1);
         j->keep_body = b->tools != NULL; /* the reader looks up tool names in the body */
         ml_tool_reader_init(&x->reader, b->tools ? format : ML_TOOLS_NONE, b->tools,
                             &j->arena);
         if (separates(j) && has_free_text(b))
             x->reasoner.format = j->server->opts.reasoning;
+        x->call_key = ml_server_new_key(j->server);
         j->choice[i].ud = x;
     }
     return ML_OK;
 }
 
-static void release(ml_choice *c) {
-    chat_choice *x = c->ud;
+static ml_status read_request(ml_job *j, ml_err *err) {
+    ml_status st = ml_openai_read(j, rows, err);
+
+    ml_server_new_id(j->server, "chatcmpl-", j->id, sizeof j->id);
+    return st ? st : ml_chat_prepare(j, err);
+}
+
+void ml_chat_release(ml_choice *c) {
+    ml_chat_choice *x = c->ud;
 
     ml_reasoning_release(&x->reasoner);
     ml_tool_reader_release(&x->reader);
@@ -173,8 +171,8 @@ static void release(ml_choice *c) {
 
 /* --- the content of a choice ------------------------------------------------ */
 
-static void read_text(ml_choice *c) {
-    chat_choice *x = c->ud;
+void ml_chat_read_text(ml_choice *c) {
+    ml_chat_choice *x = c->ud;
 
     x->rest.len = 0;
     if (c->text.len > x->n_read)
@@ -191,16 +189,25 @@ static void read_text(ml_choice *c) {
 }
 
 static const char *finish_word(const ml_choice *c) {
-    const chat_choice *x = c->ud;
+    const ml_chat_choice *x = c->ud;
     bool stopped = c->finish == ML_FINISH_TOKEN || c->finish == ML_FINISH_STRING;
 
     return stopped && x->reader.n ? "tool_calls" : ml_choice_finish_word(c);
 }
 
-static void write_call(ml_job *j, const ml_tool_call *t, int32_t index, ml_json_out *o) {
-    char id[48];
+void ml_chat_call_id(const ml_choice *c, int32_t index, char out[ML_CALL_ID]) {
+    const ml_openai_body *b = c->job->ud;
+    const ml_chat_choice *x = c->ud;
 
-    ml_server_new_id(j->server, "call_", id, sizeof id);
+    snprintf(out, ML_CALL_ID, "%s%016llx%08x", b->call_prefix ? b->call_prefix : "call_",
+             (unsigned long long)x->call_key, (unsigned)index);
+}
+
+static void write_call(const ml_choice *c, int32_t index, ml_json_out *o) {
+    const ml_tool_call *t = &((const ml_chat_choice *)c->ud)->reader.call[index];
+    char id[ML_CALL_ID];
+
+    ml_chat_call_id(c, index, id);
     ml_json_begin(o, '{');
     ml_json_key(o, "index");
     ml_json_int(o, index);
@@ -218,11 +225,13 @@ static void write_call(ml_job *j, const ml_tool_call *t, int32_t index, ml_json_
     ml_json_end(o, '}');
 }
 
-static void write_calls(ml_job *j, const chat_choice *x, ml_json_out *o) {
+static void write_calls(const ml_choice *c, ml_json_out *o) {
+    const ml_chat_choice *x = c->ud;
+
     ml_json_key(o, "tool_calls");
     ml_json_begin(o, '[');
     for (int32_t i = x->sent_calls; i < x->reader.n; i++)
-        write_call(j, &x->reader.call[i], i, o);
+        write_call(c, i, o);
     ml_json_end(o, ']');
 }
 
@@ -295,7 +304,7 @@ static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
 /* --- whole replies ---------------------------------------------------------- */
 
 /* As in SGLang, null if there is none. */
-static void write_reasoning(const chat_choice *x, ml_json_out *o) {
+static void write_reasoning(const ml_chat_choice *x, ml_json_out *o) {
     ml_json_key(o, "reasoning_content");
     if (x->reasoning.len)
         ml_json_str(o, (ml_str){ x->reasoning.ptr, x->reasoning.len });
@@ -304,7 +313,9 @@ static void write_reasoning(const chat_choice *x, ml_json_out *o) {
 }
 
 /* As in OpenAI's API, content is null if the answer has tool calls and no text. */
-static void write_message(ml_job *j, const chat_choice *x, ml_json_out *o) {
+static void write_message(const ml_choice *c, ml_json_out *o) {
+    const ml_chat_choice *x = c->ud;
+
     ml_json_begin(o, '{');
     ml_json_key(o, "role");
     ml_json_word(o, "assistant");
@@ -316,7 +327,7 @@ static void write_message(ml_job *j, const chat_choice *x, ml_json_out *o) {
     if (x->reasoner.format)
         write_reasoning(x, o);
     if (x->reader.n)
-        write_calls(j, x, o);
+        write_calls(c, o);
     ml_json_end(o, '}');
 }
 
@@ -324,12 +335,12 @@ static void write_whole(ml_job *j, ml_json_out *o) {
     ml_openai_begin(j, WHOLE, o);
     for (int32_t i = 0; i < j->n_choice; i++) {
         ml_choice *c = &j->choice[i];
-        read_text(c);
+        ml_chat_read_text(c);
         ml_json_begin(o, '{');
         ml_json_key(o, "index");
         ml_json_int(o, c->index);
         ml_json_key(o, "message");
-        write_message(j, c->ud, o);
+        write_message(c, o);
         write_logprobs(c, o);
         ml_openai_finish(c, finish_word(c), o);
         write_extras(c, true, o);
@@ -342,15 +353,15 @@ static void write_whole(ml_job *j, ml_json_out *o) {
 
 /* With stream_reasoning false, reasoning is sent when it is complete. */
 static bool sends_reasoning(const ml_choice *c) {
-    const chat_choice *x = c->ud;
+    const ml_chat_choice *x = c->ud;
     const ml_openai_body *b = c->job->ud;
 
     return x->reasoning.len && (b->stream_reasoning || c->finish != ML_FINISH_NOT ||
                                 x->reasoner.state == ML_REASONING_AFTER);
 }
 
-static void write_delta(ml_job *j, const ml_choice *c, ml_json_out *o) {
-    const chat_choice *x = c->ud;
+static void write_delta(const ml_choice *c, ml_json_out *o) {
+    const ml_chat_choice *x = c->ud;
     bool calls = x->reader.n > x->sent_calls;
 
     ml_json_begin(o, '{');
@@ -365,17 +376,17 @@ static void write_delta(ml_job *j, const ml_choice *c, ml_json_out *o) {
         ml_json_str(o, (ml_str){ x->content.ptr, x->content.len });
     }
     if (calls)
-        write_calls(j, x, o);
+        write_calls(c, o);
     ml_json_end(o, '}');
 }
 
 static void write_piece(ml_job *j, ml_choice *c) {
     const ml_openai_body *b = j->ud;
-    chat_choice *x = c->ud;
+    ml_chat_choice *x = c->ud;
     ml_json_out o = { .to = &j->out };
     bool tokens = (b->logprobs || b->token_ids) && c->answer.n > c->sent_tokens;
 
-    read_text(c);
+    ml_chat_read_text(c);
     if (c->begun && c->finish == ML_FINISH_NOT && !x->content.len && !sends_reasoning(c) &&
         x->reader.n == x->sent_calls && !tokens)
         return;
@@ -385,7 +396,7 @@ static void write_piece(ml_job *j, ml_choice *c) {
     ml_json_key(&o, "index");
     ml_json_int(&o, c->index);
     ml_json_key(&o, "delta");
-    write_delta(j, c, &o);
+    write_delta(c, &o);
     write_logprobs(c, &o);
     ml_openai_finish(c, finish_word(c), &o);
     write_extras(c, !c->begun, &o);
@@ -409,7 +420,7 @@ static const ml_api api = { .path = "/v1/chat/completions",
                             .whole = write_whole,
                             .piece = write_piece,
                             .last = write_last,
-                            .release = release };
+                            .release = ml_chat_release };
 
 void ml_serve_chat(ml_server *s, ml_http_call *call) {
     ml_job_serve(s, call, &api);

@@ -51,6 +51,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *asked, ml_gen_fn *fn, v
                         uint64_t *ticket, ml_err *err) {
     const engine *e = (engine *)g;
     static const int32_t also[] = { 1, 2, 3 };
+    const ml_remote_opts opts = { .spec = &spec };
     ml_gen_request r = *asked;
     ml_gen_update u = { 0 };
     ml_err why = { 0 };
@@ -64,8 +65,8 @@ static ml_status submit(ml_gen *g, const ml_gen_request *asked, ml_gen_fn *fn, v
         r.n_also = 3;
     }
     ml_arena_init(&a, "reply");
-    ML_BUG_IF(ml_remote_reply_bytes(&r, &spec) < 1000);
-    if (ml_remote_read(&u, &a, &r, &spec, e->reply, "engine", &why) == ML_OK) {
+    ML_BUG_IF(ml_remote_reply_bytes(&r, &opts) < 1000);
+    if (ml_remote_read(&u, &a, &r, &opts, e->reply, "engine", &why) == ML_OK) {
         check_update(&u, &r);
     } else {
         ML_BUG_IF(!why.msg[0]);
