@@ -28,7 +28,7 @@ typedef struct ml_run_teachers {
 /* Finds --opd-teacher-load, and who scores with it: teacher_dir and teacher_engine. */
 ml_status ml_run_teachers_choose(ml_train_run *r, ml_err *err);
 
-/* Checks the engine's model, and adds its memory to the plan.  context: tokens of the longest
+/* Checks the metadata of all rows and the engine's model, and adds its memory to the plan.  context: tokens of the longest
  * sample; 0: not known. */
 ml_status ml_run_teachers_open(ml_run_teachers *t, ml_train_run *r, int32_t context,
                                ml_err *err);
