@@ -282,6 +282,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_ranks || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
+	$(B)/bench/bench_grammar || status=1; \
 	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \
 	exit $$status
 $(filter-out $(GPU_BENCH:%=%.o),$(BENCH:%=%.o)): | $(B)/deps-bench.ok
