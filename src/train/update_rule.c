@@ -126,7 +126,7 @@ size_t ml_optim_rule_scratch(const ml_optim_rule_opts *o, const ml_spec *s,
                              ml_backend *be) {
     size_t most = 0;
 
-    for (int32_t i = 0; i < s->n_param && be->optim->muon; i++) {
+    for (int32_t i = 0; i < s->n_param && be->optim && be->optim->muon; i++) {
         ml_tensor t = shape_of(&s->param[i], be->linear);
         ml_optimizer_kind rule = ml_optim_rule_of(o, s, i);
         size_t bytes = rule == ML_OPTIMIZER_MUON ? be->optim->muon_scratch(be->stream, &t)
