@@ -48,9 +48,9 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
-ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
-  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file \
-  host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
+ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench calculator checkpoint choices cli \
+  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file grammar \
+  host_memory jinja json jsonl loss math packing philox prompter pyrandom random_schemas run_dir safetensors sample \
   spec_shard train_lr train_replay train_sft turn_text weight_delta)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
 
