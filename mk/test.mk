@@ -48,9 +48,9 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
-ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
-  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file \
-  host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
+ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench calculator checkpoint choices cli \
+  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file grammar \
+  host_memory jinja json jsonl loss math packing philox prompter pyrandom random_schemas run_dir safetensors sample \
   spec_shard train_lr train_replay train_sft turn_text weight_delta)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
 
@@ -133,6 +133,7 @@ $(call load,tsan,60,--no-rss)
 $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
+900 grammar-schemas tools/with-python.sh jsonschema tests/e2e/grammar_schemas.py --build $(B)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1200 ranks tests/e2e/ranks.sh $(B) long
@@ -281,6 +282,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_ranks || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
+	$(B)/bench/bench_grammar || status=1; \
 	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \
 	exit $$status
 $(filter-out $(GPU_BENCH:%=%.o),$(BENCH:%=%.o)): | $(B)/deps-bench.ok

@@ -82,7 +82,8 @@ typedef struct ml_config {
         double request_rate;           /* 0: all at once */
     } bench;
     struct {
-        const char *tokenizer_path, *tool_parser, *model_name, *sampling_defaults;
+        const char *tokenizer_path, *tool_parser, *reasoning_parser, *model_name,
+            *sampling_defaults;
         ml_string_list weight_prefix; /* none: the parent of the model directory */
         struct {
             bool enable;

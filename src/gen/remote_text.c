@@ -81,6 +81,8 @@ static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
     ml_json_put_bool(o, "ignore_eos", r->ignore_eos);
     write_stops(o, r);
     write_bias(o, d);
+    if (r->grammar.kind)
+        ml_json_put_str(o, ml_grammar_kind_name(r->grammar.kind), r->grammar.text);
     write_seed(o, opts, d);
     ml_json_end(o, '}');
 }

@@ -12,6 +12,8 @@
 #include "gen/local.h"
 #include "net/loop.h"
 #include "serve/access.h"
+#include "text/grammar/grammar.h"
+#include "text/chat/reasoning.h"
 #include "text/chat/tool_calls.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
@@ -53,7 +55,9 @@ typedef struct ml_server_opts {
     ml_server_lora lora;
     const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
+    ml_grammar_cache *grammars;    /* of the generator; NULL: it compiles them itself */
     ml_tool_format tools;
+    const ml_reasoning_format *reasoning;      /* NULL: reasoning stays in the text */
     const struct ml_sampling_params *defaults; /* of OpenAI requests; NULL: OpenAI's */
     int32_t n_vocab, context;
     const char *model_path, *tokenizer_path, *model_name, *model_type;

@@ -8,7 +8,11 @@
     "--custom-generate-function-path"
 
 /* In the order of ml_tool_format. */
-static const char *const tool_formats[] = { "none", "qwen25", "llama3", NULL };
+static const char *const tool_formats[] = { "none",        "qwen25",     "llama3",
+                                            "mistral",     "deepseekv3", "deepseekv31",
+                                            "deepseekv32", "glm45",      "kimi_k2",
+                                            "qwen3_coder", "minimax-m2", "pythonic",
+                                            "gpt-oss",     NULL };
 
 const ml_flag ml_flags_extensions[] = {
     { .name = "plugin",
