@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/engine_priv.h"
 #include "io/safetensors.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
@@ -96,6 +97,75 @@ static void check_case(const char *dir) {
     ml_st_close(golden);
 }
 
+static void ignore(void *ud, const ml_gen_update *u) {
+    (void)ud, (void)u;
+}
+
+/* The engine's first draft after the prompt is the golden file's greedy one. */
+static void check_draft(const char *dir, const ml_st_file *golden, ml_engine *e) {
+    const ml_st_tensor *prompt = ml_st_find(golden, ml_str_of("draft.prefix"));
+    const int32_t *first = ml_st_find(golden, ml_str_of("draft.first"))->data;
+    const ml_st_tensor *want = ml_st_find(golden, ml_str_of("draft.tokens"));
+    int32_t n = (int32_t)want->shape[0];
+    const ml_request *r;
+
+    MUST(ml_engine_submit(e,
+                          &(ml_gen_request){ .prompt = prompt->data,
+                                             .n_prompt = (int32_t)prompt->shape[0],
+                                             .draw = { .top_p = 1, .repetition = 1 },
+                                             .max_new = 16,
+                                             .score_from = -1 },
+                          ignore, NULL, 1, &err));
+    do
+        CHECK(ml_engine_step(e));
+    while (e->running.first->n_token == prompt->shape[0]);
+    r = e->running.first;
+    CHECK(r->n_token == prompt->shape[0] + 1 && r->token[r->n_token - 1] == *first);
+    CHECK(r->n_draft == n);
+    if (memcmp(r->token + r->n_token, want->data, (size_t)n * sizeof *r->token) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s: another draft", dir);
+    while (ml_engine_step(e))
+        ;
+}
+
+static void draft_with(const char *dir) {
+    ml_engine_opts o = { .context = 64,
+                         .max_running = 2,
+                         .max_waiting = 2,
+                         .chunk = 64,
+                         .draft = { .n = 3, .mtp = dir } };
+    char path[1024];
+    ml_checkpoint *c;
+    ml_st_file *golden;
+    ml_engine *e;
+    ml_weights w;
+    ml_backend be;
+    ml_spec s;
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    snprintf(path, sizeof path, "%s/golden.safetensors", dir);
+    MUST(ml_st_open(&golden, path, &err));
+    MUST(ml_spec_open(&s, dir, &err));
+    MUST(ml_checkpoint_open(&c, dir, &err));
+    MUST(ml_backend_cpu_open(&be, 1, NULL, &err));
+    MUST(ml_weights_load(&w, &s, c, ML_WEIGHT_F32, &be, &a, &err));
+    MUST(ml_engine_open(&e, &s, &w, &be, &o, &err));
+    check_draft(dir, golden, e);
+    ml_engine_close(e);
+    ml_weights_close(&w);
+    ml_backend_close(&be);
+    ml_checkpoint_close(c);
+    ml_spec_close(&s);
+    ml_st_close(golden);
+    ml_arena_release(&a);
+}
+
+static void drafts(void) {
+    draft_with("tests/golden/mtp/deepseek_v3");
+    draft_with("tests/golden/mtp/qwen3_next");
+}
+
 static void deepseek_v3(void) {
     check_case("tests/golden/mtp/deepseek_v3");
 }
@@ -111,6 +181,7 @@ static void recordings(void) {
     for (int i = 0; i < 3; i++) {
         snprintf(dir, sizeof dir, "%s/mtp/%s", ml_test_fixtures(), name[i]);
         check_case(dir);
+        draft_with(dir);
     }
 }
 
@@ -128,6 +199,7 @@ int main(int argc, char **argv) {
     static const ml_test tests[] = {
         { "DeepSeek-V3's multi-token prediction equals torch's", deepseek_v3, 60 },
         { "Qwen3-Next's multi-token prediction equals torch's", qwen3_next, 60 },
+        { "the engine's draft tokens of multi-token prediction equal torch's", drafts, 60 },
         { "recorded multi-token prediction modules equal torch's", recordings, 120,
           .fixtures = "mtp" },
         { "score --mtp of a model without the module says so", without_module, 60 },
