@@ -168,6 +168,8 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
     ml_json_ids(o, r->prompt, r->n_prompt);
     ml_json_put_word(o, "rid", rid);
     ml_json_put_bool(o, "return_logprob", true);
+    if (opts->adapter)
+        ml_json_put_word(o, "lora_path", opts->adapter);
     write_sampling(o, opts, r);
     ml_json_put_int(o, "logprob_start_len", list_from(opts, r));
     if (r->n_top)

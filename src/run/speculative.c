@@ -27,13 +27,13 @@ static ml_status check(const ml_speculative_opts *o, const char *dir, ml_err *er
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         found = found || is(o->algorithm, known[i]);
     if (!found)
-        return ml_fail(err, ML_EUNSUP,
+        return ml_fail(err, ML_EUSAGE,
                        "--speculative-algorithm %s is not supported; use NGRAM (prompt "
                        "lookup), EAGLE or NEXTN (the model's multi-token prediction layer) "
                        "or STANDALONE (a draft model)",
                        o->algorithm);
     if (o->topk > 1)
-        return ml_fail(err, ML_EUNSUP,
+        return ml_fail(err, ML_EUSAGE,
                        "--speculative-eagle-topk %lld: trees of draft tokens are not "
                        "supported; use 1",
                        (long long)o->topk);
@@ -43,7 +43,7 @@ static ml_status check(const ml_speculative_opts *o, const char *dir, ml_err *er
                        "--speculative-draft-model-path");
     if (!alone && o->draft_path && !is(o->draft_path, dir))
         return ml_fail(
-            err, ML_EUNSUP,
+            err, ML_EUSAGE,
             "--speculative-draft-model-path %s: separate EAGLE heads are not "
             "supported; remove it to use the model's own multi-token prediction "
             "layer, or use --speculative-algorithm STANDALONE with a small model",

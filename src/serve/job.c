@@ -278,6 +278,8 @@ static ml_status list_adapters(ml_job *j, ml_err *err) {
     for (int32_t i = 0; i < j->n_choice; i++) {
         ml_str name = j->choice[i].adapter;
         ml_adapter *e = ml_adapters_find(s->adapters, name);
+        if (s->opts.lora.trained && ml_str_is(name, s->opts.lora.trained))
+            continue;
         if (name.len && !s->opts.lora.set)
             return ml_fail(err, ML_EUSAGE,
                            "\"lora_path\": start the server with --enable-lora");

@@ -33,7 +33,8 @@ typedef struct ml_server_adapter {
 
 /* LoRA adapters: `set` as in gen/local.h, or NULL if the generator has none. */
 typedef struct ml_server_lora {
-    ml_status (*set)(ml_gen *g, int32_t slot, const char *dir, ml_err *err);
+    ml_status (*set)(ml_gen *g, int32_t slot, const ml_adapter_source *from, ml_err *err);
+    const char *trained; /* the name of the adapter that all requests use; NULL: none */
     const ml_server_adapter *adapter; /* [n] */
     int n;
     int32_t max_loaded; /* adapters in memory; 0: any number */

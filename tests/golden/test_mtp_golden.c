@@ -128,12 +128,57 @@ static void check_draft(const char *dir, const ml_st_file *golden, ml_engine *e)
         ;
 }
 
+/* Answers of several requests, as bytes. */
+typedef struct answers {
+    struct {
+        int32_t token[32];
+        float logprob[32];
+        int32_t n;
+    } of[8];
+} answers;
+
+static void hear(void *ud, const ml_gen_update *u) {
+    answers *a = ud;
+
+    for (int32_t i = 0; i < u->answer.n; i++) {
+        int32_t at = a->of[u->ticket].n++;
+        a->of[u->ticket].token[at] = u->answer.id[i];
+        a->of[u->ticket].logprob[at] = u->answer.logprob[i];
+    }
+}
+
+/* Samples of the three prompts; more of them than run at once. */
+static void answer_all(ml_engine *e, const ml_st_file *golden, answers *out) {
+    char name[32];
+
+    memset(out, 0, sizeof *out);
+    for (uint64_t k = 0; k < 8; k++) {
+        snprintf(name, sizeof name, "tokens.%d", (int)(k % 3));
+        MUST(ml_engine_submit(
+            e,
+            &(ml_gen_request){ .prompt = ml_st_find(golden, ml_str_of(name))->data,
+                               .n_prompt = 17,
+                               .draw = { .temperature = k % 2 ? 1.0f : 0.3f,
+                                         .top_p = 1,
+                                         .repetition = k == 5 ? 1.2f : 1,
+                                         .seed = 7,
+                                         .sample = k },
+                               .max_new = 32,
+                               .score_from = -1 },
+            hear, out, k, &err));
+    }
+    while (ml_engine_step(e))
+        ;
+}
+
 static void draft_with(const char *dir) {
     ml_engine_opts o = { .context = 64,
-                         .max_running = 2,
-                         .max_waiting = 2,
-                         .chunk = 64,
+                         .max_running = 3,
+                         .max_waiting = 8,
+                         .chunk = 24,
                          .draft = { .n = 3, .mtp = dir } };
+    static answers plain, drafted;
+    ml_gen_stats stats;
     char path[1024];
     ml_checkpoint *c;
     ml_st_file *golden;
@@ -152,6 +197,14 @@ static void draft_with(const char *dir) {
     MUST(ml_weights_load(&w, &s, c, ML_WEIGHT_F32, &be, &a, &err));
     MUST(ml_engine_open(&e, &s, &w, &be, &o, &err));
     check_draft(dir, golden, e);
+    answer_all(e, golden, &drafted);
+    ml_engine_stats(e, &stats);
+    CHECK(stats.n_draft > 50 && stats.n_accepted > 0);
+    ml_engine_close(e);
+    o.draft = (ml_draft_opts){ 0 };
+    MUST(ml_engine_open(&e, &s, &w, &be, &o, &err));
+    answer_all(e, golden, &plain);
+    CHECK(memcmp(&plain, &drafted, sizeof plain) == 0);
     ml_engine_close(e);
     ml_weights_close(&w);
     ml_backend_close(&be);
@@ -199,7 +252,10 @@ int main(int argc, char **argv) {
     static const ml_test tests[] = {
         { "DeepSeek-V3's multi-token prediction equals torch's", deepseek_v3, 60 },
         { "Qwen3-Next's multi-token prediction equals torch's", qwen3_next, 60 },
-        { "the engine's draft tokens of multi-token prediction equal torch's", drafts, 60 },
+        { "the engine's draft tokens of multi-token prediction equal torch's, and change "
+          "no "
+          "bit",
+          drafts, 60 },
         { "recorded multi-token prediction modules equal torch's", recordings, 120,
           .fixtures = "mtp" },
         { "score --mtp of a model without the module says so", without_module, 60 },
