@@ -11,6 +11,8 @@
  *               peers are prefill and decode 1, in tokens/s.  A decoded token pays for its
  *               logits (a fifth of the products; of a prompt only the last token does) and
  *               reads its keys and values from memory (23 KB for each token before it).
+ *   lookup      a greedy answer, which repeats itself with such weights, with draft tokens by
+ *               prompt lookup; the peer is the same answer without them.
  *   overhead    the part of these steps that is not the forward pass: scheduler and sampler.
  *   start       from the start of `miles bench engine` on a checkpoint in the page cache
  *               until it has written its first token and ended.
@@ -38,6 +40,8 @@ enum {
     THREADS = 2,
     TURNS = 7,
     STARTS = 5,
+    ANSWER = 128, /* tokens of an answer that repeats itself */
+    DRAFTS = 11,
     LINE = 64,
     PIECE_LINES = 8 * 1024,
     WIDEST = 1536, /* the largest side of a layer's product */
@@ -50,7 +54,7 @@ static const char config[] =
 
 /* Seconds: the best of all turns. */
 typedef struct best {
-    double prefill, reads, products, start;
+    double prefill, reads, products, start, plain, lookup;
 } best;
 
 /* Steps that decode: the best, and where the time of all goes. */
@@ -63,8 +67,8 @@ typedef struct bench {
     ml_spec spec;
     ml_backend be;
     ml_weights w;
-    ml_engine *engine;
-    bool begun[MANY + TURNS]; /* by ticket: has its first token */
+    ml_engine *engine, *drafting; /* the latter with draft tokens */
+    bool begun[MANY + TURNS];     /* by ticket: has its first token */
     int32_t n_begun;
     float *x, *y, *z; /* OpenBLAS' operands */
     char miles[4000], dir[200];
@@ -103,6 +107,9 @@ static void open_bench(bench *b) {
     opts.kv_bytes = ml_kv_bytes(&b->spec, &b->be, 3 * MANY * ml_kv_pages_for(opts.context));
     if (ml_engine_open(&b->engine, &b->spec, &b->w, &b->be, &opts, &err))
         die(err.msg);
+    opts.draft = (ml_draft_opts){ .n = DRAFTS, .ngram = true };
+    if (ml_engine_open(&b->drafting, &b->spec, &b->w, &b->be, &opts, &err))
+        die(err.msg);
     b->x = floats((size_t)PREFILL * WIDEST);
     b->y = floats((size_t)PREFILL * WIDEST);
     b->z = floats((size_t)WIDEST * WIDEST);
@@ -110,6 +117,7 @@ static void open_bench(bench *b) {
 
 static void close_bench(bench *b) {
     ml_engine_close(b->engine);
+    ml_engine_close(b->drafting);
     ml_weights_close(&b->w);
     ml_backend_close(&b->be);
     ml_spec_close(&b->spec);
@@ -188,6 +196,33 @@ static void decode(bench *b, int32_t n, int32_t prompt, decoding *d) {
         d->model += model;
     }
     ml_engine_abort_all(b->engine, "measured");
+}
+
+static void ignore(void *ud, const ml_gen_update *u) {
+    (void)ud, (void)u;
+}
+
+/* Seconds of a greedy answer. */
+static void answer(ml_engine *e, double *least) {
+    int32_t prompt[SHORT];
+    ml_gen_request r = { .prompt = prompt,
+                         .n_prompt = SHORT,
+                         .draw = { .top_p = 1.0f, .repetition = 1.0f },
+                         .max_new = ANSWER,
+                         .ignore_eos = true,
+                         .score_from = -1 };
+    ml_gen_stats before, after;
+    ml_err err;
+
+    for (int32_t i = 0; i < SHORT; i++)
+        prompt[i] = i * 7919 % 49152;
+    if (ml_engine_submit(e, &r, ignore, NULL, 1, &err) != ML_OK)
+        die(err.msg);
+    ml_engine_stats(e, &before);
+    while (ml_engine_step(e))
+        ;
+    ml_engine_stats(e, &after);
+    keep_least(least, after.step_s - before.step_s);
 }
 
 /* ---- peers ---- */
@@ -365,13 +400,15 @@ static void report_all(bench *b, const best *t, const decoding *one, const decod
     at_least(b, "engine 16/prefill at 256", "tokens/s", MANY / far->best,
              PREFILL / t->prefill, 0.75);
     at_least(b, "engine decode 16/1", "tokens/s", MANY / far->best, 1.0 / one->best, 2.5);
+    at_least(b, "engine prompt lookup", "tokens/s", ANSWER / t->lookup, ANSWER / t->plain,
+             1.5);
     at_most(b, "engine overhead 1", "%", overhead(one), 3.0);
     at_most(b, "engine overhead 16", "%", overhead(far), 3.0);
     at_most(b, "engine start", "s", t->start, 0.5);
 }
 
 static void run(bench *b) {
-    best t = { 1e9, 1e9, 1e9, 1e9 };
+    best t = { 1e9, 1e9, 1e9, 1e9, 1e9, 1e9 };
     decoding one = { .best = 1e9 }, near = { .best = 1e9 }, far = { .best = 1e9 };
 
     for (int i = 0; i < TURNS; i++) {
@@ -379,6 +416,8 @@ static void run(bench *b) {
         decode(b, 1, LONG, &one);
         decode(b, MANY, SHORT, &near);
         decode(b, MANY, LONG, &far);
+        answer(b->engine, &t.plain);
+        answer(b->drafting, &t.lookup);
         keep_least(&t.reads, read_weights(b));
         keep_least(&t.products, multiply(b));
     }

@@ -24,8 +24,8 @@ cd "$copy" || exit 2
 build() { make --no-print-directory CONFIG=release "build/release/$test" >build.log 2>&1; }
 run() {
     local only=()
-    # dense, and experts whose routers tie; engines of several ranks
-    [ "$test" = "$parity" ] && only=('f32 qwen3' 'qwen3: engines')
+    # dense, and experts whose routers tie; engines of several ranks; speculative decoding
+    [ "$test" = "$parity" ] && only=('f32 qwen3' 'qwen3: engines' 'qwen3: speculative')
     timeout 900 "build/release/$test" "${only[@]}" >run.log 2>&1
 }
 for test in $parity $ranks $experts $meshes; do

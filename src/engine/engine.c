@@ -18,9 +18,11 @@ static int32_t score_rows(const ml_spec *s, const ml_engine_opts *o) {
 }
 
 ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o) {
-    return (ml_batch_caps){ .n_token = o->max_running + o->chunk,
+    int32_t rows = o->max_running + ml_draft_room(o);
+
+    return (ml_batch_caps){ .n_token = rows + o->chunk,
                             .n_seq = o->max_running,
-                            .n_loss = o->max_running + score_rows(s, o),
+                            .n_loss = rows + score_rows(s, o),
                             .n_page = o->max_running * ml_kv_pages_for(o->context) };
 }
 
@@ -30,29 +32,37 @@ static int32_t pool_pages(const ml_spec *s, const ml_backend *be, const ml_engin
     return (int32_t)(have < most || o->kv_bytes ? have : most);
 }
 
-/* State slots: one per running request, and some for copies in the prefix cache. */
+/* State slots: one per running request, one for each that may have draft tokens in a step,
+ * and some for copies in the prefix cache. */
 enum { MIN_COPIES = 2, MAX_COPIES = 32 };
 
-static int32_t slot_count(const ml_spec *s, const ml_backend *be, int32_t max_running,
-                          bool no_prefix_cache) {
-    if (!ml_kv_slot_bytes(s, be))
-        return 0;
-    if (no_prefix_cache)
-        return max_running;
-    return max_running + (max_running < MIN_COPIES   ? MIN_COPIES
-                          : max_running < MAX_COPIES ? max_running
-                                                     : MAX_COPIES);
+static int32_t least(int32_t a, int32_t b) {
+    return a < b ? a : b;
 }
 
-size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be, int32_t max_running,
-                            bool no_prefix_cache) {
-    return ml_kv_slot_bytes(s, be) *
-           (size_t)slot_count(s, be, max_running, no_prefix_cache);
+static int32_t slot_count(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o) {
+    int32_t n = o->max_running, drafts = least(n, ml_draft_room(o));
+
+    if (!ml_kv_slot_bytes(s, be))
+        return 0;
+    if (o->no_prefix_cache)
+        return n + drafts;
+    return n + drafts + (n < MIN_COPIES ? MIN_COPIES : least(n, MAX_COPIES));
+}
+
+size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be,
+                            const ml_engine_opts *o) {
+    return ml_kv_slot_bytes(s, be) * (size_t)slot_count(s, be, o);
 }
 
 static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o,
                             ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
+    if (o->draft.n && !be->dev->host)
+        return ml_fail(err, ML_EUNSUP,
+                       "--speculative-algorithm: the backend %s does not verify draft "
+                       "tokens yet; remove the flag, or use --device cpu",
+                       be->name);
     if (pool_pages(s, be, o) < ml_kv_pages_for(o->context))
         return ml_fail(err, ML_ENOMEM,
                        "a KV cache of %.1f MiB holds %d tokens, less than one context of "
@@ -69,6 +79,7 @@ static size_t drawn_bytes(const ml_spec *s, const ml_engine_opts *o) {
 static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
     return (ml_plan_opts){ .caps = ml_engine_caps(s, o),
                            .logits = true,
+                           .hidden = o->draft.mtp != NULL,
                            .kv_shared = true,
                            .record_rows = o->record_rows,
                            .group = { [ML_GROUP_TP] = o->comm } };
@@ -82,17 +93,21 @@ static size_t request_bytes(const ml_engine_opts *o) {
 ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
                             const ml_engine_opts *opts, ml_err *err) {
     ml_plan *p = NULL;
+    size_t draft = 0;
     ml_status st = check_opts(s, be, opts, err);
 
+    if (st == ML_OK)
+        st = ml_draft_net_measure(&draft, be, opts, ml_engine_caps(s, opts),
+                                  pool_pages(s, be, opts), err);
     if (st == ML_OK)
         st = ml_plan_new(&p, s, be, plan_opts(s, opts), err);
     if (st != ML_OK)
         return st;
     *out = (ml_engine_memory){
         .n_page = pool_pages(s, be, opts),
-        .kv = ml_kv_bytes(s, be, pool_pages(s, be, opts)) +
-              ml_engine_slot_bytes(s, be, opts->max_running, opts->no_prefix_cache),
-        .act = ml_plan_act_bytes(p),
+        .kv =
+            ml_kv_bytes(s, be, pool_pages(s, be, opts)) + ml_engine_slot_bytes(s, be, opts),
+        .act = ml_plan_act_bytes(p) + draft,
         .scratch = ml_plan_scratch_bytes(p) +
                    be->ops->sample_scratch(be->stream, s->n_vocab) + drawn_bytes(s, opts),
         .routing_record = ml_routing_record_bytes(s, opts, pool_pages(s, be, opts),
@@ -114,6 +129,8 @@ ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
     if (st == ML_OK)
         st = ml_routing_record_open(&e->routing_record, e->spec, &e->opts,
                                     e->prefix_cache.n, e->batch.caps.n_token, err);
+    if (st == ML_OK)
+        st = ml_draft_net_take_kv(e, err);
     e->has_kv = st == ML_OK;
     return st;
 }
@@ -124,13 +141,13 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     ml_status st;
 
     ml_prefix_cache_init(&e->prefix_cache, &e->arena, pool_pages(e->spec, e->be, &e->opts));
-    ml_state_slots_init(
-        &e->slots, &e->arena,
-        slot_count(e->spec, e->be, e->opts.max_running, e->opts.no_prefix_cache),
-        e->prefix_cache.n);
+    ml_state_slots_init(&e->slots, &e->arena, slot_count(e->spec, e->be, &e->opts),
+                        e->prefix_cache.n);
     e->prefix_cache.slots = &e->slots;
     ml_batch_init(&e->batch, &e->arena, caps);
-    e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk);
+    e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk + e->opts.draft.n);
+    if (e->opts.draft.ngram)
+        ml_ngram_init(&e->draft.ngram, &e->arena);
     for (int i = 0; i < 2; i++) {
         e->inflight[i].entry = ML_NEW(&e->arena, ml_batch_entry, caps.n_seq);
         e->inflight[i].draw = ML_NEW(&e->arena, ml_draw, caps.n_loss);
@@ -149,6 +166,8 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
         st =
             dev->alloc(dev, &e->drawn, drawn_bytes(e->spec, &e->opts), ML_MEM_SCRATCH, err);
     e->batch.rows.drawn = e->drawn.ptr;
+    if (st == ML_OK && (e->opts.draft.mtp || e->opts.draft.model))
+        st = ml_draft_net_open(e, err);
     return st == ML_OK ? ml_engine_take_kv(e, err) : st;
 }
 
@@ -226,6 +245,7 @@ void ml_engine_close(ml_engine *e) {
         e->be->ops->sampled(e->be->stream, e->pending->draw, e->pending->n_draw);
     free_all(&e->waiting);
     free_all(&e->running);
+    ml_draft_net_close(&e->draft.net);
     ml_plan_free(e->plan);
     ml_kv_close(&e->kv);
     ml_routing_record_close(&e->routing_record);
@@ -345,6 +365,7 @@ void ml_engine_release_kv(ml_engine *e) {
     ml_prefix_cache_clear(&e->prefix_cache);
     ml_kv_close(&e->kv);
     ml_routing_record_close(&e->routing_record);
+    ml_draft_net_release_kv(&e->draft.net);
     ml_arena_release(&e->kv_arena);
     e->has_kv = false;
 }

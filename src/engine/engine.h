@@ -20,6 +20,27 @@
 typedef struct ml_engine ml_engine;
 struct ml_request; /* engine/request.h */
 
+/* Speculative decoding.  Draft tokens are further rows of a step; a row's draw is accepted if
+ * the rows before it had the right input: if each draft token is the very token that was
+ * drawn in its place.  Tokens and log-probs therefore have the bits of plain decoding,
+ * whatever the drafts are.
+ *
+ * A draft function writes up to n tokens that may follow the request's own, and returns how
+ * many.  It must be a function of the engine's state: ranks call it in lock step. */
+typedef int32_t ml_draft_fn(void *ud, const struct ml_request *r, int32_t *out, int32_t n);
+
+typedef struct ml_draft_opts {
+    int32_t n; /* most draft tokens of a request in a step; 0: plain decoding */
+    /* Where they come from, one of: */
+    bool ngram;        /* what followed the same tokens before (ngram.h) */
+    const char *mtp;   /* the multi-token prediction module of the checkpoint in this
+                          directory (draft_net.h) */
+    const char *model; /* the model in this directory, which has the same vocabulary */
+    ml_draft_fn *fn;   /* a function */
+    void *ud;
+    ml_weight_dtype dtype; /* of these weights */
+} ml_draft_opts;
+
 typedef struct ml_engine_opts {
     int32_t context;      /* tokens of prompt and answer together */
     int32_t max_running;  /* requests in a batch */
@@ -34,7 +55,8 @@ typedef struct ml_engine_opts {
     ml_timeline *spans;        /* receives the times of ops, or NULL */
     ml_plan_dump *dump;        /* receives all values that steps compute, or NULL */
     bool routed[ML_N_ROUTING]; /* record the routing, for requests that want it */
-    const int32_t *eos;        /* the model's end tokens */
+    ml_draft_opts draft;
+    const int32_t *eos; /* the model's end tokens */
     int32_t n_eos;
     const ml_tokenizer *tokenizer; /* for stop strings; may be NULL */
     ml_grammar_cache *grammars;    /* NULL: requests with a grammar are refused */
@@ -51,8 +73,8 @@ typedef struct ml_engine_memory {
 } ml_engine_memory;
 
 /* Bytes of the engine's state slots, besides its KV pages; 0 without recurrent layers. */
-size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be, int32_t max_running,
-                            bool no_prefix_cache);
+size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be,
+                            const ml_engine_opts *o);
 
 ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
                             const ml_engine_opts *opts, ml_err *err);

@@ -2,6 +2,8 @@
 #ifndef ML_ENGINE_ENGINE_PRIV_H
 #define ML_ENGINE_ENGINE_PRIV_H
 
+#include "engine/draft_net.h"
+#include "engine/ngram.h"
 #include "engine/prefix_cache.h"
 #include "engine/request.h"
 #include "engine/routing_record.h"
@@ -9,17 +11,21 @@
 
 /* A request's part of a step. */
 typedef struct ml_batch_entry {
-    ml_request *r;    /* NULL: it ended after this step was scheduled */
+    ml_request *r;    /* NULL: it ended after this step was scheduled, or in it */
+    int32_t first;    /* n_kv when it was scheduled */
     int32_t n_row;    /* tokens n_kv .. n_kv + n_row - 1 */
     int32_t n_score;  /* prompt tokens that its rows score */
     bool draws;       /* its last row draws a token */
+    int32_t n_draft;  /* rows of draft tokens after these; each draws a token, too */
+    int32_t n_right;  /* of these, the right ones, once the outputs are processed */
+    int32_t backup;   /* slot with the state before its rows, or ML_NO_SLOT */
     int32_t unknown;  /* device tokens among its input (the host lacks the draw): 0 or 1 */
     int32_t expected; /* page after which its recurrent state is copied, or ML_NO_PAGE */
 } ml_batch_entry;
 
 /* A step, from scheduling until its outputs are processed. */
 typedef struct ml_inflight_step {
-    ml_batch_entry *entry; /* [max_running] */
+    ml_batch_entry *entry; /* [max_running], in the order of the batch */
     int32_t n_entry;
     ml_draw *draw; /* [loss rows] */
     int32_t n_draw;
@@ -48,7 +54,12 @@ struct ml_engine {
     ml_inflight_step *step;    /* being scheduled */
     ml_inflight_step *pending; /* launched, its outputs not processed; or NULL */
     int32_t chunk_left, score_left;
-    int32_t *target; /* [chunk] */
+    int32_t *target; /* [chunk + draft.n] */
+    struct {
+        int32_t left; /* rows of draft tokens that the step being scheduled may have */
+        ml_ngram ngram;
+        ml_draft_net net;
+    } draft;
     ml_buf sample_scratch;
     ml_buf drawn; /* [loss rows] latest draws, on the device */
 
@@ -71,6 +82,24 @@ void ml_state_schedule_rows(ml_engine *e, ml_batch_entry *entry);
 /* The entry's rows were computed: copies the state if it is worth keeping. */
 void ml_state_finish(ml_engine *e, const ml_batch_entry *entry);
 
+/* Whether draft rows may follow the entry's, whose state is kept in entry->backup then. */
+bool ml_state_may_draft(ml_engine *e, ml_batch_entry *entry);
+/* If not all of the entry's draft rows were right, the state after the last right one is not
+ * known: the request goes back to the state before the entry's rows, to compute the right
+ * ones again. */
+void ml_state_accept(ml_engine *e, const ml_batch_entry *entry);
+
+/* drafts.c: rows of draft tokens that a step may have. */
+int32_t ml_draft_room(const ml_engine_opts *o);
+void ml_draft_begin_step(ml_engine *e);
+/* Proposes draft tokens after those of the entry's request, which the entry's last row
+ * draws after, and takes pages for them. */
+void ml_draft_propose(ml_engine *e, ml_batch_entry *entry);
+/* Draft tokens that the request may have in its next step. */
+int32_t ml_draft_allowed(const ml_engine *e, const ml_request *r);
+/* The entry's draft tokens were verified: gives back the pages of the wrong ones. */
+void ml_draft_learn(ml_engine *e, const ml_batch_entry *entry);
+
 /* scheduler.c: */
 /* Frees the request's pages and moves it back to the waiting queue. */
 void ml_engine_preempt(ml_engine *e, ml_request *r);
@@ -88,7 +117,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now);
 /* Waits for the pending step, if any, and processes its outputs. */
 void ml_engine_complete_pending(ml_engine *e);
 /* outputs.c: processes an entry's results of a step; d: the first of its draws. */
-void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const ml_draw *d);
+void ml_engine_process_output(ml_engine *e, ml_batch_entry *entry, const ml_draw *d);
 /* Aborts a request: removes it from its list, invokes its callback and frees it. */
 void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const char *why);
 

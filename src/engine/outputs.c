@@ -3,15 +3,20 @@
 
 #include "engine/engine_priv.h"
 
-static ml_scored scored_view(const ml_scores *s, const int32_t *id, int32_t n) {
+/* n scores from the one at `at` on. */
+static ml_scored scored_view(const ml_request *r, const ml_scores *s, const int32_t *id,
+                             int32_t at, int32_t n) {
+    size_t top = (size_t)at * (size_t)r->params.n_top;
+
     return (ml_scored){ .n = n,
                         .id = id,
-                        .logprob = s->logprob,
-                        .entropy = s->entropy,
-                        .version = s->version,
-                        .top_id = s->top_id,
-                        .top_logprob = s->top_logprob,
-                        .also_logprob = s->also_logprob };
+                        .logprob = s->logprob + at,
+                        .entropy = s->entropy + at,
+                        .version = s->version + at,
+                        .top_id = s->top_id + top,
+                        .top_logprob = s->top_logprob + top,
+                        .also_logprob =
+                            s->also_logprob + (size_t)at * (size_t)r->params.n_also };
 }
 
 static ml_gen_update output_of(const ml_engine *e, const ml_request *r) {
@@ -46,24 +51,83 @@ void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const cha
 static void add_prompt_output(ml_request *r, ml_gen_update *u) {
     if (r->prompt_reported)
         return;
-    u->prompt = scored_view(&r->prompt, r->token + r->prompt_from,
+    u->prompt = scored_view(r, &r->prompt, r->token + r->prompt_from, 0,
                             r->params.n_prompt - r->prompt_from);
     r->prompt_reported = true;
 }
 
-/* Appends the drawn token to the request. */
-static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_update *u) {
-    r->answer.logprob[0] = d->logprob;
-    r->answer.entropy[0] = d->entropy;
-    r->answer.version[0] = e->version;
-    u->answer = scored_view(&r->answer, r->token + r->n_token, 1);
+/* Appends the k-th token that the step drew to the request. */
+static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, int32_t k,
+                      ml_gen_update *u) {
+    r->answer.logprob[k] = d->logprob;
+    r->answer.entropy[k] = d->entropy;
+    r->answer.version[k] = e->version;
+    u->answer = scored_view(r, &r->answer, r->token + r->n_token, k, 1);
     u->finish = ml_request_push(r, d->id, &u->matched);
     e->stats.n_answer_token++;
 }
 
-void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const ml_draw *d) {
+/* Reports the k-th token; false: the request ended. */
+static bool put_token(ml_engine *e, const ml_batch_entry *entry, const ml_draw *d,
+                      int32_t k) {
     ml_request *r = entry->r;
     ml_gen_update u = output_of(e, r);
+
+    if (entry->draws && isnan(d->logprob)) {
+        ml_engine_end(e, &e->running, r,
+                      "the model's logits are NaN; its weights may be damaged");
+        return false;
+    }
+    if (entry->draws && r->unmatched[0]) {
+        ml_engine_end(e, &e->running, r, r->unmatched);
+        return false;
+    }
+    add_prompt_output(r, &u);
+    if (entry->draws)
+        add_token(e, r, d, k, &u);
+    else
+        u.finish = ML_FINISH_LENGTH;
+    if (u.finish != ML_FINISH_NOT)
+        ml_routing_record_report(&e->routing_record, r, &u);
+    r->fn(r->ud, &u);
+    if (u.finish == ML_FINISH_NOT)
+        return true;
+    e->stats.n_finished++;
+    if (e->opts.draft.ngram)
+        ml_ngram_keep(&e->draft.ngram, r);
+    leave(e, &e->running, r);
+    return false;
+}
+
+/* The token after each row, as long as the input of the next one, a draft token, is the
+ * token that was drawn. */
+static void put_tokens(ml_engine *e, ml_batch_entry *entry, const ml_draw *d) {
+    ml_request *r = entry->r;
+    int32_t k = 0;
+    bool right = true;
+
+    e->stats.n_verify += entry->draws && e->opts.draft.n;
+    e->stats.n_draft += entry->n_draft;
+    for (; right; k++, d++) {
+        right = k < entry->n_draft && r->token[r->n_token] == d->id;
+        e->stats.n_accepted += right;
+        if (k)
+            ml_engine_cache_pages(e, r, r->n_kv, true);
+        if (!put_token(e, entry, d, k)) {
+            ml_state_slots_drop(&e->slots, entry->backup);
+            entry->r = NULL;
+            return;
+        }
+        r->n_kv += right;
+        entry->n_right += right;
+    }
+    ml_state_accept(e, entry);
+    if (entry->n_draft)
+        ml_draft_learn(e, entry);
+}
+
+void ml_engine_process_output(ml_engine *e, ml_batch_entry *entry, const ml_draw *d) {
+    ml_request *r = entry->r;
 
     for (int32_t k = 0; k < entry->n_score; k++, d++) {
         int32_t at = r->n_prompt_scored++;
@@ -74,27 +138,6 @@ void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const m
     r->n_kv += entry->n_row;
     ml_engine_cache_pages(e, r, r->n_kv, true);
     ml_state_finish(e, entry);
-    if (r->n_kv < r->n_token)
-        return;
-    if (entry->draws && isnan(d->logprob)) {
-        ml_engine_end(e, &e->running, r,
-                      "the model's logits are NaN; its weights may be damaged");
-        return;
-    }
-    if (entry->draws && r->unmatched[0]) {
-        ml_engine_end(e, &e->running, r, r->unmatched);
-        return;
-    }
-    add_prompt_output(r, &u);
-    if (entry->draws)
-        add_token(e, r, d, &u);
-    else
-        u.finish = ML_FINISH_LENGTH;
-    if (u.finish != ML_FINISH_NOT)
-        ml_routing_record_report(&e->routing_record, r, &u);
-    r->fn(r->ud, &u);
-    if (u.finish == ML_FINISH_NOT)
-        return;
-    e->stats.n_finished++;
-    leave(e, &e->running, r);
+    if (r->n_kv == r->n_token)
+        put_tokens(e, entry, d);
 }

@@ -70,14 +70,42 @@ void ml_state_schedule_rows(ml_engine *e, ml_batch_entry *entry) {
     if (!keeps_state(e))
         return;
     ml_batch_set_slot(&e->batch, entry->r->slot);
-    entry->expected = page_to_keep(e, entry, entry->r->n_kv + entry->n_row);
+    if (!entry->n_draft)
+        entry->expected = page_to_keep(e, entry, entry->r->n_kv + entry->n_row);
     if (entry->expected != ML_NO_PAGE)
         e->slots.expected[entry->expected] = true;
 }
 
-void ml_state_finish(ml_engine *e, const ml_batch_entry *entry) {
-    int32_t page = page_to_keep(e, entry, entry->r->n_kv), slot;
+bool ml_state_may_draft(ml_engine *e, ml_batch_entry *entry) {
+    const ml_request *r = entry->r;
 
+    if (!keeps_state(e))
+        return true;
+    if (page_to_keep(e, entry, r->n_kv + entry->n_row) != ML_NO_PAGE)
+        return false;
+    entry->backup = ml_state_slots_take(&e->slots);
+    if (entry->backup == ML_NO_SLOT)
+        return false;
+    ml_kv_copy_slot(&e->kv, e->spec, e->be, entry->backup, r->slot);
+    return true;
+}
+
+void ml_state_accept(ml_engine *e, const ml_batch_entry *entry) {
+    if (entry->backup == ML_NO_SLOT)
+        return;
+    if (entry->n_right < entry->n_draft) {
+        ml_kv_copy_slot(&e->kv, e->spec, e->be, entry->r->slot, entry->backup);
+        entry->r->n_kv = entry->first;
+    }
+    ml_state_slots_drop(&e->slots, entry->backup);
+}
+
+void ml_state_finish(ml_engine *e, const ml_batch_entry *entry) {
+    int32_t page, slot;
+
+    if (entry->n_draft) /* it is not the state after n_kv tokens */
+        return;
+    page = page_to_keep(e, entry, entry->r->n_kv);
     if (entry->expected != ML_NO_PAGE)
         e->slots.expected[entry->expected] = false;
     if (page == ML_NO_PAGE)

@@ -6,6 +6,7 @@
 
 #include "base/bug.h"
 #include "base/clock.h"
+#include "engine/ngram.h"
 #include "engine/state_slots.h"
 #include "model/batch.h"
 
@@ -202,7 +203,7 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, int64_t n_vocab,
     take_ends(b, q, o, r);
     take_stops(b, q, r);
     take_scores(b, &q->prompt, (size_t)(r->n_prompt - q->prompt_from), r);
-    take_scores(b, &q->answer, 1, r);
+    take_scores(b, &q->answer, 1 + (size_t)o->draft.n, r);
     return self;
 }
 
@@ -258,6 +259,9 @@ ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n
     q->submitted_s = ml_clock_s();
     q->queued_s = -1;
     q->slot = ML_NO_SLOT;
+    q->draft_len = opts->draft.n;
+    if (opts->draft.ngram)
+        q->prompt_hash = ml_ngram_hash(q->token, r->n_prompt);
     score_first_token(q);
     if (r->n_stop > 0) {
         q->detok = ml_detok_new(opts->tokenizer, false);

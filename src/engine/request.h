@@ -49,7 +49,13 @@ typedef struct ml_request {
     int32_t prompt_from;      /* first scored prompt token; n_prompt: none */
     int32_t n_prompt_scored;  /* prompt tokens scored so far */
     bool prompt_reported;     /* their scores were reported */
-    ml_scores prompt, answer; /* [n_prompt - prompt_from]; [1], the latest token */
+    ml_scores prompt, answer; /* [n_prompt - prompt_from]; [1 + drafts], the latest */
+
+    uint64_t prompt_hash; /* of its prompt */
+    int32_t n_draft;      /* tokens after its own in `token`: drafts of a network */
+    int32_t draft_len; /* draft tokens of its next step, by the success of the last ones */
+    int32_t draft_misses; /* steps in a row without a right one */
+    int32_t draft_pause;  /* steps until it drafts again */
 
     int32_t n_cached, n_preempt;
     double submitted_s, queued_s; /* queued_s < 0: not begun */

@@ -171,10 +171,9 @@ static int32_t rows_of(const ml_engine *e, const ml_request *r) {
 
 static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
     ml_batch_entry *entry = &e->step->entry[e->step->n_entry++];
-    int32_t next_score = r->prompt_from + r->n_prompt_scored;
-    int32_t one = 0, *target = n == 1 ? &one : e->target;
+    int32_t next_score = r->prompt_from + r->n_prompt_scored, *target = e->target;
 
-    *entry = (ml_batch_entry){ .r = r, .n_row = n };
+    *entry = (ml_batch_entry){ .r = r, .first = r->n_kv, .n_row = n, .backup = ML_NO_SLOT };
     for (int32_t i = 0; i < n; i++) {
         int32_t scored = r->n_kv + i + 1;
         bool score = scored >= next_score && scored < r->params.n_prompt;
@@ -183,9 +182,14 @@ static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
         entry->n_score += score;
         entry->draws = draw;
     }
-    ml_batch_add(&e->batch, r->token + r->n_kv, target, n, r->n_kv, r->page);
-    ml_batch_set_adapter(&e->batch, r->params.adapter - 1);
     ml_engine_cache_pages(e, r, r->n_kv + n, false);
+    if (entry->draws && e->opts.draft.n)
+        ml_draft_propose(e, entry);
+    for (int32_t i = 0; i < entry->n_draft; i++)
+        target[n + i] = ML_TARGET_NONE;
+    ml_batch_add(&e->batch, r->token + r->n_kv, target, n + entry->n_draft, r->n_kv,
+                 r->page);
+    ml_batch_set_adapter(&e->batch, r->params.adapter - 1);
     ml_state_schedule_rows(e, entry);
     e->score_left -= entry->n_score;
     if (r->n_token - r->n_kv > 1)
@@ -218,7 +222,8 @@ static void fill_batch(ml_engine *e) {
     e->step->n_entry = 0;
     e->full = false;
     e->chunk_left = e->opts.chunk;
-    e->score_left = e->batch.caps.n_loss - e->opts.max_running;
+    e->score_left = e->batch.caps.n_loss - e->opts.max_running - ml_draft_room(&e->opts);
+    ml_draft_begin_step(e);
     for (r = e->running.first; r; r = r->next)
         if (r->n_token - r->n_kv == 1)
             add_entry(e, r, 1);
@@ -252,8 +257,10 @@ static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32
                       .n_also = r->params.n_also };
 }
 
-/* The draw of a request's next token. */
-static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t loss) {
+/* The draw of a request's next token, or of the k-th one after draft tokens, which a request
+ * with a grammar does not have. */
+static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t k,
+                         int32_t loss) {
     ml_draw d = draw_of(e, r, n, loss);
     bool ends = r->matcher && ml_request_mask(r);
 
@@ -263,7 +270,7 @@ static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t l
         d.ban = r->end_id;
         d.n_ban = r->n_end;
     }
-    score_at(r, &r->answer, 0, &d);
+    score_at(r, &r->answer, k, &d);
     return d;
 }
 
@@ -282,8 +289,8 @@ static void prepare_draws(ml_engine *e) {
             d[f->n_draw].given = r->token[r->prompt_from + at];
             score_at(r, &r->prompt, at, &d[f->n_draw]);
         }
-        if (entry->draws) {
-            d[f->n_draw] = next_draw(e, r, n, f->n_draw);
+        for (int32_t k = 0; entry->draws && k <= entry->n_draft; k++, n++) {
+            d[f->n_draw] = next_draw(e, r, n, k, f->n_draw);
             f->n_draw++;
         }
     }
@@ -335,11 +342,12 @@ static void complete_step(ml_engine *e, const ml_inflight_step *f) {
         return;
     }
     for (int32_t i = 0; i < f->n_entry; i++) {
-        const ml_batch_entry *entry = &f->entry[i];
+        ml_batch_entry *entry = &f->entry[i];
         if (entry->r)
             ml_engine_process_output(e, entry, d);
-        d += entry->n_score + entry->draws;
+        d += entry->n_score + entry->draws + entry->n_draft;
     }
+    ml_draft_net_run(e, f);
 }
 
 void ml_engine_complete_pending(ml_engine *e) {

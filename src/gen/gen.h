@@ -110,7 +110,9 @@ typedef struct ml_gen_stats {
     int64_t n_overlapped; /* steps launched before the previous draws were known */
     int64_t n_step, n_prompt_token, n_cached_token, n_answer_token, n_preempt;
     int64_t n_finished, n_aborted;
-    double step_s, model_s, sample_s; /* in steps: total, model forward, sampling */
+    int64_t n_verify, n_draft, n_accepted; /* speculative decoding: draws of requests with
+                                              or without draft tokens; these; right ones */
+    double step_s, model_s, sample_s;      /* in steps: total, model forward, sampling */
     uint64_t version;
     bool paused;
     int32_t page_tokens, context, max_running;

@@ -92,6 +92,16 @@ static void add_number(words *w, const char *flag, int64_t value) {
     add_flag(w, flag, ml_arena_printf(w->arena, "%lld", (long long)value));
 }
 
+static void add_speculative(words *w, const ml_speculative_opts *o) {
+    add_flag(w, "--speculative-algorithm", o->algorithm);
+    if (o->draft_path)
+        add_flag(w, "--speculative-draft-model-path", o->draft_path);
+    if (o->n_step)
+        add_number(w, "--speculative-num-steps", o->n_step);
+    if (o->n_token)
+        add_number(w, "--speculative-num-draft-tokens", o->n_token);
+}
+
 /* The engine must store its weights with the trainer's dtype. */
 static const char *dtype_of(const ml_weights *w) {
     int32_t n_f32 = 0, n_matrix = 0;
@@ -138,6 +148,8 @@ static void serve_words(words *w, const ml_generator *g, const ml_run_opts *c,
     add_flag(w, "--mem-fraction-static", "1"); /* the memory is divided here, by
                                                   --max-total-tokens */
     add_number(w, "--max-total-tokens", (int64_t)(g->engine.kv_bytes / page) * ML_PAGE);
+    if (c->speculative.algorithm)
+        add_speculative(w, &c->speculative);
     if (g->engine.no_prefix_cache)
         add(w, "--disable-radix-cache");
     if (g->engine.no_overlap)

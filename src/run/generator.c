@@ -87,13 +87,17 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
 static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_opts *c,
                              ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(g->spec, &g->be, 1);
-    double slots = (double)ml_engine_slot_bytes(g->spec, &g->be, c->engine.max_running,
-                                                c->engine.no_prefix_cache);
-    double left = 0;
+    double left = 0, slots;
     int64_t one, each, n;
     ml_status st;
 
     g->engine = engine_opts(g, d, c);
+    st = ml_speculative_resolve(&g->engine.draft, &c->speculative,
+                                g->run->opts.hf_checkpoint, g->run->opts.dtype,
+                                g->part != NULL, err);
+    if (st != ML_OK)
+        return st;
+    slots = (double)ml_engine_slot_bytes(g->spec, &g->be, &g->engine);
     one = ml_kv_pages_for(g->engine.context);
     g->engine.kv_bytes = (size_t)(one * page);
     st = bytes_left(g, &left, err);

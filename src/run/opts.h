@@ -64,6 +64,19 @@ typedef struct ml_arch_flags {
     double rope_base, norm_eps;
 } ml_arch_flags;
 
+/* Speculative decoding, in SGLang's flags. */
+typedef struct ml_speculative_opts {
+    const char *algorithm;         /* NULL: plain decoding */
+    const char *draft_path;        /* NULL: not given */
+    int64_t n_step, topk, n_token; /* 0: not given */
+} ml_speculative_opts;
+
+/* The engine's drafts; dir is the model's directory.  Drafts of a network need an engine of
+ * one rank: several ranks look tokens up instead, and a warning says so. */
+ml_status ml_speculative_resolve(ml_draft_opts *out, const ml_speculative_opts *o,
+                                 const char *dir, ml_weight_dtype dtype, bool several,
+                                 ml_err *err);
+
 typedef struct ml_rollout_opts {
     /* sampling; top_k -1: all */
     double temperature, top_p;
@@ -238,6 +251,7 @@ typedef struct ml_run_opts {
     ml_reward_opts reward;
     const char *custom_rm_path, *eval_reward_key; /* NULL: not given */
     ml_engine_opts engine;
+    ml_speculative_opts speculative;
     ml_supervisor_opts supervisor;
     ml_publish_opts publish;
     ml_router_opts router; /* of the run; its host, port, policy and limits are options */

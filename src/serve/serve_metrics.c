@@ -117,6 +117,13 @@ static void write_engine(page *p, const ml_server_metrics *m, const ml_gen_stats
     value(p, "cache_hit_rate", "gauge",
           "Fraction of prompt tokens found in the prefix cache.",
           prompts > 0 ? (double)st->n_cached_token / prompts : 0);
+    if (st->n_verify) {
+        value(p, "spec_accept_length", "gauge",
+              "Tokens of a request in a step, on average, with speculative decoding.",
+              1 + (double)st->n_accepted / (double)st->n_verify);
+        value(p, "spec_accept_rate", "gauge", "Fraction of draft tokens that were right.",
+              st->n_draft ? (double)st->n_accepted / (double)st->n_draft : 0);
+    }
     value(p, "gen_throughput", "gauge",
           "Generated tokens per second since the last scrape.", m->throughput);
     value(p, "num_retracted_requests_total", "counter", "Preempted requests.",

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/engine_priv.h"
 #include "io/safetensors.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
@@ -96,6 +97,128 @@ static void check_case(const char *dir) {
     ml_st_close(golden);
 }
 
+static void ignore(void *ud, const ml_gen_update *u) {
+    (void)ud, (void)u;
+}
+
+/* The engine's first draft after the prompt is the golden file's greedy one. */
+static void check_draft(const char *dir, const ml_st_file *golden, ml_engine *e) {
+    const ml_st_tensor *prompt = ml_st_find(golden, ml_str_of("draft.prefix"));
+    const int32_t *first = ml_st_find(golden, ml_str_of("draft.first"))->data;
+    const ml_st_tensor *want = ml_st_find(golden, ml_str_of("draft.tokens"));
+    int32_t n = (int32_t)want->shape[0];
+    const ml_request *r;
+
+    MUST(ml_engine_submit(e,
+                          &(ml_gen_request){ .prompt = prompt->data,
+                                             .n_prompt = (int32_t)prompt->shape[0],
+                                             .draw = { .top_p = 1, .repetition = 1 },
+                                             .max_new = 16,
+                                             .score_from = -1 },
+                          ignore, NULL, 1, &err));
+    do
+        CHECK(ml_engine_step(e));
+    while (e->running.first->n_token == prompt->shape[0]);
+    r = e->running.first;
+    CHECK(r->n_token == prompt->shape[0] + 1 && r->token[r->n_token - 1] == *first);
+    CHECK(r->n_draft == n);
+    if (memcmp(r->token + r->n_token, want->data, (size_t)n * sizeof *r->token) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s: another draft", dir);
+    while (ml_engine_step(e))
+        ;
+}
+
+/* Answers of several requests, as bytes. */
+typedef struct answers {
+    struct {
+        int32_t token[32];
+        float logprob[32];
+        int32_t n;
+    } of[8];
+} answers;
+
+static void hear(void *ud, const ml_gen_update *u) {
+    answers *a = ud;
+
+    for (int32_t i = 0; i < u->answer.n; i++) {
+        int32_t at = a->of[u->ticket].n++;
+        a->of[u->ticket].token[at] = u->answer.id[i];
+        a->of[u->ticket].logprob[at] = u->answer.logprob[i];
+    }
+}
+
+/* Samples of the three prompts; more of them than run at once. */
+static void answer_all(ml_engine *e, const ml_st_file *golden, answers *out) {
+    char name[32];
+
+    memset(out, 0, sizeof *out);
+    for (uint64_t k = 0; k < 8; k++) {
+        snprintf(name, sizeof name, "tokens.%d", (int)(k % 3));
+        MUST(ml_engine_submit(
+            e,
+            &(ml_gen_request){ .prompt = ml_st_find(golden, ml_str_of(name))->data,
+                               .n_prompt = 17,
+                               .draw = { .temperature = k % 2 ? 1.0f : 0.3f,
+                                         .top_p = 1,
+                                         .repetition = k == 5 ? 1.2f : 1,
+                                         .seed = 7,
+                                         .sample = k },
+                               .max_new = 32,
+                               .score_from = -1 },
+            hear, out, k, &err));
+    }
+    while (ml_engine_step(e))
+        ;
+}
+
+static void draft_with(const char *dir) {
+    ml_engine_opts o = { .context = 64,
+                         .max_running = 3,
+                         .max_waiting = 8,
+                         .chunk = 24,
+                         .draft = { .n = 3, .mtp = dir } };
+    static answers plain, drafted;
+    ml_gen_stats stats;
+    char path[1024];
+    ml_checkpoint *c;
+    ml_st_file *golden;
+    ml_engine *e;
+    ml_weights w;
+    ml_backend be;
+    ml_spec s;
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    snprintf(path, sizeof path, "%s/golden.safetensors", dir);
+    MUST(ml_st_open(&golden, path, &err));
+    MUST(ml_spec_open(&s, dir, &err));
+    MUST(ml_checkpoint_open(&c, dir, &err));
+    MUST(ml_backend_cpu_open(&be, 1, NULL, &err));
+    MUST(ml_weights_load(&w, &s, c, ML_WEIGHT_F32, &be, &a, &err));
+    MUST(ml_engine_open(&e, &s, &w, &be, &o, &err));
+    check_draft(dir, golden, e);
+    answer_all(e, golden, &drafted);
+    ml_engine_stats(e, &stats);
+    CHECK(stats.n_draft > 50 && stats.n_accepted > 0);
+    ml_engine_close(e);
+    o.draft = (ml_draft_opts){ 0 };
+    MUST(ml_engine_open(&e, &s, &w, &be, &o, &err));
+    answer_all(e, golden, &plain);
+    CHECK(memcmp(&plain, &drafted, sizeof plain) == 0);
+    ml_engine_close(e);
+    ml_weights_close(&w);
+    ml_backend_close(&be);
+    ml_checkpoint_close(c);
+    ml_spec_close(&s);
+    ml_st_close(golden);
+    ml_arena_release(&a);
+}
+
+static void drafts(void) {
+    draft_with("tests/golden/mtp/deepseek_v3");
+    draft_with("tests/golden/mtp/qwen3_next");
+}
+
 static void deepseek_v3(void) {
     check_case("tests/golden/mtp/deepseek_v3");
 }
@@ -111,6 +234,7 @@ static void recordings(void) {
     for (int i = 0; i < 3; i++) {
         snprintf(dir, sizeof dir, "%s/mtp/%s", ml_test_fixtures(), name[i]);
         check_case(dir);
+        draft_with(dir);
     }
 }
 
@@ -128,6 +252,10 @@ int main(int argc, char **argv) {
     static const ml_test tests[] = {
         { "DeepSeek-V3's multi-token prediction equals torch's", deepseek_v3, 60 },
         { "Qwen3-Next's multi-token prediction equals torch's", qwen3_next, 60 },
+        { "the engine's draft tokens of multi-token prediction equal torch's, and change "
+          "no "
+          "bit",
+          drafts, 60 },
         { "recorded multi-token prediction modules equal torch's", recordings, 120,
           .fixtures = "mtp" },
         { "score --mtp of a model without the module says so", without_module, 60 },

@@ -9,7 +9,8 @@
  * finished sequence (experts) must equal the selection of that forward.  Requests may use
  * adapters of different rank, or none.  With several
  * ranks, the second engine is cut over a tensor-parallel group: the bits are the same, on
- * every rank. */
+ * every rank.  With drafts, the second engine decodes speculatively: its draft tokens are
+ * those that the first one drew, some of them wrong; or those of one of its own sources. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@
 
 #include "base/philox.h"
 #include "engine/engine.h"
+#include "engine/request.h"
 #include "model/lora.h"
 #include "model/spec_shard.h"
 #include "tests/support/must.h"
@@ -58,6 +60,16 @@ typedef struct model {
     const ml_lora_site *site[N_ADAPTER];
     ml_lora_table table;
 } model;
+
+/* Where the draft tokens of the second engine come from; TWIN: the model itself drafts, and
+ * is right whenever its weights are those of the engine. */
+typedef enum drafts {
+    NO_DRAFTS,
+    DRAWN_DRAFTS,
+    NGRAM_DRAFTS,
+    MTP_DRAFTS,
+    TWIN_DRAFTS
+} drafts;
 
 typedef struct fixture {
     const char *dir;
@@ -310,6 +322,9 @@ typedef struct mix_run {
     const model *m; /* [n_rank] */
     const mix *mix;
     ml_engine_opts o;
+    drafts drafts;
+    const received *drawn; /* [MAX_REQ] by another engine */
+    const char *dir;       /* of the model */
     bool overlap;
     int n_thread;
     received (*h)[MAX_REQ]; /* [n_rank] */
@@ -333,6 +348,19 @@ static void submit_at(ml_engine *e, const mix_run *r, int32_t step, received *h,
     }
 }
 
+/* What the other engine drew; one token in five is wrong.  Depends on the request alone. */
+static int32_t draft(void *ud, const ml_request *r, int32_t *out, int32_t n) {
+    const received *h = &((const received *)ud)[r->ticket - 1];
+    int32_t k = 0;
+
+    for (; k < n && r->n_token + k < h->n; k++) {
+        int32_t at = r->n_token + k;
+        bool wrong = (at * 7 + (int32_t)r->ticket * 3) % 5 == 0;
+        out[k] = wrong ? h->token[at] ^ 1 : h->token[at];
+    }
+    return k;
+}
+
 /* comm NULL: one rank. */
 static void run_rank(ml_comm *comm, void *ud) {
     const mix_run *r = ud;
@@ -348,6 +376,14 @@ static void run_rank(ml_comm *comm, void *ud) {
     be.async = r->overlap; /* like a device that computes asynchronously */
     o.kv_bytes = ml_kv_bytes(&m->spec, &be, (int32_t)o.kv_bytes);
     o.comm = comm;
+    if (r->drafts)
+        o.draft = (ml_draft_opts){ .n = 1 + r->mix->n % 7,
+                                   .dtype = ML_WEIGHT_F32,
+                                   .fn = r->drafts == DRAWN_DRAFTS ? draft : NULL,
+                                   .ud = (void *)(uintptr_t)r->drawn,
+                                   .ngram = r->drafts == NGRAM_DRAFTS,
+                                   .mtp = r->drafts == MTP_DRAFTS ? r->dir : NULL,
+                                   .model = r->drafts == TWIN_DRAFTS ? r->dir : NULL };
     MUST(ml_engine_open(&e, &m->spec, &m->weights[0], &be, &o, &err));
     memset(h, 0, sizeof *h * MAX_REQ);
     for (int32_t step = 0; open || busy || !switched; step++) {
@@ -381,13 +417,16 @@ static void check_ranks(const mix_run *r, int n_rank, int mix_no) {
 
 /* Runs a mix through an engine of n_rank ranks; adds preemptions, cached tokens, overlaps
  * to `seen`. */
-static void run_mix(const fixture *f, const mix *m, bool overlap, int n_rank,
-                    received (*h)[MAX_REQ], int *seen, int mix_no) {
+static void run_mix(const fixture *f, const mix *m, bool overlap, int n_rank, drafts how,
+                    const received *drawn, received (*h)[MAX_REQ], int *seen, int mix_no) {
     static const int threads[] = { 1, 1, 2, 2, 3, 8 };
     ml_gen_stats stats[MAX_RANK];
     mix_run r = { .m = n_rank > 1 ? f->rank : &f->whole,
                   .mix = m,
                   .o = random_opts(&f->whole.spec),
+                  .drafts = how,
+                  .drawn = drawn,
+                  .dir = f->dir,
                   .overlap = overlap,
                   .n_thread = f->n_rank > 1 ? 1 : threads[rnd(6)],
                   .h = h,
@@ -403,6 +442,8 @@ static void run_mix(const fixture *f, const mix *m, bool overlap, int n_rank,
     seen[0] += (int)stats->n_preempt;
     seen[1] += (int)stats->n_cached_token;
     seen[2] += (int)stats->n_overlapped;
+    seen[3] += (int)stats->n_accepted;
+    seen[4] += (int)(stats->n_draft - stats->n_accepted);
 }
 
 /* --- checks ----------------------------------------------------------------------- */
@@ -483,19 +524,19 @@ static void check_same(const received *a, const received *b, int mix_no, int i) 
 
 /* n_rank: ranks of the second engine. */
 static void check_mixes(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank,
-                        bool adapters) {
+                        bool adapters, drafts how) {
     static received h[2][MAX_RANK][MAX_REQ];
     static mix m;
     fixture f;
     bool recurrent, routed = false;
-    int seen[3] = { 0 };
+    int seen[5] = { 0 };
 
     state = 20261114 + (uint64_t)n_rank;
     open_fixture(&f, dir, dtype, n_rank, adapters);
     for (int k = 0; k < n_mix; k++) {
         make_mix(&m, &f, k % 2);
-        run_mix(&f, &m, k % 4 < 2, 1, h[0], seen, k);
-        run_mix(&f, &m, k % 4 >= 2, n_rank, h[1], seen, k);
+        run_mix(&f, &m, k % 4 < 2, 1, NO_DRAFTS, NULL, h[0], seen, k);
+        run_mix(&f, &m, k % 4 >= 2, n_rank, how, h[0][0], h[1], seen, k);
         for (int i = 0; i < m.n; i++) {
             for (int run = 0; run < 2; run++) {
                 const received *r = &h[run][0][i];
@@ -518,11 +559,14 @@ static void check_mixes(const char *dir, ml_weight_dtype dtype, int n_mix, int n
     if (n_mix >= 20)
         CHECK(seen[0] > n_mix && seen[1] > (recurrent ? 30 : 50) * n_mix &&
               (recurrent || routed || seen[2] > 5 * n_mix));
+    CHECK(how != DRAWN_DRAFTS || (seen[3] > 3 * n_mix && seen[4] > 0));
+    CHECK(how != MTP_DRAFTS || seen[3] + seen[4] > 3 * n_mix);
+    CHECK(how != TWIN_DRAFTS || seen[3] > 10 * n_mix);
     close_fixture(&f);
 }
 
 static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank) {
-    check_mixes(dir, dtype, n_mix, n_rank, false);
+    check_mixes(dir, dtype, n_mix, n_rank, false, NO_DRAFTS);
 }
 
 #define MODELS(X)                                                                          \
@@ -599,15 +643,58 @@ static void check_ranks_of(const char *dir) {
 
 #define ADAPTER_TESTS(name)                                                                \
     static void adapters_##name(void) {                                                    \
-        check_mixes(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 1), 1, true);                  \
+        check_mixes(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 1), 1, true, NO_DRAFTS);       \
         if (getenv("MILES_LONG"))                                                          \
-            check_mixes(DATA #name, ML_WEIGHT_BF16, 1, 1, true);                           \
+            check_mixes(DATA #name, ML_WEIGHT_BF16, 1, 1, true, NO_DRAFTS);                \
     }
 MODELS(ADAPTER_TESTS)
 MORE_MODELS(ADAPTER_TESTS)
 
 #define ADAPTER_ROWS(name)                                                                 \
     { #name ": requests for adapters have the bits of training", adapters_##name, 300 },
+
+/* Speculative decoding: a mix of each family; with MILES_LONG all of them. */
+static void check_drafts(const char *dir, int n_mix) {
+    check_mixes(dir, ML_WEIGHT_F32, fewer(N_MIX, n_mix), 1, false, DRAWN_DRAFTS);
+    if (!getenv("MILES_LONG"))
+        return;
+    check_mixes(dir, ML_WEIGHT_BF16, N_MIX_BF16, 1, false, DRAWN_DRAFTS);
+    check_mixes(dir, ML_WEIGHT_F32, 2, 1, true, DRAWN_DRAFTS);
+    check_mixes(dir, ML_WEIGHT_F32, 1, 3, false, DRAWN_DRAFTS);
+}
+
+static void mtp_deepseek_v3(void) {
+    check_mixes("tests/golden/mtp/deepseek_v3", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                MTP_DRAFTS);
+}
+
+static void mtp_qwen3_next(void) {
+    check_mixes("tests/golden/mtp/qwen3_next", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                MTP_DRAFTS);
+}
+
+static void twin_llama(void) {
+    check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false, TWIN_DRAFTS);
+}
+
+static void ngram_llama(void) {
+    check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false, NGRAM_DRAFTS);
+    check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(2, 1), 3, false, NGRAM_DRAFTS);
+}
+
+#define DRAFT_TESTS(name)                                                                  \
+    static void drafts_##name(void) {                                                      \
+        check_drafts(DATA #name, 3);                                                       \
+    }
+#define MORE_DRAFT_TESTS(name)                                                             \
+    static void drafts_##name(void) {                                                      \
+        check_drafts(DATA #name, 1);                                                       \
+    }
+MODELS(DRAFT_TESTS)
+MORE_MODELS(MORE_DRAFT_TESTS)
+
+#define DRAFT_ROWS(name)                                                                   \
+    { #name ": speculative decoding has the bits of plain decoding", drafts_##name, 300 },
 
 #define RANK_TESTS(name)                                                                   \
     static void ranks_##name(void) {                                                       \
@@ -626,8 +713,16 @@ MORE_MODELS(RANK_TESTS)
           bf16_##name, 300 },
 
 int main(int argc, char **argv) {
-    static const ml_test tests[] = { MODELS(ROWS) MORE_MODELS(ROWS) MODELS(RANK_ROWS)
-                                         MORE_MODELS(RANK_ROWS) MODELS(ADAPTER_ROWS)
-                                             MORE_MODELS(ADAPTER_ROWS){ 0 } };
+    static const ml_test tests[] = {
+        MODELS(ROWS) MORE_MODELS(ROWS) MODELS(RANK_ROWS) MORE_MODELS(RANK_ROWS)
+            MODELS(ADAPTER_ROWS) MORE_MODELS(ADAPTER_ROWS) MODELS(DRAFT_ROWS) MORE_MODELS(
+                DRAFT_ROWS){ "drafts of DeepSeek-V3's multi-token prediction change no bit",
+                             mtp_deepseek_v3, 300 },
+        { "drafts of Qwen3-Next's multi-token prediction change no bit", mtp_qwen3_next,
+          300 },
+        { "drafts of a draft model change no bit", twin_llama, 300 },
+        { "drafts by prompt lookup change no bit", ngram_llama, 300 },
+        { 0 }
+    };
     return ml_test_main(argc, argv, tests);
 }

@@ -214,8 +214,9 @@ static void families(void) {
                    "--no-rope-fusion, --eval-sglang-attention-backend are ignored: there "
                    "is one implementation");
     CHECK_HAS(log, "--sglang-cuda-graph-bs is ignored: decode steps");
-    check_refused(ML_CMD_TRAIN, RUN "--sglang-speculative-algorithm EAGLE",
-                  "--sglang-speculative-algorithm is not supported: speculative decoding");
+    check_refused(ML_CMD_TRAIN, RUN "--sglang-speculative-token-map map",
+                  "--sglang-speculative-token-map is not supported: this kind of "
+                  "speculative decoding");
     check_refused(ML_CMD_TRAIN, RUN "--eval-sglang-mem-fraction-static 0.5",
                   "--eval-sglang-mem-fraction-static is not supported: evaluation engines");
     check_refused(ML_CMD_TRAIN, RUN "--router-pd-disaggregation", "is not supported");

@@ -132,8 +132,12 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
                          .record_rows = ml_record_rows(&c->bench.steps),
                          .comm = j->comm };
     ml_engine_memory m;
-    ml_status st = kv_bytes(j, &o.kv_bytes, err);
+    ml_status st =
+        ml_speculative_resolve(&o.draft, &c->run.speculative, c->run.hf_checkpoint,
+                               c->run.dtype, j->comm != NULL, err);
 
+    if (st == ML_OK)
+        st = kv_bytes(j, &o.kv_bytes, err);
     if (st == ML_OK)
         st = ml_engine_measure(&m, &j->spec, &j->be, &o, err);
     if (st != ML_OK)

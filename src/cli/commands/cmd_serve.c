@@ -163,15 +163,21 @@ static ml_status check_routes(const serve_job *j, ml_err *err) {
 static ml_status size_engine(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     double all = (double)device_bytes(j);
+    ml_draft_opts draft;
+    ml_status st = ml_speculative_resolve(&draft, &c->run.speculative, c->run.hf_checkpoint,
+                                          c->run.dtype, j->world->size > 1, err);
     double slots = (double)ml_engine_slot_bytes(
-        &j->spec, &j->be, (int32_t)c->serve.max_running, c->serve.no_prefix_cache);
+        &j->spec, &j->be,
+        &(ml_engine_opts){ .max_running = (int32_t)c->serve.max_running,
+                           .no_prefix_cache = c->serve.no_prefix_cache,
+                           .draft = draft });
     double left = c->serve.mem_fraction * all - (double)j->weight_bytes - slots;
     int64_t page = (int64_t)ml_kv_bytes(&j->spec, &j->be, 1);
     int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
     int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;
-    ml_status st;
 
-    st = check_routes(j, err);
+    if (!st)
+        st = check_routes(j, err);
     if (st)
         return st;
     st = ml_engine_least(j->world, &n_page, err);
@@ -202,6 +208,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .no_overlap = c->serve.steps.no_overlap,
                           .record_rows = ml_record_rows(&c->serve.steps),
                           .routed = { c->serve.routed_experts, c->serve.indexer_topk },
+                          .draft = draft,
                           .eos = j->eos.id,
                           .n_eos = j->eos.n,
                           .tokenizer = j->tokenizer,

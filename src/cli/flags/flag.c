@@ -41,6 +41,7 @@ const ml_flag_table ml_flag_tables[] = {
     { ml_flags_numerics, 0, ML_FROM_OURS },
     { ml_flags_logging, 0, ML_FROM_OURS },
     { ml_flags_sglang, 0, ML_FROM_OURS },
+    { ml_flags_speculative, 0, ML_FROM_OURS },
     { ml_flags_run_router, ML_CMD_TRAIN, ML_FROM_SGLANG },
     { ml_flags_steps, 0, ML_FROM_OURS },
     { ml_flags_serve_compat, ML_CMD_SERVE, ML_FROM_SGLANG },

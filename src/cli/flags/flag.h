@@ -100,9 +100,10 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_run[], ml_flags_compat[], ml_flags_algo[], ml_flags_train[],
     ml_flags_optimizer[], ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[],
     ml_flags_parallel[], ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[],
-    ml_flags_run_router[], ml_flags_steps[], ml_flags_debug[], ml_flags_inspect[],
-    ml_flags_rollout[], ml_flags_async[], ml_flags_extensions[], ml_flags_reward[],
-    ml_flags_record[], ml_flags_async_eval[], ml_flags_plan[], ml_flags_lora[];
+    ml_flags_speculative[], ml_flags_run_router[], ml_flags_steps[], ml_flags_debug[],
+    ml_flags_inspect[], ml_flags_rollout[], ml_flags_async[], ml_flags_extensions[],
+    ml_flags_reward[], ml_flags_record[], ml_flags_async_eval[], ml_flags_plan[],
+    ml_flags_lora[];
 
 /* A table, with what its rows have unless they say otherwise. */
 typedef struct ml_flag_table {

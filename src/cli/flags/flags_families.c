@@ -4,6 +4,8 @@
 
 const ml_flag_family ml_flag_families[] = {
     { "sglang-", ML_FLAG_NOOP, "there is one implementation, which is deterministic",
+      "speculative-attention-mode speculative-draft-attention-backend "
+      "speculative-moe-a2a-backend speculative-moe-runner-backend "
       "attention-backend decode-attention-backend prefill-attention-backend "
       "sampling-backend bf16-gemm-backend fp4-gemm-backend fp4-gemm-runner-backend "
       "fp8-gemm-backend fp8-gemm-runner-backend moe-runner-backend moe-a2a-backend "
@@ -164,25 +166,26 @@ const ml_flag_family ml_flag_families[] = {
       "enable-int8-mamba-checkpoint int8-mamba-ckpt-size "
       "enable-mamba-cache-stochastic-rounding mamba-cache-philox-rounds "
       "enable-tf32-matmul" },
-    { "sglang-", ML_FLAG_REFUSED, "speculative decoding is not supported; remove the flag",
+    { "sglang-", ML_FLAG_REFUSED,
+      "this kind of speculative decoding is not supported; remove the flag",
       "decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints "
       "decoupled-spec-rank decoupled-spec-role speculative-accept-threshold-acc "
       "speculative-accept-threshold-single speculative-adaptive "
-      "speculative-adaptive-config speculative-algorithm speculative-attention-mode "
+      "speculative-adaptive-config "
       "speculative-dflash-block-size speculative-dflash-draft-window-size "
-      "speculative-draft-attention-backend speculative-draft-kv-cache-dtype "
+      "speculative-draft-kv-cache-dtype "
       "speculative-draft-load-format speculative-draft-model "
-      "speculative-draft-model-path speculative-draft-model-quantization "
+      "speculative-draft-model-quantization "
       "speculative-draft-model-revision speculative-draft-window-size "
       "speculative-dspark-align-verify-tokens-to-graph-tier "
       "speculative-dspark-block-size speculative-dspark-confidence-sts-path "
-      "speculative-dspark-sps-table-path speculative-eagle-topk "
-      "speculative-moe-a2a-backend speculative-moe-runner-backend "
+      "speculative-dspark-sps-table-path "
+      ""
       "speculative-ngram-capacity speculative-ngram-external-corpus-max-tokens "
       "speculative-ngram-external-corpus-path speculative-ngram-external-sam-budget "
       "speculative-ngram-match-type speculative-ngram-max-bfs-breadth "
       "speculative-ngram-max-trie-depth speculative-ngram-min-bfs-breadth "
-      "speculative-num-draft-tokens speculative-num-steps "
+      ""
       "speculative-skip-dp-mlp-sync speculative-token-map "
       "speculative-use-rejection-sampling enable-multi-layer-eagle "
       "enable-gdn-replayssm-spec enable-linear-replayssm-spec" },

@@ -25,6 +25,9 @@ typedef struct ml_rollout_batch {
     /* Seconds of generation, if not the duration of the call; 0: use the call's. */
     double made_s;
     double engine_s; /* seconds of made_s inside engine steps of this process */
+    struct {
+        int64_t n_verify, n_draft, n_accepted; /* as in ml_gen_stats */
+    } drafts;                                  /* of these engine steps */
 } ml_rollout_batch;
 
 /* Copies the batch with its samples into the arena; adds the metrics. */

@@ -21,6 +21,7 @@ void ml_rollout_batch_copy(ml_rollout_batch *out, ml_arena *a, const ml_rollout_
     out->n_drawn = in->n_drawn;
     out->made_s = in->made_s;
     out->engine_s = in->engine_s;
+    out->drafts = in->drafts;
     out->sample = copy_list(a, in->sample, in->n);
     out->ended = in->ended ? copy_list(a, in->ended, in->n_ended) : NULL;
     if (in->kept)
@@ -35,6 +36,14 @@ void ml_rollout_batch_report(ml_rollout_batch *h, int32_t n_per_group, bool turn
 
     ml_metrics_lengths(f, "rollout/", h->sample, h->n);
     ml_metrics_zero_std(f, "rollout/", h->sample, h->n);
+    if (h->drafts.n_verify) {
+        ml_metrics_add(f, "rollout/", "spec_accept_rate",
+                       h->drafts.n_draft
+                           ? (double)h->drafts.n_accepted / (double)h->drafts.n_draft
+                           : 0);
+        ml_metrics_add(f, "rollout/", "spec_accept_length",
+                       1 + (double)h->drafts.n_accepted / (double)h->drafts.n_verify);
+    }
     if (turns)
         ml_metrics_turns(f, h->sample, h->n);
     ml_metrics_pass_rate(f, "passrate/", h->sample, h->n, n_per_group);

@@ -212,12 +212,19 @@ static void hold(batch *r) {
     ml_partial_buffer_put(&r->g->partial_buffer, s, n / r->g->partial_buffer.n_per_group);
 }
 
-/* Engine seconds so far. */
-static double engine_seconds(ml_gen *gen) {
+/* The batch's share of the engine's seconds and drafts: the difference of two calls. */
+static void count_engine(ml_gen *gen, ml_rollout_batch *out, int sign) {
     ml_gen_stats now;
 
     gen->stats(gen, &now);
-    return now.step_s;
+    if (sign < 0) {
+        out->engine_s = 0;
+        out->drafts.n_verify = out->drafts.n_draft = out->drafts.n_accepted = 0;
+    }
+    out->engine_s += sign * now.step_s;
+    out->drafts.n_verify += sign * now.n_verify;
+    out->drafts.n_draft += sign * now.n_draft;
+    out->drafts.n_accepted += sign * now.n_accepted;
 }
 
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
@@ -228,14 +235,14 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
 
     (void)rollout;
     ml_work_count_clear(g->gen_ctx.work_count);
-    out->engine_s = -engine_seconds(g->gen_ctx.gen);
+    count_engine(g->gen_ctx.gen, out, -1);
     ml_group_set_init(&r.set, &g->gen_ctx, &g->how, g->feed.dataset);
     r.set.decide = decide;
     r.set.ud = &r;
     r.last_ended = &r.ended;
     st = ml_group_set_generate(&r.set, start_more, &r, err);
     st = st == ML_OK ? r.st : st;
-    out->engine_s += engine_seconds(g->gen_ctx.gen);
+    count_engine(g->gen_ctx.gen, out, 1);
     if (st == ML_OK) {
         gather(&r, out);
         ml_drop_reasons_report(&r.reasons, &out->metrics);

@@ -1,0 +1,74 @@
+/* Speculative decoding: SGLang's flags. */
+#include "cli/flags/flag_rows.h"
+
+#define GENERATES (ML_CMD_TRAIN | ML_CMD_EVAL)
+#define DECODES (GENERATES | ML_CMD_SERVE | ML_CMD_BENCH_ENGINE)
+#define GROUP "speculative decoding"
+#define NOTHING "supervised fine-tuning does not generate"
+#define ALSO(word, kind, form)                                                             \
+    ML_SAME("sglang-" word, kind, form, SGLANG, GENERATES | ML_CMD_SERVE, GROUP, word),    \
+        ML_NOOP("sglang-" word, TEXT, SGLANG, ML_CMD_SFT, NOTHING)
+
+const ml_flag ml_flags_speculative[] = {
+    { .name = "speculative-algorithm",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.speculative.algorithm),
+      .value = "NAME",
+      .group = GROUP,
+      .cmds = DECODES,
+      .from = ML_FROM_SGLANG,
+      .help =
+          "Draft tokens that are verified several at a time: NGRAM, what followed the "
+          "same tokens earlier in the request, in the other samples of its prompt and "
+          "in earlier answers to it; EAGLE or NEXTN, the model's multi-token prediction "
+          "layer; STANDALONE, a small model.  Tokens and log-probs have the bits of "
+          "plain decoding." },
+    { .name = "speculative-num-steps",
+      .type = ML_FLAG_I64,
+      ML_AT(run.speculative.n_step),
+      .value = "N",
+      .def_note = "3",
+      .min = 1,
+      .max = 31,
+      .group = GROUP,
+      .cmds = DECODES,
+      .from = ML_FROM_SGLANG,
+      .help = "Most draft tokens of a request in a step; fewer where drafts fail, and none "
+              "in large batches." },
+    { .name = "speculative-eagle-topk",
+      .type = ML_FLAG_I64,
+      ML_AT(run.speculative.topk),
+      .value = "N",
+      .def_note = "1",
+      .min = 1,
+      .max = 64,
+      .group = GROUP,
+      .cmds = DECODES,
+      .from = ML_FROM_SGLANG,
+      .help = "Draft tokens that continue each; only chains, 1, are supported." },
+    { .name = "speculative-num-draft-tokens",
+      .type = ML_FLAG_I64,
+      ML_AT(run.speculative.n_token),
+      .value = "N",
+      .def_note = "the number of steps + 1; 12 with NGRAM",
+      .min = 2,
+      .max = 32,
+      .group = GROUP,
+      .cmds = DECODES,
+      .from = ML_FROM_SGLANG,
+      .help = "Rows that verify a draft: one more than its tokens." },
+    { .name = "speculative-draft-model-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(run.speculative.draft_path),
+      .value = "DIR",
+      .group = GROUP,
+      .cmds = DECODES,
+      .from = ML_FROM_SGLANG,
+      .help = "The small model of STANDALONE, with the same tokenizer." },
+    ALSO("speculative-algorithm", TEXT, "NAME"),
+    ALSO("speculative-num-steps", I64, "N"),
+    ALSO("speculative-eagle-topk", I64, "N"),
+    ALSO("speculative-num-draft-tokens", I64, "N"),
+    ALSO("speculative-draft-model-path", PATH, "DIR"),
+    { 0 },
+};

@@ -1,0 +1,288 @@
+#include "engine/draft_net.h"
+
+#include "base/bug.h"
+#include "engine/engine_priv.h"
+
+/* --- open and close ------------------------------------------------------------- */
+
+static ml_status check(const ml_engine *e, const ml_draft_net *d, ml_err *err) {
+    const ml_draft_opts *o = &e->opts.draft;
+
+    if (d->spec.n_vocab != e->spec->n_vocab)
+        return ml_fail(err, ML_EUSAGE,
+                       "--speculative-draft-model-path %s: the draft model has %lld tokens "
+                       "and the model %lld; use one with the same tokenizer",
+                       o->model, (long long)d->spec.n_vocab, (long long)e->spec->n_vocab);
+    if (ml_kv_slot_bytes(&d->spec, e->be))
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--speculative-draft-model-path %s: a %s model has recurrent layers, "
+            "which a draft model cannot have; use another one",
+            o->model, d->spec.family);
+    return ML_OK;
+}
+
+static ml_status load(ml_engine *e, ml_draft_net *d, ml_err *err) {
+    const ml_draft_opts *o = &e->opts.draft;
+    ml_checkpoint *c;
+    ml_status st = ml_checkpoint_open(&c, o->mtp ? o->mtp : o->model, err);
+
+    if (st != ML_OK)
+        return st;
+    ml_spec_keep_kv(&d->spec, ml_weights_kv_dtype(&d->spec, c, o->dtype));
+    if (o->mtp)
+        st = ml_mtp_load(&d->weights, &d->spec, c, o->dtype, e->spec, e->weights, e->be,
+                         &d->arena, err);
+    else
+        st = ml_weights_load(&d->weights, &d->spec, c, o->dtype, e->be, &d->arena, err);
+    ml_checkpoint_close(c);
+    return st;
+}
+
+static ml_plan_opts plan_opts(const ml_spec *s, ml_batch_caps caps) {
+    caps.n_token += caps.n_seq; /* the tokens that a step drew */
+    caps.n_loss = caps.n_seq;
+    return (ml_plan_opts){ .caps = caps,
+                           .logits = true,
+                           .hidden = true,
+                           .kv_shared = true,
+                           .first = s->mtp ? ML_MTP_FIRST : 0,
+                           .end = s->mtp ? s->n_node : 0 };
+}
+
+static ml_status open_spec(ml_spec *out, const ml_draft_opts *o, ml_err *err) {
+    return o->mtp ? ml_mtp_open(out, o->mtp, err) : ml_spec_open(out, o->model, err);
+}
+
+ml_status ml_draft_net_measure(size_t *out, ml_backend *be, const ml_engine_opts *o,
+                               ml_batch_caps caps, int32_t n_page, ml_err *err) {
+    ml_weight_dtype dtype = ml_weights_dtype(be, o->draft.dtype);
+    ml_plan *p = NULL;
+    ml_arena a;
+    ml_spec s;
+    ml_status st;
+
+    *out = 0;
+    if (!o->draft.mtp && !o->draft.model)
+        return ML_OK;
+    st = open_spec(&s, &o->draft, err);
+    if (st != ML_OK)
+        return st;
+    ml_arena_init(&a, "drafts");
+    st = ml_plan_new(&p, &s, be, plan_opts(&s, caps), err);
+    if (st == ML_OK)
+        *out =
+            ml_plan_act_bytes(p) + ml_plan_scratch_bytes(p) + ml_kv_bytes(&s, be, n_page) +
+            ml_weights_part_bytes(&s, NULL, dtype == ML_WEIGHT_AUTO ? ML_WEIGHT_F32 : dtype,
+                                  s.mtp ? ml_mtp_parts(&s, be->linear, &a) : NULL);
+    ml_plan_free(p);
+    ml_arena_release(&a);
+    ml_spec_close(&s);
+    return st;
+}
+
+static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
+    ml_plan_opts opts = plan_opts(&d->spec, e->batch.caps);
+    ml_batch_caps caps = opts.caps;
+    ml_status st;
+
+    ml_batch_init(&d->batch, &d->arena, caps);
+    d->draw = ML_NEW(&d->arena, ml_draw, caps.n_seq);
+    d->of = ML_NEW(&d->arena, ml_request *, caps.n_seq);
+    d->last = ML_NEW(&d->arena, int32_t, caps.n_seq);
+    d->wants = ML_NEW(&d->arena, int32_t, caps.n_seq);
+    d->drawn = ML_NEW(&d->arena, int32_t, caps.n_seq);
+    d->target = ML_NEW(&d->arena, int32_t, caps.n_token);
+    d->hidden = ML_NEW(&d->arena, float, (int64_t)caps.n_seq * d->spec.n_hidden);
+    st = ml_plan_new(&d->plan, &d->spec, e->be, opts, err);
+    return st == ML_OK ? ml_plan_alloc(d->plan, err) : st;
+}
+
+ml_status ml_draft_net_open(ml_engine *e, ml_err *err) {
+    const ml_draft_opts *o = &e->opts.draft;
+    ml_draft_net *d = &e->draft.net;
+    ml_status st;
+
+    ml_arena_init(&d->arena, "drafts");
+    ml_arena_init(&d->kv_arena, "KV cache of drafts");
+    d->on = true;
+    st = open_spec(&d->spec, o, err);
+    if (st == ML_OK)
+        st = check(e, d, err);
+    if (st == ML_OK)
+        st = load(e, d, err);
+    return st == ML_OK ? make_plan(e, d, err) : st;
+}
+
+void ml_draft_net_close(ml_draft_net *d) {
+    if (!d->on)
+        return;
+    ml_plan_free(d->plan);
+    ml_draft_net_release_kv(d);
+    ml_weights_close(&d->weights);
+    ml_spec_close(&d->spec);
+    ml_arena_release(&d->arena);
+    *d = (ml_draft_net){ 0 };
+}
+
+ml_status ml_draft_net_take_kv(ml_engine *e, ml_err *err) {
+    ml_draft_net *d = &e->draft.net;
+
+    return d->on ? ml_kv_open(&d->kv, &d->spec, e->prefix_cache.n, 0, e->be, &d->kv_arena,
+                              err)
+                 : ML_OK;
+}
+
+void ml_draft_net_release_kv(ml_draft_net *d) {
+    ml_kv_close(&d->kv);
+    ml_arena_release(&d->kv_arena);
+}
+
+/* --- rows of a step --------------------------------------------------------------- */
+
+/* Adds rows of the tokens at first .. end-1.  A module reads the token after each. */
+static void add_rows(ml_draft_net *d, const ml_request *r, int32_t first, int32_t end,
+                     bool draws) {
+    int32_t n = end - first;
+
+    for (int32_t i = 0; i < n; i++)
+        d->target[i] = draws && i == n - 1 ? ML_TARGET_NONE : ML_TARGET_SKIP;
+    ml_batch_add(&d->batch, r->token + first + d->spec.mtp, d->target, n, first, r->page);
+}
+
+/* The rows that the step computed right and, of a model that drafts, that of the token it
+ * drew.  Hidden rows of the trunk begin at row `from`. */
+static void add_entry(ml_engine *e, const ml_batch_entry *x, int32_t from, int32_t want) {
+    ml_draft_net *d = &e->draft.net;
+    ml_tensor hidden;
+    int32_t n = x->n_row + x->n_right, at = d->batch.rows.n_token;
+
+    add_rows(d, x->r, x->first, x->first + n + (want && !d->spec.mtp), want > 0);
+    if (!d->spec.mtp)
+        return;
+    hidden = ml_plan_hidden(e->plan, &e->batch.rows);
+    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, from, n, e->be);
+}
+
+/* Draft tokens of the request's next step, whose pages it gets now. */
+static int32_t wanted(ml_engine *e, const ml_batch_entry *x) {
+    ml_request *r = x->r;
+    int32_t n = x->draws ? ml_draft_allowed(e, r) : 0;
+
+    return n > 0 && ml_engine_alloc_pages(e, r, r->n_token + n) ? n : 0;
+}
+
+/* Collects the rows; returns the number of requests that draft. */
+static int32_t collect(ml_engine *e, const ml_inflight_step *f) {
+    ml_draft_net *d = &e->draft.net;
+    int32_t n = 0;
+
+    ml_batch_clear(&d->batch);
+    d->batch.rows.temperature = 1;
+    for (int32_t i = 0; i < f->n_entry; i++) {
+        const ml_batch_entry *x = &f->entry[i];
+        int32_t want;
+        if (!x->r)
+            continue;
+        x->r->n_draft = 0;
+        want = wanted(e, x);
+        add_entry(e, x, e->batch.rows.seq_start[i], want);
+        if (!want)
+            continue;
+        d->of[n] = x->r;
+        d->wants[n] = want;
+        d->last[n++] = d->batch.rows.n_token - 1;
+    }
+    return n;
+}
+
+/* --- draws ------------------------------------------------------------------------ */
+
+static void forward(ml_engine *e) {
+    ml_draft_net *d = &e->draft.net;
+
+    ml_plan_forward(
+        d->plan, &(ml_run){ .weights = &d->weights, .kv = &d->kv, .rows = &d->batch.rows });
+}
+
+/* Draws the next draft token of n requests, from their rows of logits in order. */
+static void draw(ml_engine *e, int32_t n) {
+    ml_draft_net *d = &e->draft.net;
+    int64_t vocab = e->spec->n_vocab;
+
+    for (int32_t i = 0; i < n; i++) {
+        const ml_request *r = d->of[i];
+        bool ban = r->n_token + r->n_draft - r->params.n_prompt < r->params.min_new;
+        d->draw[i] = (ml_draw){ .logits = ml_plan_logits(d->plan) + i * vocab,
+                                .opts = &r->params.draw,
+                                .history = r->token,
+                                .n_history = r->n_token + r->n_draft,
+                                .n_prompt = r->params.n_prompt,
+                                .ban = ban ? r->end_id : NULL,
+                                .n_ban = ban ? r->n_end : 0,
+                                .given = -1 };
+    }
+    e->be->ops->sample(e->be->stream, d->draw, n, vocab, e->sample_scratch.ptr, d->drawn);
+    e->be->ops->sampled(e->be->stream, d->draw, n);
+    for (int32_t i = 0; i < n; i++) {
+        ml_request *r = d->of[i];
+        r->token[r->n_token + r->n_draft++] = d->draw[i].id;
+    }
+}
+
+/* The module's output at the last row of each request, before the next run overwrites it. */
+static void keep_hidden(ml_engine *e, int32_t n) {
+    ml_draft_net *d = &e->draft.net;
+    ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
+    size_t row = ml_dtype_bytes(y.dtype) * (size_t)y.shape[1];
+
+    for (int32_t i = 0; i < n; i++)
+        e->be->dev->copy(e->be->stream, (unsigned char *)d->hidden + (size_t)i * row,
+                         (const unsigned char *)y.data + (size_t)d->last[i] * row, row);
+}
+
+/* A row of each request that wants more drafts: its latest one.  Returns their number. */
+static int32_t collect_next(ml_engine *e, int32_t n) {
+    ml_draft_net *d = &e->draft.net;
+    ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
+    int32_t k = 0;
+
+    y.data = d->hidden;
+    ml_batch_clear(&d->batch);
+    for (int32_t i = 0; i < n; i++) {
+        ml_request *r = d->of[i];
+        int32_t at = r->n_token - 1 - d->spec.mtp + r->n_draft;
+        if (r->n_draft >= d->wants[i])
+            continue;
+        add_rows(d, r, at, at + 1, true);
+        if (d->spec.mtp)
+            ml_mtp_take(d->plan, &d->batch.rows, k, &y, i, 1, e->be);
+        d->of[k] = r;
+        d->wants[k] = d->wants[i];
+        d->last[k] = k;
+        k++;
+    }
+    return k;
+}
+
+void ml_draft_net_run(ml_engine *e, const ml_inflight_step *f) {
+    ml_draft_net *d = &e->draft.net;
+    int32_t n;
+
+    if (!d->on || ml_plan_check(e->plan, &(ml_err){ 0 }) != ML_OK)
+        return;
+    if (d->spec.mtp)
+        ml_mtp_share(&d->weights, &d->spec, e->spec, e->weights);
+    n = collect(e, f);
+    if (!d->batch.rows.n_token)
+        return;
+    forward(e);
+    while (n) {
+        draw(e, n);
+        if (d->spec.mtp)
+            keep_hidden(e, n);
+        n = collect_next(e, n);
+        if (n)
+            forward(e);
+    }
+}

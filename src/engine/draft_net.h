@@ -1,0 +1,54 @@
+/* draft_net.h - draft tokens that a second network draws: the model's multi-token prediction
+ * module (model/mtp.h), or a small model with the same vocabulary.
+ *
+ * After each step it computes the rows that the step added to requests, in KV pages with the
+ * numbers of the requests' own pages, and then draws draft tokens one by one.  A draft is
+ * drawn with the random number of its position and the request's sampling parameters, so
+ * that it is the token that follows whenever the two networks have the same distribution.
+ * Pages that requests share may hold keys for the token after another request's page; this
+ * costs accepted tokens, never exactness.
+ *
+ * thread: the engine's owner. */
+#ifndef ML_ENGINE_DRAFT_NET_H
+#define ML_ENGINE_DRAFT_NET_H
+
+#include "engine/request.h"
+#include "model/mtp.h"
+
+struct ml_engine;
+struct ml_inflight_step;
+
+typedef struct ml_draft_net {
+    bool on;
+    ml_spec spec;
+    ml_weights weights;
+    ml_plan *plan;
+    ml_batch batch;
+    ml_kv kv;
+    ml_draw *draw;   /* [max_running] */
+    ml_request **of; /* [max_running] the requests that draft */
+    int32_t *last;   /* [max_running] the last row of each in the batch */
+    int32_t *wants;  /* [max_running] draft tokens that it gets */
+    int32_t *target; /* [rows of a batch] */
+    int32_t *drawn;  /* [max_running] */
+    void *hidden;    /* [max_running, hidden] the module's output of these rows */
+    ml_arena arena, kv_arena;
+} ml_draft_net;
+
+/* Bytes of the network of o->draft: weights, KV pages, activations; 0 without one.  caps and
+ * n_page are the engine's. */
+ml_status ml_draft_net_measure(size_t *out, ml_backend *be, const ml_engine_opts *o,
+                               ml_batch_caps caps, int32_t n_page, ml_err *err);
+
+/* Opens the network of opts.draft; the engine has its plan and batch. */
+ml_status ml_draft_net_open(struct ml_engine *e, ml_err *err);
+void ml_draft_net_close(ml_draft_net *d); /* zero-initialized is allowed */
+
+/* The memory of its keys and values goes with the engine's. */
+ml_status ml_draft_net_take_kv(struct ml_engine *e, ml_err *err);
+void ml_draft_net_release_kv(ml_draft_net *d);
+
+/* After the outputs of a step: draft tokens for its requests' next step. */
+void ml_draft_net_run(struct ml_engine *e, const struct ml_inflight_step *f);
+
+#endif

@@ -1,0 +1,85 @@
+/* drafts.c - how many draft tokens a request gets, and from where.
+ *
+ * A step that reads all weights for a few rows takes about as long with some rows more: so
+ * many rows of draft tokens are free.  They are divided among the requests; with many
+ * requests there are none.  A request whose drafts are right gets longer ones, one whose
+ * drafts are wrong shorter ones and, after some misses, none for a while. */
+#include "engine/engine_priv.h"
+
+enum {
+    FREE_ROWS = 32,    /* of a step */
+    PATIENCE = 2,      /* misses in a row before a pause */
+    LONGEST_PAUSE = 6, /* as a power of 2 */
+};
+
+static int32_t least(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+int32_t ml_draft_room(const ml_engine_opts *o) {
+    return o->draft.n ? least(FREE_ROWS, o->max_running * o->draft.n) : 0;
+}
+
+static int32_t for_each(const ml_engine *e) {
+    int32_t n = e->running.n ? e->running.n : 1;
+
+    return n < FREE_ROWS ? FREE_ROWS / n - 1 : 0;
+}
+
+void ml_draft_begin_step(ml_engine *e) {
+    e->draft.left = ml_draft_room(&e->opts);
+}
+
+/* The last row of a draft draws the last token that the request may have.  The mask of a
+ * grammar is known for the next token only. */
+int32_t ml_draft_allowed(const ml_engine *e, const ml_request *r) {
+    if (r->draft_pause > 0 || r->matcher)
+        return 0;
+    return least(least(r->draft_len, for_each(e)), r->cap - r->n_token - 1);
+}
+
+static int32_t propose(ml_engine *e, ml_request *r, int32_t *out, int32_t n) {
+    const ml_draft_opts *o = &e->opts.draft;
+
+    if (o->fn)
+        return o->fn(o->ud, r, out, n);
+    if (o->ngram)
+        return ml_ngram_propose(&e->draft.ngram, &e->running, r, out, n);
+    n = least(n, r->n_draft); /* they are in their place */
+    r->n_draft = 0;
+    return n;
+}
+
+/* Gives back the pages after those of the request's tokens. */
+static void free_rest(ml_engine *e, ml_request *r) {
+    while (r->n_page > ml_kv_pages_for(r->n_token)) {
+        ml_prefix_cache_unref(&e->prefix_cache, r->page[--r->n_page]);
+        e->full = false;
+    }
+}
+
+void ml_draft_propose(ml_engine *e, ml_batch_entry *entry) {
+    ml_request *r = entry->r;
+    int32_t n = least(ml_draft_allowed(e, r), e->draft.left);
+
+    r->draft_pause -= r->draft_pause > 0;
+    n = n > 0 ? propose(e, r, r->token + r->n_token, n) : 0;
+    while (n > 0 && !ml_engine_alloc_pages(e, r, r->n_token + n))
+        n = r->n_page * ML_PAGE - r->n_token;
+    if (n > 0 && ml_state_may_draft(e, entry))
+        entry->n_draft = n;
+    else
+        free_rest(e, r);
+    e->draft.left -= entry->n_draft;
+}
+
+void ml_draft_learn(ml_engine *e, const ml_batch_entry *entry) {
+    ml_request *r = entry->r;
+    int32_t n = entry->n_right;
+
+    r->draft_misses = n ? 0 : r->draft_misses + 1;
+    if (r->draft_misses > PATIENCE)
+        r->draft_pause = 1 << least(r->draft_misses - PATIENCE, LONGEST_PAUSE);
+    r->draft_len = n == entry->n_draft ? least(2 * n, e->opts.draft.n) : n + 1;
+    free_rest(e, r);
+}

@@ -1,0 +1,40 @@
+/* ngram.h - draft tokens by prompt lookup: what followed the latest tokens before.
+ *
+ * The longest match of a request's latest tokens is looked up in its own tokens, in the
+ * answers of running requests with the same prompt (the samples of a group), and in answers
+ * to the same prompt that ended earlier (RL asks a prompt again and again).  The tokens after
+ * the match are the draft.  Ended answers are kept in a ring buffer of fixed size.
+ *
+ * thread: the engine's owner; ml_ngram_hash: any. */
+#ifndef ML_ENGINE_NGRAM_H
+#define ML_ENGINE_NGRAM_H
+
+#include "base/arena.h"
+#include "engine/request.h"
+
+typedef struct ml_ngram_answer {
+    uint64_t prompt_hash;
+    int64_t at; /* its first token, counted since the engine was opened */
+    int32_t n;
+} ml_ngram_answer;
+
+typedef struct ml_ngram {
+    int32_t *token; /* [ML_NGRAM_TOKENS] ring */
+    int64_t n_token;
+    ml_ngram_answer *answer; /* [ML_NGRAM_ANSWERS] ring */
+    int64_t n_answer;
+} ml_ngram;
+
+enum { ML_NGRAM_TOKENS = 1 << 18, ML_NGRAM_ANSWERS = 1 << 10 };
+
+void ml_ngram_init(ml_ngram *g, ml_arena *a);
+uint64_t ml_ngram_hash(const int32_t *token, int32_t n);
+
+/* Keeps the answer of a request that ends. */
+void ml_ngram_keep(ml_ngram *g, const ml_request *r);
+
+/* Up to n tokens that may follow those of r; returns how many. */
+int32_t ml_ngram_propose(const ml_ngram *g, const ml_request_list *running,
+                         const ml_request *r, int32_t *out, int32_t n);
+
+#endif

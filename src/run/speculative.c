@@ -1,0 +1,79 @@
+/* speculative.c - which drafts SGLang's flags of speculative decoding mean. */
+#include <string.h>
+
+#include "base/log.h"
+#include "run/opts.h"
+
+enum { NGRAM_TOKENS = 12, NET_STEPS = 3, MOST_DRAFTS = 31 };
+
+static bool is(const char *a, const char *b) {
+    return a && !strcmp(a, b);
+}
+
+/* Draft tokens of a step.  SGLang's number of draft tokens counts the verified one, too. */
+static int32_t drafts_of(const ml_speculative_opts *o, bool ngram) {
+    int64_t n = ngram        ? (o->n_token ? o->n_token : NGRAM_TOKENS) - 1
+                : o->n_step  ? o->n_step
+                : o->n_token ? o->n_token - 1
+                             : NET_STEPS;
+
+    return (int32_t)(n < 1 ? 1 : n > MOST_DRAFTS ? MOST_DRAFTS : n);
+}
+
+static ml_status check(const ml_speculative_opts *o, const char *dir, ml_err *err) {
+    static const char *const known[] = { "NGRAM", "EAGLE", "NEXTN", "STANDALONE" };
+    bool found = false, alone = is(o->algorithm, "STANDALONE");
+
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        found = found || is(o->algorithm, known[i]);
+    if (!found)
+        return ml_fail(err, ML_EUSAGE,
+                       "--speculative-algorithm %s is not supported; use NGRAM (prompt "
+                       "lookup), EAGLE or NEXTN (the model's multi-token prediction layer) "
+                       "or STANDALONE (a draft model)",
+                       o->algorithm);
+    if (o->topk > 1)
+        return ml_fail(err, ML_EUSAGE,
+                       "--speculative-eagle-topk %lld: trees of draft tokens are not "
+                       "supported; use 1",
+                       (long long)o->topk);
+    if (alone && !o->draft_path)
+        return ml_fail(err, ML_EUSAGE,
+                       "--speculative-algorithm STANDALONE needs a draft model: add "
+                       "--speculative-draft-model-path");
+    if (!alone && o->draft_path && !is(o->draft_path, dir))
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--speculative-draft-model-path %s: separate EAGLE heads are not "
+            "supported; remove it to use the model's own multi-token prediction "
+            "layer, or use --speculative-algorithm STANDALONE with a small model",
+            o->draft_path);
+    return ML_OK;
+}
+
+ml_status ml_speculative_resolve(ml_draft_opts *out, const ml_speculative_opts *o,
+                                 const char *dir, ml_weight_dtype dtype, bool several,
+                                 ml_err *err) {
+    bool ngram = is(o->algorithm, "NGRAM");
+    ml_status st;
+
+    *out = (ml_draft_opts){ 0 };
+    if (!o->algorithm)
+        return ML_OK;
+    st = check(o, dir, err);
+    if (st != ML_OK)
+        return st;
+    *out = (ml_draft_opts){ .n = drafts_of(o, ngram), .dtype = dtype };
+    if (several && !ngram)
+        ml_log(ML_LOG_WARN,
+               "--speculative-algorithm %s: an engine of several ranks drafts by prompt "
+               "lookup (NGRAM); the tokens are the same",
+               o->algorithm);
+    if (ngram || several)
+        out->ngram = true;
+    else if (is(o->algorithm, "STANDALONE"))
+        out->model = o->draft_path;
+    else
+        out->mtp = dir;
+    return ML_OK;
+}
