@@ -65,6 +65,7 @@ typedef struct miles_sample {
                                       rewards */
     const double *opd_reverse_kl;  /* student against teacher */
     const int64_t *weight_version; /* of the weights that sampled each token */
+    const double *preference;      /* private to the host */
 } miles_sample;
 
 typedef struct miles_batch {

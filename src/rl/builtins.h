@@ -13,7 +13,9 @@ extern const miles_correction ml_correction_tis, ml_correction_icepop;
 extern const miles_correction ml_correction_mis;               /* learn/correction/ */
 extern const miles_reducer ml_reducer_drgrpo, ml_reducer_dapo; /* learn/reduce/ */
 extern const miles_loss ml_loss_policy, ml_loss_cispo, ml_loss_value,
-    ml_loss_sft; /* learn/loss/ */
+    ml_loss_sft;                             /* learn/loss/ */
+extern const miles_loss ml_loss_preference;  /* learn/preference.c: of miles dpo, */
+extern const miles_reducer ml_reducer_pairs; /* not to be chosen by name */
 
 extern const miles_reward ml_reward_math, ml_reward_deepscaler; /* reward/graders/ */
 extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,
