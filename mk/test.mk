@@ -32,12 +32,13 @@ TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f 
 # $(call quick_checkop,CONFIG): the ops that are not slow.
 quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL) --threads 3$(NL)
 
-# Whole runs and whole models: the short tier has them without a sanitizer.
+# Whole runs, whole models and processes of others: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
-  unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_job_cost \
-  unit/test_train_critic golden/test_golden golden/test_training golden/test_model_plugin)
+  unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_sandbox unit/test_job_cost \
+  unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
+  golden/test_golden golden/test_training golden/test_model_plugin)
 
 # Ranks that train together, as far as the short tier runs them under sanitizers.
 FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
@@ -45,16 +46,11 @@ FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
 # What the short tier runs under the address sanitizer.
 CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 
-# What the short tier runs under the thread sanitizer.
-THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
-  test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log test_comm \
-  test_mesh test_run_ranks test_shared_rollout test_local_ranks) $(FEW_RANKS) $(LOAD)
-
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
-ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
-  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file \
-  host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
+ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench calculator checkpoint choices cli \
+  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file grammar \
+  host_memory jinja json jsonl loss math packing philox prompter pyrandom random_schemas run_dir safetensors sample \
   spec_shard train_lr train_replay train_sft turn_text weight_delta)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
 
@@ -91,10 +87,12 @@ $(call tests,400,$(CHECKOP))
 $(call load,$(CONFIG),15)
 $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
+300 e2e/anthropic tools/with-python.sh anthropic tests/e2e/serve_anthropic.py --miles $(B)/miles
 300 e2e/tls tools/with-python.sh openai tests/e2e/serve_tls.py --miles $(B)/miles
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
 300 e2e/ranks tests/e2e/ranks.sh $(B)
@@ -111,9 +109,6 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 $(call load,asan,15,--no-rss --router)
 $(call quick_checkop,asan)
 $(call tests,300,$(call in_config,asan,$(CHECKED)))
-!900 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(THREADED))
-$(call load,tsan,15,--no-rss)
-$(call tests,300,$(call in_config,tsan,$(filter-out $(LOAD),$(THREADED))))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,120)
 endef
@@ -138,7 +133,9 @@ $(call load,tsan,60,--no-rss)
 $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
+900 grammar-schemas tools/with-python.sh jsonschema tests/e2e/grammar_schemas.py --build $(B)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
+900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1200 ranks tests/e2e/ranks.sh $(B) long
 900 rank-kills tests/e2e/rank_kills.sh $(B) 6
 2400 mutants tools/mutants.sh
@@ -157,6 +154,9 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 1200 diff/peft tools/with-python.sh torch,transformers,peft tools/diff_peft.py --build $(B)
 1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
 1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
+900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
+900 e2e/verifiers tools/with-python.sh verifiers,datasets tests/e2e/environments.py --build $(B) verifiers
+900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
 600 diff/wandb tools/with-python.sh wandb tools/diff_wandb.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
@@ -202,7 +202,8 @@ endef
 
 export CI_TIER LONG_TIER SOAK_TIER ARM_TIER
 
-test: export FUZZ_SECONDS := 5
+# Each target replays its inputs and tries new ones for a moment.
+test: export FUZZ_SECONDS := 2
 test: deps
 	@printf '%s\n' "$$CI_TIER" | tools/run-tests.sh
 
@@ -281,6 +282,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_ranks || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
+	$(B)/bench/bench_grammar || status=1; \
 	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \
 	exit $$status
 $(filter-out $(GPU_BENCH:%=%.o),$(BENCH:%=%.o)): | $(B)/deps-bench.ok

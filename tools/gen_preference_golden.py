@@ -84,8 +84,6 @@ def curve(trainer, config, model, data, ref=False, **more):
 
 def main():
     from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
-    from trl.experimental.cpo import CPOConfig, CPOTrainer
-    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
     model = make_model(sys.argv[1])
     chats, implicit, texts, singles = make_data()
@@ -95,9 +93,6 @@ def main():
         "dpo_text": curve(DPOTrainer, DPOConfig, model, texts, beta=0.5),
         "hinge": curve(DPOTrainer, DPOConfig, model, chats, beta=0.5, loss_type="hinge"),
         "ipo": curve(DPOTrainer, DPOConfig, model, chats, beta=0.5, loss_type="ipo"),
-        "simpo": curve(CPOTrainer, CPOConfig, model, chats, beta=2.0, loss_type="simpo",
-                       simpo_gamma=0.5, cpo_alpha=0.0, max_length=200),
-        "orpo": curve(ORPOTrainer, ORPOConfig, model, chats, beta=0.3, max_length=200),
         "kto": curve(KTOTrainer, KTOConfig, model, singles, beta=0.5, desirable_weight=1.5),
     }
     with open(os.path.join(HERE, "golden.json"), "w") as f:

@@ -65,7 +65,9 @@ typedef struct miles_sample {
                                       rewards */
     const double *opd_reverse_kl;  /* student against teacher */
     const int64_t *weight_version; /* of the weights that sampled each token */
-    const double *preference;      /* private to the host */
+    const uint8_t *chosen;    /* 1: a token of the step that clip_cov_loss or kl_cov_loss
+                              treats in another way */
+    const double *preference; /* private to the host */
 } miles_sample;
 
 typedef struct miles_batch {
@@ -108,6 +110,11 @@ typedef struct miles_algo {
     bool use_tis;        /* the loss uses the correction's weights */
     bool use_rs, tis_batch_normalize;
     bool has_rollout_logprobs, has_opd_reverse_kl; /* the samples have these arrays */
+    double sapo_temperature_pos, sapo_temperature_neg;
+    double vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg;
+    double clip_cov_ratio, clip_cov_lb, clip_cov_ub;
+    double kl_cov_ratio, kl_cov_coef;
+    int64_t pass_at_k;
 } miles_algo;
 
 /* ---- outputs ---- */
@@ -511,6 +518,26 @@ typedef enum miles_when {
                              yet */
 } miles_when;
 
+/* What a hook may change before a train step.  Numbers are those of the flags on entry and
+ * hold for this step.  With several ranks, rank 0 calls the hook, and all get its changes. */
+typedef struct miles_step {
+    size_t size;
+    double lr, weight_decay;
+    double clip_grad; /* limit of the norm of all gradients; 0: none */
+    void *ctx;        /* private to the host */
+    /* Multiplies the gradients of all parameters whose names match the shell pattern by
+     * scale (0: masked), and then limits their norm, of all of them together, to max_norm
+     * (0: no limit).  clip_grad applies afterwards. */
+    void (*change_grads)(struct miles_step *step, const char *pattern, double scale,
+                         double max_norm);
+    /* Adds a metric of the step, train/NAME; the name is copied. */
+    void (*add_metric)(struct miles_step *step, const char *name, double value);
+    /* NULL on entry: a further loss of each sample of the step, as miles_loss.run; it has no
+     * metrics.  Not with several ranks. */
+    int (*loss)(const miles_sample *sample, const miles_algo *algo, miles_loss_out *out,
+                miles_error *err);
+} miles_step;
+
 typedef struct miles_event {
     size_t size;
     int32_t when;             /* miles_when */
@@ -520,6 +547,7 @@ typedef struct miles_event {
                                  AFTER_SAVE and WEIGHTS_WRITTEN: the directory, a Hugging
                                  Face checkpoint; otherwise "" */
     const miles_batch *batch; /* DATA_READY: the samples of the rollout; otherwise NULL */
+    miles_step *control;      /* BEFORE_TRAIN_STEP; otherwise NULL */
 } miles_event;
 
 typedef struct miles_hook {

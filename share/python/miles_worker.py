@@ -286,8 +286,6 @@ def record_of(sample):
     if not isinstance(sample, Sample):
         raise TypeError(f"the function returned a {type(sample).__name__}; expected Sample")
     sample.validate()
-    if sample.response_length and sample.rollout_log_probs is None:
-        raise ValueError(f"sample {sample.index} has no rollout_log_probs; request return_logprob")
     versions = [v for v in sample.weight_versions if str(v).isdigit()]
     return {
         "index": sample.index,
@@ -522,7 +520,6 @@ def metrics_of(metrics):
 HOOKS = {
     "custom-megatron-init-path": lambda e: (),
     "custom-megatron-before-log-prob-hook-path": lambda e: (None, e["what"]),
-    "custom-megatron-before-train-step-hook-path": lambda e: (e["rollout"], e["step"], None, None, None),
     "custom-megatron-post-save-hook-path": lambda e: (e["rollout"], e["what"], e["what"]),
     "rollout-data-postprocess-path": lambda e: (),
     "custom-update-weight-post-write-path": lambda e: (e["what"], []),
@@ -541,6 +538,33 @@ def hook(flag):
 
 for _flag in HOOKS:
     ROLES[_flag] = hook(_flag)
+
+
+@role("custom-megatron-before-train-step-hook-path")
+def step_hook(fn):
+    """fn(args, rollout_id, step_id, model, optimizer, scheduler); `model` is a list, as Megatron's
+    is.  A call with a sample is one of the loss that the hook has added."""
+    from miles import training
+    from miles.utils import tracking_utils
+
+    model = None
+
+    def answer(call):
+        nonlocal model
+        if "sample" in call:
+            if model is None or model.loss is None:
+                raise RuntimeError("the worker was started again since the hook added a loss")
+            return training.run_loss(model.loss, call)
+        model = training.Model()
+        return change(call["event"])
+
+    async def change(event):
+        optimizer = training.Optimizer(event)
+        await finish(fn(host.args, event["rollout"], event["step"], [model], optimizer, None))
+        metrics = {k.removeprefix("train/"): v for k, v in metrics_of(tracking_utils.take()).items()}
+        return training.step_changes(model, optimizer, metrics)
+
+    return answer
 
 TRAINING = {
     "custom-loss-function-path": "make_loss",

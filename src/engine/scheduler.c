@@ -103,14 +103,32 @@ bool ml_engine_may_admit(const ml_engine *e) {
     return !e->full && may_begin(e, e->waiting.first);
 }
 
-/* LATER: after the step being scheduled, it can reuse a longer prefix. */
+/* LATER: after the step being scheduled, it can reuse a longer prefix; or the batch has as
+ * many adapters as it may have. */
 typedef enum admission { ADMITTED, LATER, FULL } admission;
+
+/* Whether the adapter of a request is among those of the running ones, or may join them. */
+static bool has_adapter_room(const ml_engine *e, const ml_request *r) {
+    int32_t n = 0;
+
+    for (const ml_request *x = e->running.first; e->opts.max_adapters && x; x = x->next) {
+        const ml_request *y = e->running.first;
+        if (x->params.adapter_id == r->params.adapter_id)
+            return true;
+        while (y->params.adapter_id != x->params.adapter_id)
+            y = y->next;
+        n += y == x;
+    }
+    return !e->opts.max_adapters || n < e->opts.max_adapters;
+}
 
 static admission admit(ml_engine *e, ml_request *r) {
     int32_t need;
 
     if (e->running.n >= e->opts.max_running)
         return FULL;
+    if (!has_adapter_room(e, r))
+        return LATER;
     match_prefix(e, r);
     if (!ml_state_match(e, r)) {
         ml_engine_free_pages(e, r);
@@ -216,6 +234,8 @@ static void score_at(const ml_request *r, const ml_scores *s, int32_t i, ml_draw
     d->top_id = s->top_id + (size_t)i * (size_t)r->params.n_top;
     d->top_logprob = s->top_logprob + (size_t)i * (size_t)r->params.n_top;
     d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->params.n_also;
+    if (r->params.also_each)
+        d->also += (size_t)i * (size_t)r->params.n_also;
 }
 
 /* The draw of the token after the first n, from row `loss` of the logits. */
@@ -232,6 +252,21 @@ static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32
                       .n_also = r->params.n_also };
 }
 
+/* The draw of a request's next token. */
+static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t loss) {
+    ml_draw d = draw_of(e, r, n, loss);
+    bool ends = r->matcher && ml_request_mask(r);
+
+    if (r->matcher && !r->unmatched[0])
+        d.allowed = r->mask;
+    if (n - r->params.n_prompt < r->params.min_new && !ends) {
+        d.ban = r->end_id;
+        d.n_ban = r->n_end;
+    }
+    score_at(r, &r->answer, 0, &d);
+    return d;
+}
+
 static void prepare_draws(ml_engine *e) {
     ml_inflight_step *f = e->step;
     ml_draw *d = f->draw;
@@ -239,7 +274,7 @@ static void prepare_draws(ml_engine *e) {
     f->n_draw = 0;
     for (int32_t i = 0; i < f->n_entry; i++) {
         const ml_batch_entry *entry = &f->entry[i];
-        const ml_request *r = entry->r;
+        ml_request *r = entry->r;
         int32_t n = r->n_token + entry->unknown;
         for (int32_t k = 0; k < entry->n_score; k++, f->n_draw++) {
             int32_t at = r->n_prompt_scored + k;
@@ -248,12 +283,8 @@ static void prepare_draws(ml_engine *e) {
             score_at(r, &r->prompt, at, &d[f->n_draw]);
         }
         if (entry->draws) {
-            d[f->n_draw] = draw_of(e, r, n, f->n_draw);
-            if (n - r->params.n_prompt < r->params.min_new) {
-                d[f->n_draw].ban = r->end_id;
-                d[f->n_draw].n_ban = r->n_end;
-            }
-            score_at(r, &r->answer, 0, &d[f->n_draw++]);
+            d[f->n_draw] = next_draw(e, r, n, f->n_draw);
+            f->n_draw++;
         }
     }
     ML_BUG_IF(f->n_draw != e->batch.rows.n_loss);

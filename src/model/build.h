@@ -14,6 +14,7 @@
 typedef struct ml_builder {
     ml_spec *spec;
     ml_hf_config *config;
+    bool mtp;           /* the family builds its multi-token prediction module */
     int32_t layer;      /* ML_NONE outside layers */
     const char *layers; /* name prefix of layers; NULL: model.layers */
     int32_t cap_param, cap_value, cap_node;

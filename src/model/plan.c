@@ -646,6 +646,15 @@ const float *ml_plan_logits(const ml_plan *p) {
         p, p->value_store[ML_FIRST_COPY][last->out[last->op == ML_OP_LMHEAD ? 3 : 0]]);
 }
 
+ml_tensor ml_plan_hidden(const ml_plan *p, const ml_rows *rows) {
+    int32_t v = p->spec->node[p->head].in[0];
+    ml_tensor t = ml_plan_value(p, v, rows, 0);
+
+    ML_BUG_IF(!p->opts.hidden);
+    t.data = ml_plan_at(p, p->value_store[ML_FIRST_COPY][v]);
+    return t;
+}
+
 const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {
     return &p->stats;
 }

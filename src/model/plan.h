@@ -50,6 +50,7 @@ typedef struct ml_plan_opts {
     bool backward;
     bool frozen;       /* the gradients are those of adapters alone (LORA) */
     bool logits;       /* keep the logits of all loss rows */
+    bool hidden;       /* keep the rows that the LM head reads (ml_plan_hidden) */
     int32_t loss_rows; /* rows per chunk of logits; 0: the backend decides */
     /* KV pages are passed to each run (decode, chunked prefill), not owned by the plan */
     bool kv_shared;
@@ -161,6 +162,10 @@ ml_status ml_plan_check(const ml_plan *p, ml_err *err);
 
 /* Device memory of the last forward's logits, [n_loss, vocab]; requires opts.logits. */
 const float *ml_plan_logits(const ml_plan *p);
+
+/* Device memory of the last forward's rows before the LM head, [n_token, hidden], after the
+ * final norm; requires opts.hidden. */
+ml_tensor ml_plan_hidden(const ml_plan *p, const ml_rows *rows);
 
 /* Totals of each op since the plan was created. */
 typedef struct ml_plan_stats {

@@ -216,6 +216,8 @@ static void reads_of_forward(const ml_plan *p, int32_t node, reads *r) {
             read_at(r, ML_FIRST_COPY, n->out[k], node == p->head ? end_of_time(p) : node);
     if (n->op == ML_OP_SEND_ROWS)
         read_at(r, ML_FIRST_COPY, n->in[0], experts_of(p, node)->back);
+    if (node == p->head && p->opts.hidden)
+        read_at(r, ML_FIRST_COPY, n->in[0], end_of_time(p));
 }
 
 static void reads_of_backward(const ml_plan *p, int32_t node, reads *r) {
@@ -467,7 +469,7 @@ static void plan_backward_stores(ml_plan *p) {
         needs_grad[p->range.in[i].value] = p->range.in[i].grad;
     for (int32_t i = 0; i < s->n_node; i++) {
         const ml_node *n = &s->node[i];
-        bool any = p->opts.frozen ? n->op == ML_OP_LORA : n->w[0] != ML_NONE;
+        bool any = p->opts.frozen ? n->op == ML_OP_LORA : ml_node_is_trained(s, n);
         for (int k = 0; k < ML_OP_IN; k++)
             if (n->in[k] != ML_NONE && (ml_op_infos[n->op].grad_in >> k & 1))
                 any = any || needs_grad[n->in[k]];

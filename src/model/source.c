@@ -115,7 +115,7 @@ bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
     size_t n = sizeof inv_freq - 1;
     if (name.len > n && memcmp(name.ptr + name.len - n, inv_freq, n) == 0)
         return true;
-    if (is_nextn(s, name) || is_carried(s, name))
+    if (s->mtp || is_nextn(s, name) || is_carried(s, name))
         return true;
     return (s->tied || s->critic) && ml_is_lm_head(name);
 }

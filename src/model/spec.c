@@ -320,7 +320,7 @@ static void build(ml_builder *b, const ml_family *family, const ml_spec_opts *o)
 static ml_status parse(ml_spec *out, ml_str text, const char *path, const ml_spec_opts *o,
                        ml_err *err) {
     ml_hf_config c;
-    ml_builder b = { .spec = out, .config = &c, .layer = ML_NONE };
+    ml_builder b = { .spec = out, .config = &c, .mtp = o->mtp, .layer = ML_NONE };
     const ml_family *family = NULL;
     const char *inner;
     ml_status st;
@@ -338,6 +338,11 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, const ml_spe
             &c, all_ignored(&out->arena, family ? family->ignored : o->plugin->ignored),
             err);
     }
+    if (st == ML_OK && o->mtp && !out->mtp)
+        st = ml_fail(err, ML_EUNSUP,
+                     "%s: a %s model has no multi-token prediction layer that is "
+                     "supported; remove the flag that asks for it",
+                     path, out->family);
     if (st == ML_OK)
         st = check_total(out, path, err);
     if (st == ML_OK)
@@ -382,6 +387,10 @@ void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype) {
             if (v != ML_NONE && s->value[v].axis == ML_PER_PAGE)
                 s->value[v].dtype = dtype;
         }
+}
+
+bool ml_node_is_trained(const ml_spec *s, const ml_node *n) {
+    return n->w[0] != ML_NONE && !(n->op == ML_OP_EMBED && s->param[n->w[0]].frozen);
 }
 
 void ml_spec_close(ml_spec *s) {

@@ -125,6 +125,7 @@ typedef struct ml_spec {
     } route[ML_N_ROUTING];
     bool tied;          /* the LM head is the embedding */
     bool critic;        /* one value per token instead of the LM head */
+    bool mtp;           /* the multi-token prediction module of a model alone (mtp.h) */
     uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
     int32_t n_rank;     /* ranks the model is cut for (spec_shard.h); 0: not cut */
     int32_t n_context;  /* ranks that have pieces of sequences (spec_context.h); 0: none */
@@ -147,6 +148,7 @@ typedef struct ml_spec_opts {
     /* The last op is a linear layer to one value per token, with a bias, whose weights
      * (ML_VALUE_HEAD) a checkpoint of the language model does not have. */
     bool critic;
+    bool mtp; /* the model's multi-token prediction module (mtp.h) */
 } ml_spec_opts;
 
 /* Reads dir/config.json.  Rejects other architectures by name, with the list of those
@@ -162,6 +164,10 @@ void ml_spec_close(ml_spec *s);
 /* Sets the dtype of KV pages, f32 by default; call it before the first plan is created or
  * page counted.  On a GPU they have its dtype of activations. */
 void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype);
+
+/* Whether a gradient of the node's output is wanted for its own weights: all but tables of
+ * token ids that are not trained. */
+bool ml_node_is_trained(const ml_spec *s, const ml_node *n);
 
 /* Rebuilds by_name and by_part, after a change of the parameters. */
 void ml_spec_index(ml_spec *s);

@@ -20,7 +20,7 @@ static bool is_remade(const ml_node *n) {
 static void look_back(border *b, const ml_spec *s, int32_t at) {
     for (int32_t i = 0; i < at; i++) {
         const ml_node *n = &s->node[i];
-        bool any = n->w[0] != ML_NONE;
+        bool any = ml_node_is_trained(s, n);
         for (int k = 0; k < ML_OP_IN; k++)
             if (n->in[k] != ML_NONE && (ml_op_infos[n->op].grad_in >> k & 1))
                 any = any || b->needs[n->in[k]];

@@ -119,11 +119,18 @@ static void copy_plain(char *out, size_t cap, const char *text) {
 
 /* Makes no allocations of its own: it also reports out of memory. */
 static void refuse_with(ml_http_conn *c, int status, const char *headers, const char *why) {
-    char plain[600], body[700], head[1200];
+    char plain[600], body[760], head[1200];
+    const char *type = status == 401   ? "authentication_error"
+                       : status == 403 ? "permission_error"
+                       : status < 500  ? "invalid_request_error"
+                                       : "api_error";
 
     copy_plain(plain, sizeof plain, why);
-    snprintf(body, sizeof body, "{\"error\": {\"message\": \"%s\", \"code\": %d}}", plain,
-             status);
+    /* OpenAI's clients read "error", Anthropic's "type", too. */
+    snprintf(body, sizeof body,
+             "{\"type\": \"error\", \"error\": {\"message\": \"%s\", \"type\": \"%s\", "
+             "\"code\": %d}}",
+             plain, type, status);
     snprintf(head, sizeof head, "HTTP/1.1 %d %s\r\n%sConnection: close\r\n", status,
              ml_http_reason(status), headers);
     ml_http_conn_send(c, head, strlen(head));

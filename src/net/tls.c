@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/str.h"
 #include "net/loop_base.h"
 
 struct ml_tls {
@@ -119,12 +120,14 @@ struct bufferevent *ml_tls_accept(ml_tls *t, struct event_base *base, int fd) {
 /* A name is also sent to the server (SNI); an address is not. */
 static void set_host(SSL *ssl, const char *host) {
     unsigned char address[sizeof(struct in6_addr)];
+    char name[TLSEXT_MAXLEN_host_name + 1]; /* the macro's argument is not const */
 
     if (inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1) {
         X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host);
         return;
     }
-    SSL_set_tlsext_host_name(ssl, host);
+    ml_str_copy(name, sizeof name, ml_str_of(host));
+    SSL_set_tlsext_host_name(ssl, name);
     SSL_set1_host(ssl, host);
 }
 

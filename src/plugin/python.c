@@ -8,6 +8,8 @@
 #include "plugin/python_host.h"
 #include "plugin/python_modules.h"
 
+#define LIMIT_S 3600.0 /* of a call of the loop or of training */
+
 /* Reads the first message, which has the worker's program. */
 #define BOOT                                                                               \
     "import json, os, struct\n"                                                            \
@@ -115,4 +117,64 @@ ml_status ml_python_workers(ml_worker_pool_opts *out, ml_arena *a,
     };
     ml_text_release(&hello);
     return ML_OK;
+}
+
+/* --- one worker ------------------------------------------------------------------------ */
+
+ml_status ml_python_worker_open(ml_python_worker *w, const ml_python_function *fn, int n,
+                                ml_str args, size_t shared_bytes, ml_err *err) {
+    ml_worker_pool_opts opts;
+    ml_status st;
+
+    ml_python_worker_close(w);
+    ml_arena_init(&w->arena, "Python functions");
+    st = ml_python_workers(&opts, &w->arena, fn, n, args, err);
+    opts.shared_bytes = shared_bytes;
+    if (st == ML_OK)
+        st = ml_worker_pool_open(&w->pool, &opts, err);
+    if (st != ML_OK)
+        ml_arena_release(&w->arena);
+    return st;
+}
+
+void ml_python_worker_close(ml_python_worker *w) {
+    if (!w->pool)
+        return;
+    ml_worker_pool_close(w->pool);
+    ml_arena_release(&w->arena);
+    w->pool = NULL;
+}
+
+void ml_python_call_begin(ml_python_call *c, const char *flag) {
+    *c = (ml_python_call){ 0 };
+    ml_arena_init(&c->arena, "a call");
+    ml_text_printf(&c->text, "{\"f\": \"%s\"", flag);
+}
+
+void ml_python_call_end(ml_python_call *c) {
+    ml_text_release(&c->text);
+    ml_arena_release(&c->arena);
+}
+
+int ml_python_call_run(ml_python_call *c, ml_python_worker *w, miles_error *err) {
+    ml_text answer = { 0 };
+    ml_worker_end how;
+    const ml_json *error;
+    ml_err why = { 0 };
+    int failed = 1;
+
+    ml_text_printf(&c->text, "}");
+    how =
+        ml_worker_pool_ask(w->pool, &answer, (ml_str){ c->text.ptr, c->text.len }, LIMIT_S);
+    c->source = (ml_str){ ml_arena_str(&c->arena, answer.ptr, answer.len), answer.len };
+    if (how != ML_WORKER_ANSWERED)
+        ml_str_copy(err->text, sizeof err->text, c->source);
+    else if (ml_json_parse(&c->answer, &c->arena, c->source, "the answer", &why) != ML_OK)
+        ml_str_copy(err->text, sizeof err->text, ml_str_of(why.msg));
+    else if ((error = ml_json_get(c->answer, "error")) && error->type == ML_JSON_STRING)
+        ml_str_copy(err->text, sizeof err->text, error->text);
+    else
+        failed = 0;
+    ml_text_release(&answer);
+    return failed;
 }

@@ -10,7 +10,9 @@
 #include <stdbool.h>
 
 #include "base/arena.h"
+#include "base/json.h"
 #include "base/worker_pool.h"
+#include "miles/plugin.h"
 
 /* Whether path names Python: "file.py", "file.py:name", "package.module.name" or
  * "package.module:name". */
@@ -32,5 +34,30 @@ ml_status ml_python_workers(ml_worker_pool_opts *out, ml_arena *a,
  * worker says about the function: "generate" if it is one of Miles' generate functions. */
 ml_status ml_python_try(const ml_worker_pool_opts *opts, ml_arena *a, const char **about,
                         ml_err *err);
+
+/* One worker for some functions, and its memory. */
+typedef struct ml_python_worker {
+    ml_arena arena; /* of the options, for the caller, too */
+    ml_worker_pool *pool;
+} ml_python_worker;
+
+/* shared_bytes: of ml_worker_pool_shared; 0: none.  A worker that is open is closed first. */
+ml_status ml_python_worker_open(ml_python_worker *w, const ml_python_function *fn, int n,
+                                ml_str args, size_t shared_bytes, ml_err *err);
+void ml_python_worker_close(ml_python_worker *w); /* also if it is not open */
+
+/* A call of a function: begin, append members of the message to `text`, run, read the
+ * answer, end. */
+typedef struct ml_python_call {
+    ml_arena arena; /* of the answer */
+    ml_text text;
+    ml_str source;
+    const ml_json *answer; /* of the source */
+} ml_python_call;
+
+void ml_python_call_begin(ml_python_call *c, const char *flag);
+/* 0: `answer` is the function's value; 1: err has a message. */
+int ml_python_call_run(ml_python_call *c, ml_python_worker *w, miles_error *err);
+void ml_python_call_end(ml_python_call *c);
 
 #endif

@@ -8,55 +8,7 @@
 #include "plugin/python_host.h"
 #include "rl/reward/request_json.h"
 
-#define LIMIT_S 3600.0 /* of a call */
-
-static ml_arena arena; /* of the pool's options */
-static ml_worker_pool *pool;
-
-/* --- calls ----------------------------------------------------------------------------- */
-
-typedef struct call {
-    ml_arena arena; /* of the answer */
-    ml_text text;
-    ml_str source;
-    const ml_json *answer; /* of the source */
-} call;
-
-static void begin(call *c, const char *flag) {
-    *c = (call){ 0 };
-    ml_arena_init(&c->arena, "a call");
-    ml_text_printf(&c->text, "{\"f\": \"%s\"", flag);
-}
-
-static void end(call *c) {
-    ml_text_release(&c->text);
-    ml_arena_release(&c->arena);
-}
-
-/* 0: c->answer is the function's value; 1: err has a message. */
-static int ask(call *c, miles_error *err) {
-    ml_text answer = { 0 };
-    ml_worker_end how;
-    const ml_json *error;
-    ml_str text;
-    ml_err why = { 0 };
-    int failed = 1;
-
-    ml_text_printf(&c->text, "}");
-    how = ml_worker_pool_ask(pool, &answer, (ml_str){ c->text.ptr, c->text.len }, LIMIT_S);
-    text = (ml_str){ ml_arena_str(&c->arena, answer.ptr, answer.len), answer.len };
-    c->source = text;
-    if (how != ML_WORKER_ANSWERED)
-        ml_str_copy(err->text, sizeof err->text, text);
-    else if (ml_json_parse(&c->answer, &c->arena, text, "the answer", &why) != ML_OK)
-        ml_str_copy(err->text, sizeof err->text, ml_str_of(why.msg));
-    else if ((error = ml_json_get(c->answer, "error")) && error->type == ML_JSON_STRING)
-        ml_str_copy(err->text, sizeof err->text, error->text);
-    else
-        failed = 0;
-    ml_text_release(&answer);
-    return failed;
-}
+static ml_python_worker worker;
 
 /* --- samples --------------------------------------------------------------------------- */
 
@@ -113,8 +65,8 @@ static void write_sample(ml_text *t, const miles_answer *s) {
     ml_text_printf(t, "}");
 }
 
-static void begin_with(call *c, const char *flag, const miles_answers *s) {
-    begin(c, flag);
+static void begin_with(ml_python_call *c, const char *flag, const miles_answers *s) {
+    ml_python_call_begin(c, flag);
     ml_text_printf(&c->text, ", \"rollout\": %lld, \"samples\": [", (long long)s->rollout);
     for (int64_t i = 0; i < s->n; i++) {
         ml_text_printf(&c->text, "%s", i ? ", " : "");
@@ -128,74 +80,74 @@ static void begin_with(call *c, const char *flag, const miles_answers *s) {
 static int filter_group(const miles_answers *group, bool *keep, char reason[40],
                         miles_error *err) {
     const ml_json *v;
-    call c;
+    ml_python_call c;
     int failed;
 
     begin_with(&c, "dynamic-sampling-filter-path", group);
-    failed = ask(&c, err);
+    failed = ml_python_call_run(&c, &worker, err);
     if (!failed) {
         v = ml_json_get(c.answer, "keep");
         *keep = v && v->type == ML_JSON_TRUE;
         v = ml_json_get(c.answer, "reason");
         ml_str_copy(reason, 40, v ? v->text : (ml_str){ "", 0 });
     }
-    end(&c);
+    ml_python_call_end(&c);
     return failed;
 }
 
 static int post_process(const miles_answers *rollout, double *shaped, miles_error *err) {
     const ml_json *list;
-    call c;
+    ml_python_call c;
     int failed;
 
     begin_with(&c, "custom-reward-post-process-path", rollout);
-    failed = ask(&c, err);
+    failed = ml_python_call_run(&c, &worker, err);
     list = failed ? NULL : ml_json_get(c.answer, "rewards");
     for (const ml_json *v = list ? list->child : NULL; v; v = v->next)
         ml_json_f64(v, shaped++);
-    end(&c);
+    ml_python_call_end(&c);
     return failed;
 }
 
 static int filter_samples(const miles_answers *rollout, uint8_t *remove, miles_error *err) {
     const ml_json *list;
-    call c;
+    ml_python_call c;
     int failed;
 
     begin_with(&c, "rollout-sample-filter-path", rollout);
-    failed = ask(&c, err);
+    failed = ml_python_call_run(&c, &worker, err);
     list = failed ? NULL : ml_json_get(c.answer, "remove");
     for (const ml_json *v = list ? list->child : NULL; v; v = v->next)
         *remove++ = v->type == ML_JSON_TRUE;
-    end(&c);
+    ml_python_call_end(&c);
     return failed;
 }
 
 static int show_samples(const miles_answers *all, const uint8_t *kept, miles_error *err) {
-    call c;
+    ml_python_call c;
     int failed;
 
     (void)kept;
     begin_with(&c, "rollout-all-samples-process-path", all);
-    failed = ask(&c, err);
-    end(&c);
+    failed = ml_python_call_run(&c, &worker, err);
+    ml_python_call_end(&c);
     return failed;
 }
 
 static int filter_buffer(const miles_answers *partial, int64_t n_group, int64_t n_want,
                          int64_t *selected, int64_t *n_selected, miles_error *err) {
     const ml_json *list;
-    call c;
+    ml_python_call c;
     int failed;
 
     begin_with(&c, "buffer-filter-path", partial);
     ml_text_printf(&c.text, ", \"n\": %lld", (long long)n_want);
-    failed = ask(&c, err);
+    failed = ml_python_call_run(&c, &worker, err);
     list = failed ? NULL : ml_json_get(c.answer, "selected");
     for (const ml_json *v = list ? list->child : NULL; v && *n_selected < n_group;
          v = v->next)
         ml_json_i64(v, &selected[(*n_selected)++]);
-    end(&c);
+    ml_python_call_end(&c);
     return failed;
 }
 
@@ -203,7 +155,7 @@ static int add_metrics(const miles_answers *answers, const char *set,
                        miles_metrics_out *out, miles_error *err) {
     const ml_json *list;
     double x;
-    call c;
+    ml_python_call c;
     int failed;
 
     begin_with(&c,
@@ -211,36 +163,12 @@ static int add_metrics(const miles_answers *answers, const char *set,
                     : "custom-rollout-log-function-path",
                answers);
     ml_request_text(&c.text, "set", set, strlen(set));
-    failed = ask(&c, err);
+    failed = ml_python_call_run(&c, &worker, err);
     list = failed ? NULL : ml_json_get(c.answer, "metrics");
     for (const ml_json *v = list ? list->child : NULL; v; v = v->next)
         if (ml_json_f64(v, &x))
             out->add(out, ml_arena_str(&c.arena, v->key.ptr, v->key.len), x);
-    end(&c);
-    return failed;
-}
-
-/* By miles_when. */
-static const char *const hook_flag[] = {
-    [MILES_AFTER_INIT] = "custom-megatron-init-path",
-    [MILES_BEFORE_LOG_PROB] = "custom-megatron-before-log-prob-hook-path",
-    [MILES_BEFORE_TRAIN_STEP] = "custom-megatron-before-train-step-hook-path",
-    [MILES_AFTER_SAVE] = "custom-megatron-post-save-hook-path",
-    [MILES_DATA_READY] = "rollout-data-postprocess-path",
-    [MILES_WEIGHTS_WRITTEN] = "custom-update-weight-post-write-path",
-};
-
-static int notify(const miles_event *event, miles_error *err) {
-    call c;
-    int failed;
-
-    begin(&c, hook_flag[event->when]);
-    ml_text_printf(&c.text, ", \"event\": {\"rollout\": %lld, \"step\": %lld",
-                   (long long)event->rollout, (long long)event->step);
-    ml_request_text(&c.text, "what", event->what, strlen(event->what));
-    ml_text_printf(&c.text, "}");
-    failed = ask(&c, err);
-    end(&c);
+    ml_python_call_end(&c);
     return failed;
 }
 
@@ -276,21 +204,21 @@ static int evaluate(miles_eval_host *host, miles_error *err) {
     ml_python_parts parts = ml_python_host_get(), own = parts;
     const ml_json *list;
     double x;
-    call c;
+    ml_python_call c;
     int failed;
 
     own.evaluate = evaluate_sets;
     own.ud = host;
     ml_python_host_set(&own);
-    begin(&c, "eval-function-path");
+    ml_python_call_begin(&c, "eval-function-path");
     ml_text_printf(&c.text, ", \"rollout\": %lld", (long long)host->rollout);
-    failed = ask(&c, err);
+    failed = ml_python_call_run(&c, &worker, err);
     ml_python_host_set(&parts);
     list = failed ? NULL : ml_json_get(c.answer, "metrics");
     for (const ml_json *v = list ? list->child : NULL; v; v = v->next)
         if (ml_json_f64(v, &x))
             host->add_metric(host, ml_arena_str(&c.arena, v->key.ptr, v->key.len), x);
-    end(&c);
+    ml_python_call_end(&c);
     return failed;
 }
 
@@ -320,16 +248,6 @@ static miles_metrics metrics[2] = { { HEAD(miles_metrics, MILES_METRICS), add_me
                                     { HEAD(miles_metrics, MILES_METRICS), add_metrics } };
 static miles_eval eval = { HEAD(miles_eval, MILES_EVAL), evaluate };
 static miles_rollout rollout = { HEAD(miles_rollout, MILES_ROLLOUT), no_rollout };
-static miles_hook hook[MILES_WEIGHTS_WRITTEN + 1];
-
-static miles_extension *hook_of(const char *flag) {
-    for (int i = 0; i <= MILES_WEIGHTS_WRITTEN; i++)
-        if (strcmp(flag, hook_flag[i]) == 0) {
-            hook[i] = (miles_hook){ HEAD(miles_hook, MILES_HOOK), notify };
-            return &hook[i].base;
-        }
-    return NULL;
-}
 
 static miles_extension *find(miles_kind kind, const char *flag) {
     switch (kind) {
@@ -341,7 +259,6 @@ static miles_extension *find(miles_kind kind, const char *flag) {
     case MILES_METRICS: return &metrics[strstr(flag, "eval") != NULL].base;
     case MILES_EVAL: return &eval.base;
     case MILES_ROLLOUT: return &rollout.base;
-    case MILES_HOOK: return hook_of(flag);
     default: return NULL;
     }
 }
@@ -362,39 +279,25 @@ ml_status ml_python_extensions_call(const char *flag, const char *more, ml_arena
                                     const ml_json **answer, ml_str *text, ml_err *err) {
     miles_error why = { "" };
     ml_status st = ML_OK;
-    call c;
+    ml_python_call c;
 
-    begin(&c, flag);
+    ml_python_call_begin(&c, flag);
     ml_text_printf(&c.text, "%s", more);
-    if (ask(&c, &why) != 0)
+    if (ml_python_call_run(&c, &worker, &why) != 0)
         st = ml_fail(err, ML_EFORMAT, "%s", why.text);
     else {
         *text = (ml_str){ ml_arena_str(a, c.source.ptr, c.source.len), c.source.len };
         st = ml_json_parse(answer, a, *text, "the answer", err);
     }
-    end(&c);
+    ml_python_call_end(&c);
     return st;
 }
 
 ml_status ml_python_extensions_open(const ml_python_function *fn, int n, ml_str args,
                                     ml_err *err) {
-    ml_worker_pool_opts opts;
-    ml_status st;
-
-    ml_python_extensions_close();
-    ml_arena_init(&arena, "Python functions");
-    st = ml_python_workers(&opts, &arena, fn, n, args, err);
-    if (st == ML_OK)
-        st = ml_worker_pool_open(&pool, &opts, err);
-    if (st != ML_OK)
-        ml_arena_release(&arena);
-    return st;
+    return ml_python_worker_open(&worker, fn, n, args, 0, err);
 }
 
 void ml_python_extensions_close(void) {
-    if (!pool)
-        return;
-    ml_worker_pool_close(pool);
-    ml_arena_release(&arena);
-    pool = NULL;
+    ml_python_worker_close(&worker);
 }

@@ -215,7 +215,8 @@ static ml_status endpoint(request *q, ml_err *err) {
     ml_json_begin(&o, '{');
     ml_json_put_word(&o, "host", q->run.host);
     ml_json_put_int(&o, "port", q->run.port);
-    ml_json_put_word(&o, "key", q->run.key);
+    if (q->run.key)
+        ml_json_put_word(&o, "key", q->run.key);
     ml_json_end(&o, '}');
     return ML_OK;
 }

@@ -21,7 +21,8 @@ ml_status ml_hooks_on(void *hooks, const ml_loop_event *e, ml_err *err) {
                           .rollout = e->rollout,
                           .step = e->kind == ML_ON_STEP_BEGIN ? e->step : -1,
                           .what = e->what && e->kind != ML_ON_RUN_BEGIN ? e->what : "",
-                          .batch = e->batch };
+                          .batch = e->batch,
+                          .control = e->control };
     miles_error why = { "" };
     ml_status st = ML_OK;
 

@@ -46,7 +46,7 @@ typedef enum ml_loop_event_kind {
     /* Of the learner. */
     ML_ON_SCORE,       /* a forward pass for log-probs begins: what, the model's name */
     ML_ON_DATA_READY,  /* all columns are filled, training begins: sample, batch */
-    ML_ON_STEP_BEGIN,  /* a train step of the actor: step */
+    ML_ON_STEP_BEGIN,  /* a train step of the actor: step, control */
     ML_ON_SAMPLE_LOSS, /* the loss of sample[io->sample] and its gradient: step, io */
     ML_ON_STEP_END,    /* the step's gradients are still valid: step, sample */
     /* Of the publisher. */
@@ -73,6 +73,7 @@ typedef struct ml_loop_event {
     int64_t n_sample;
     const miles_batch *batch;    /* the samples as extensions see them */
     const struct ml_loss_io *io; /* log-probs of the sample and their derivatives */
+    miles_step *control;         /* what may be changed about the step */
 } ml_loop_event;
 
 typedef struct ml_observer {

@@ -26,6 +26,7 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
     ml_remote_opts o = { .url = url,
                          .n_url = c->mode.router_ip ? 1 : c->mode.addrs.n,
                          .spec = spec,
+                         .adapter = ml_run_has_lora(c) ? ML_TRAINED_ADAPTER : NULL,
                          .retry_s = RETRY_S,
                          .connect_s = CONNECT_S,
                          .request_s = c->mode.request_s,
@@ -55,16 +56,16 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
 ml_status ml_engines_route(ml_generator *g, const ml_run_opts *c, ml_err *err) {
     const char *dir = c->save ? c->save : g->weight_dir;
     int64_t n = c->mode.n_engine ? c->mode.n_engine : c->mode.addrs.n;
+    const char *file = dir ? ml_arena_printf(&g->arena, "%s/router.json", dir) : NULL;
     ml_secret key;
     ml_status st;
 
-    if (c->mode.router_ip || !dir || (n < 2 && c->router.port < 0))
+    if (c->mode.router_ip || (!g->serves && (!dir || (n < 2 && c->router.port < 0))))
         return ML_OK;
     st = ml_secret_find(&key, c->mode.engine_key, c->mode.engine_key_file,
                         "--rollout-external-api-key", err);
     return st == ML_OK
-               ? ml_run_router_open(&g->router, g->gen, c, ml_secret_text(&key),
-                                    ml_arena_printf(&g->arena, "%s/router.json", dir), err)
+               ? ml_run_router_open(&g->router, g->gen, c, ml_secret_text(&key), file, err)
                : st;
 }
 
@@ -145,6 +146,10 @@ static void serve_words(words *w, const ml_generator *g, const ml_run_opts *c,
         add(w, "--disable-cuda-graph");
     else
         add_number(w, "--cuda-graph-max-bs", g->engine.record_rows);
+    if (ml_run_has_lora(c)) {
+        add(w, "--enable-lora");
+        add_number(w, "--max-lora-rank", g->run->lora.max_rank);
+    }
     if (g->engine.routed[ML_ROUTING_EXPERTS])
         add(w, "--enable-return-routed-experts");
     if (g->engine.routed[ML_ROUTING_KEYS])
@@ -174,6 +179,7 @@ static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_gene
     ml_remote_opts remote = { .url = url,
                               .n_url = o.n,
                               .spec = &g->run->spec,
+                              .adapter = ml_run_has_lora(c) ? ML_TRAINED_ADAPTER : NULL,
                               .retry_s = RETRY_S,
                               .connect_s = CONNECT_S,
                               .request_s = c->mode.request_s,

@@ -31,6 +31,9 @@ static ml_status find_one(const miles_extension **out, miles_kind kind,
         return ML_OK;
     if (!ml_python_is(fn->path))
         return ml_extension_find(out, kind, fn->path, fn->flag, err);
+    *out = ml_python_train_extension(kind, fn); /* a hook */
+    if (*out)
+        return ML_OK;
     *out = ml_python_extension(kind, fn);
     if (!*out)
         return ml_fail(err, ML_EUNSUP,
@@ -95,7 +98,7 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
                           &n_python, err);
     if (st == ML_OK && n_python)
         st = ml_python_extensions_open(python, n_python, p->args, err);
-    return st;
+    return st == ML_OK ? ml_python_train_open(p->args, err) : st;
 }
 
 void ml_loop_extensions_close(void) {
@@ -119,10 +122,8 @@ static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     return ML_OK;
 }
 
-/* Looks for an extension of training; Python functions are added to the list. */
+/* Looks for extensions of training. */
 typedef struct finder {
-    ml_python_function python[4];
-    int n_python;
     ml_status st;
     ml_err *err;
 } finder;
@@ -135,10 +136,8 @@ static const void *find_for_training(finder *f, miles_kind kind, const char *pat
     if (f->st != ML_OK || !path)
         return NULL;
     out = ml_extension_builtin(kind, path);
-    if (!out && ml_python_is(path)) {
-        f->python[f->n_python++] = fn;
+    if (!out && ml_python_is(path))
         return ml_python_train_extension(kind, &fn);
-    }
     if (!out)
         f->st = ml_extension_find(&out, kind, path, flag, f->err);
     return out; /* miles_extension is the first member of its struct */
@@ -160,9 +159,7 @@ static ml_status find_extensions(ml_recipe *r, const ml_algo_opts *o, ml_err *er
                               "custom-tis-function-path");
     r->reducer = find_for_training(&f, MILES_REDUCER, o->custom_reducer,
                                    "custom-pg-loss-reducer-function-path");
-    if (f.st == ML_OK && f.n_python)
-        f.st = ml_python_train_open(f.python, f.n_python, o->args, err);
-    return f.st;
+    return f.st == ML_OK ? ml_python_train_open(o->args, err) : f.st;
 }
 
 ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *o, ml_err *err) {

@@ -102,7 +102,8 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
  * they do not have the run's weights yet. */
 ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err);
 
-/* Opens g->router, if the run has several engines, or was told to. */
+/* Opens g->router, if the run has several engines, was told to, or its functions send
+ * requests. */
 ml_status ml_engines_route(ml_generator *g, const ml_run_opts *c, ml_err *err);
 
 /* The same for n processes that only evaluate, with this number of threads each; `dir` has

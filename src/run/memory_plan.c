@@ -223,7 +223,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     add(m, row[GRADS],
         (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part)) +
             (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
-                ml_weights_part_bytes(spec, NULL, ML_WEIGHT_F32, part));
+                ml_weights_part_bytes(trained, NULL, ML_WEIGHT_F32, lora ? NULL : part));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))

@@ -42,6 +42,7 @@ static ml_status open_server(ml_rank_engine *e, const ml_generator *g, const ml_
                                      .allowed_host = e->host,
                                      .n_host = 1 },
                          .gen = g->local,
+                         .lora.trained = g->run->lora.n_site ? ML_TRAINED_ADAPTER : NULL,
                          .tokenizer = g->run->tokenizer,
                          .chat = g->run->chat_template,
                          .n_vocab = (int32_t)g->run->spec.n_vocab,
@@ -119,18 +120,23 @@ static ml_status connect_all(ml_generator *g, const ml_run_opts *c, ml_err *err)
     for (int32_t i = 0; i < n; i++)
         if (all[i].text[0])
             text[n_url++] = all[i].text;
-    return ml_remote_open(&g->gen,
-                          &(ml_remote_opts){ .url = text,
-                                             .n_url = n_url,
-                                             .api_key = g->served->key.text,
-                                             .spec = &g->run->spec,
-                                             .retry_s = RETRY_S,
-                                             .connect_s = CONNECT_S,
-                                             .request_s = c->mode.request_s,
-                                             .check_s = c->supervisor.check_s,
-                                             .check_timeout_s = c->supervisor.timeout_s,
-                                             .warn_s = WARN_S },
-                          err);
+    st = ml_remote_open(&g->gen,
+                        &(ml_remote_opts){ .url = text,
+                                           .n_url = n_url,
+                                           .api_key = g->served->key.text,
+                                           .spec = &g->run->spec,
+                                           .retry_s = RETRY_S,
+                                           .connect_s = CONNECT_S,
+                                           .request_s = c->mode.request_s,
+                                           .check_s = c->supervisor.check_s,
+                                           .check_timeout_s = c->supervisor.timeout_s,
+                                           .warn_s = WARN_S },
+                        err);
+    if (st == ML_OK && g->serves)
+        st = ml_run_router_open(&g->router, g->gen, c, NULL, NULL, err);
+    for (int32_t i = 0; i < n_url && g->router; i++)
+        ml_run_router_add(g->router, text[i], g->served->key.text);
+    return st;
 }
 
 ml_status ml_rank_engine_open(ml_generator *g, const ml_weights *w, const ml_run_opts *c,

@@ -109,24 +109,10 @@ ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *
 
 /* --- the environment -------------------------------------------------------- */
 
-/* Functions that send requests need an engine that they can reach. */
-static ml_status check_engine(const char *flag, const ml_run_opts *c, ml_err *err) {
-    if (ml_run_ranks_size(&c->ranks) == 1 && !ml_run_elsewhere(c))
-        return ML_OK;
-    return ml_fail(err, ML_EUNSUP,
-                   "--%s: a Python function needs the engine of this process; use one "
-                   "rank, without --rollout-num-engines and external engines",
-                   flag);
-}
-
 static ml_status open_generate(ml_worker_pool **out, const ml_environment_opts *e,
                                const ml_run_opts *c, ml_err *err) {
     ml_worker_pool_opts o = e->python;
 
-    ml_status st = check_engine("custom-generate-function-path", c, err);
-
-    if (st != ML_OK)
-        return st;
     if (c->mode.fully || c->rollout.partial)
         return ml_fail(err, ML_EUNSUP,
                        "--custom-generate-function-path: a Python function that generates "
@@ -184,11 +170,7 @@ ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions
     ml_partial_buffer_init(&r->sync.partial_buffer, feed.n_per_prompt);
     r->sync.how = sampling_of(a, c);
     memcpy(r->sync.how.routed, run->opts.replay_rollout, sizeof run->opts.replay_rollout);
-    st = e->rollout && ml_python_extension_is(&e->rollout->base)
-             ? check_engine("rollout-function-path", c, err)
-             : ML_OK;
-    if (st == ML_OK)
-        st = ml_reward_check(c, &run->dataset, err);
+    st = ml_reward_check(c, &run->dataset, err);
     if (st == ML_OK)
         st = ml_rewards_open_for(&r->rewards, a, c, err);
     return st == ML_OK ? ml_turns_open_for(&r->turns, &r->generate, run, a, c, err) : st;
@@ -231,6 +213,7 @@ ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *c
     r->sync.gen_ctx.group_rewards = r->group_rewards;
     r->custom.gen_ctx = r->sync.gen_ctx;
     r->custom.how = r->sync.how;
+    r->custom.must_rest = !c->mode.async;
     *out = ml_python_extension_is(r->custom.ext ? &r->custom.ext->base : NULL)
                ? ml_rollout_python(&r->custom)
            : r->custom.ext ? ml_rollout_custom(&r->custom)

@@ -129,7 +129,7 @@ ml_status ml_run_router_open(ml_run_router **out, ml_gen *gen, const ml_run_opts
              : ml_secret_random(&r->key, err);
     if (st == ML_OK)
         st = start(r, c, err);
-    if (st == ML_OK)
+    if (st == ML_OK && file)
         st = write_file(r, c->router.host, file, err);
     if (st != ML_OK) {
         ml_err_prefix(err, "--sglang-router-port");
@@ -140,6 +140,18 @@ ml_status ml_run_router_open(ml_run_router **out, ml_gen *gen, const ml_run_opts
     ml_remote_watch(gen, on_server, r);
     *out = r;
     return ML_OK;
+}
+
+void ml_run_router_add(ml_run_router *r, const char *url, const char *key) {
+    on_server(r, url, key, true);
+}
+
+int ml_run_router_port(const ml_run_router *r) {
+    return ml_router_port(r->router);
+}
+
+const char *ml_run_router_key(const ml_run_router *r) {
+    return r->key.text;
 }
 
 void ml_run_router_close(ml_run_router *r) {

@@ -15,9 +15,14 @@
 typedef struct ml_run_router ml_run_router;
 
 /* gen: the remote generator over the engines.  key: that clients must know; NULL: a random
- * one.  The address and the key are written to `file`, readable by this user only. */
+ * one.  The address and the key are written to `file`, readable by this user only; NULL: to
+ * none. */
 ml_status ml_run_router_open(ml_run_router **out, ml_gen *gen, const ml_run_opts *c,
                              const char *key, const char *file, ml_err *err);
+/* Adds an engine that reads the weights of the run, and so has them already. */
+void ml_run_router_add(ml_run_router *r, const char *url, const char *key);
+int ml_run_router_port(const ml_run_router *r);
+const char *ml_run_router_key(const ml_run_router *r);
 void ml_run_router_close(ml_run_router *r); /* before gen; NULL is allowed */
 
 #endif

@@ -50,6 +50,7 @@ void ml_job_free(ml_job *j) {
     for (int32_t i = 0; i < j->n_choice; i++)
         ml_choice_release(&j->choice[i]);
     release_body(j);
+    ml_adapters_release(s->adapters, &j->lora);
     ml_budget_give(&s->budget, j->reserved);
     ml_text_release(&j->out);
     ml_text_release(&j->event);
@@ -186,7 +187,10 @@ static ml_status submit(ml_choice *c, ml_err *err) {
                          .n_top = c->n_top,
                          .also = c->also,
                          .n_also = c->n_also,
-                         .routed_from = c->routed_from };
+                         .also_each = c->also_each,
+                         .routed_from = c->routed_from,
+                         .adapter = c->lora ? 1 + c->lora->slot : 0,
+                         .adapter_id = c->lora ? c->lora->id : 0 };
     ml_status st;
 
     ml_sampling_params_apply(c->params, &r);
@@ -257,6 +261,41 @@ static ml_status submit_all(ml_job *j, ml_err *err) {
     return st;
 }
 
+/* --- adapters ----------------------------------------------------------------- */
+
+static bool is_listed(const ml_adapter_wait *w, const ml_adapter *e) {
+    for (int32_t i = 0; i < w->n_need; i++)
+        if (w->need[i] == e)
+            return true;
+    return false;
+}
+
+/* Lists the adapters of the job's choices. */
+static ml_status list_adapters(ml_job *j, ml_err *err) {
+    const ml_server *s = j->server;
+
+    j->lora.need = ML_NEW(&j->arena, ml_adapter *, j->n_choice);
+    for (int32_t i = 0; i < j->n_choice; i++) {
+        ml_str name = j->choice[i].adapter;
+        ml_adapter *e = ml_adapters_find(s->adapters, name);
+        if (s->opts.lora.trained && ml_str_is(name, s->opts.lora.trained))
+            continue;
+        if (name.len && !s->opts.lora.set)
+            return ml_fail(err, ML_EUSAGE,
+                           "\"lora_path\": start the server with --enable-lora");
+        if (name.len && !e)
+            return ml_fail(err, ML_EUSAGE,
+                           "unknown model or adapter \"%.*s\": this server has \"%s\" and "
+                           "the adapters that /v1/models lists",
+                           (int)(name.len < 200 ? name.len : 200), name.ptr,
+                           s->opts.model_name);
+        j->choice[i].lora = e;
+        if (e && !is_listed(&j->lora, e))
+            j->lora.need[j->lora.n_need++] = e;
+    }
+    return ML_OK;
+}
+
 /* --- create and parse ------------------------------------------------------- */
 
 /* Bodies up to this size are parsed on the event loop: cheaper than waking a thread. */
@@ -301,6 +340,25 @@ static void refuse(ml_job *j, const ml_err *err) {
         ml_job_free(j);
 }
 
+/* Compiles the grammars of a request, so that submitting it on the event loop finds them in
+ * the cache. */
+static ml_status compile_grammars(const ml_job *j, ml_err *err) {
+    const ml_sampling_params *last = NULL;
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < j->n_choice && j->server->opts.grammars && !st; i++) {
+        const ml_sampling_params *p = j->choice[i].params;
+        ml_grammar *g;
+        if (p == last || !p->grammar.kind)
+            continue;
+        last = p;
+        st = ml_grammar_get(&g, j->server->opts.grammars, p->grammar, err);
+        if (!st)
+            ml_grammar_release(g);
+    }
+    return st;
+}
+
 static void read_body(void *ud) {
     ml_job *j = ud;
     ml_str body = { j->raw.ptr ? j->raw.ptr : "", j->raw.len };
@@ -308,6 +366,8 @@ static void read_body(void *ud) {
     j->st = ml_json_parse(&j->body, &j->scratch, body, "request body", &j->err);
     if (j->st == ML_OK)
         j->st = j->api->read(j, &j->err);
+    if (j->st == ML_OK)
+        j->st = compile_grammars(j, &j->err);
 }
 
 static void submit_read(void *ud) {
@@ -315,11 +375,41 @@ static void submit_read(void *ud) {
     j->st = submit_all(j, &j->err);
 }
 
+static void list_read(void *ud) {
+    ml_job *j = ud;
+    j->st = list_adapters(j, &j->err);
+}
+
 static void run_read(void *ud) {
     ml_job *j = ud;
 
     if (!ml_memory_try(read_body, j))
         j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
+}
+
+/* The adapters are held, or there was an error. */
+static void submit_or_refuse(ml_job *j) {
+    if (j->st == ML_OK && !ml_memory_try(submit_read, j)) {
+        abort_all(j);
+        j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
+    }
+    if (j->st == ML_OK && j->aborted)
+        abort_all(j);
+    if (j->st == ML_OK)
+        return;
+    j->err.code = j->st;
+    refuse(j, &j->err);
+}
+
+static void adapters_ready(void *ud, const ml_err *err) {
+    ml_job *j = ud;
+
+    if (err) {
+        j->err = *err;
+        j->st = err->code;
+        j->other_model = false;
+    }
+    submit_or_refuse(j);
 }
 
 /* On the event loop, after the request was parsed on either thread. */
@@ -339,16 +429,27 @@ static void was_read(void *ud) {
         ml_job_output(j, NULL); /* the reply is already written */
         return;
     }
-    if (j->st == ML_OK && !ml_memory_try(submit_read, j)) {
-        abort_all(j);
+    if (j->st == ML_OK && !ml_memory_try(list_read, j))
         j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
-    }
-    if (j->st == ML_OK && j->aborted)
-        abort_all(j);
-    if (j->st == ML_OK)
+    j->lora.ready = adapters_ready;
+    j->lora.ud = j;
+    if (j->st == ML_OK && !ml_adapters_hold(j->server->adapters, &j->lora))
         return;
-    j->err.code = j->st;
-    refuse(j, &j->err);
+    submit_or_refuse(j);
+}
+
+/* Whether the request seems to have a grammar, which takes longer to compile than a small
+ * body takes to parse. */
+static bool may_have_grammar(const ml_text *body) {
+    static const char *const names[] = {
+        "\"json_schema\"",     "\"regex\"",       "\"ebnf\"",   "\"structural_tag\"",
+        "\"response_format\"", "\"tool_choice\"", "\"strict\"", "\"parallel_tool_calls\""
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names && body->len; i++)
+        if (memmem(body->ptr, body->len, names[i], strlen(names[i])))
+            return true;
+    return false;
 }
 
 void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
@@ -365,7 +466,7 @@ void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
     ml_http_on_gone(c, on_gone, j);
     ml_http_take_body(c, &j->raw);
     j->work = (ml_text_work){ run_read, was_read, j, NULL };
-    if (j->raw.len > SMALL_BODY) {
+    if (j->raw.len > SMALL_BODY || may_have_grammar(&j->raw)) {
         j->away = j->reading = true;
         s->n_reading++;
         j->encoder = s->text_encoder;
@@ -379,20 +480,26 @@ void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
 
 /* --- replies ---------------------------------------------------------------- */
 
-static void write_event(ml_job *j, ml_str payload) {
+static void write_event(ml_job *j, const char *name, ml_str payload) {
     ml_text *event = &j->event;
 
     if (!j->begun)
         ml_http_begin(j->call, 200, "text/event-stream");
     j->begun = true;
     event->len = 0;
+    if (name)
+        ml_text_printf(event, "event: %s\n", name);
     ml_sse_write(event, payload);
     ml_http_write(j->call, (ml_str){ event->ptr, event->len });
 }
 
 void ml_job_send(ml_job *j, const ml_text *json) {
+    ml_job_send_event(j, NULL, json);
+}
+
+void ml_job_send_event(ml_job *j, const char *name, const ml_text *json) {
     if (j->call)
-        write_event(j, (ml_str){ json->ptr, json->len });
+        write_event(j, name, (ml_str){ json->ptr, json->len });
 }
 
 static void end_stream(ml_job *j) {
@@ -400,8 +507,8 @@ static void end_stream(ml_job *j) {
 
     if (j->api->last)
         j->api->last(j);
-    if (j->call)
-        write_event(j, ml_str_of("[DONE]"));
+    if (j->call && !j->api->named_events)
+        write_event(j, NULL, ml_str_of("[DONE]"));
     c = j->call;
     j->call = NULL;
     if (c)

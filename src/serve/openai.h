@@ -1,4 +1,5 @@
-/* openai.h - code shared by /v1/completions and /v1/chat/completions. */
+/* openai.h - code shared by /v1/completions, /v1/chat/completions and the endpoints that
+ * translate their requests to a chat. */
 #ifndef ML_SERVE_OPENAI_H
 #define ML_SERVE_OPENAI_H
 
@@ -7,7 +8,7 @@
 /* The body of either endpoint; each uses the fields that its rows name. */
 typedef struct ml_openai_body {
     ml_sampling_params sampling;
-    ml_str model, rid;
+    ml_str model, rid, adapter;
     const ml_json *stream_options;
     bool stream, token_ids, prompt_ids, meta_info;
     int32_t max_tokens; /* -1: not given */
@@ -21,13 +22,18 @@ typedef struct ml_openai_body {
     const ml_json *messages, *tools, *tool_choice, *template_kwargs, *input_ids, *format;
     int32_t max_completion_tokens, top_logprobs;
     bool logprobs, continue_final, parallel_calls;
+    bool separate_reasoning, stream_reasoning;
+    /* A grammar makes the answer calls without other text; or, a JSON list of calls. */
+    bool calls_only, calls_as_list;
+    const char *call_prefix; /* of the ids of tool calls; NULL: "call_" */
     /* from stream_options */
     bool usage, usage_each;
 } ml_openai_body;
 
 extern const ml_field ml_openai_rows[]; /* the fields of both endpoints */
 
-/* Reads j->body by `rows` into a new body, j->ud, and checks the common fields. */
+/* Reads j->body by `rows` into j->ud, or into a new body if it is NULL, and checks the
+ * common fields. */
 ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err);
 
 /* Makes n choices for each of n_prompt prompts.  The caller fills in the first choice of
@@ -45,5 +51,31 @@ void ml_openai_last(ml_job *j, const char *object);
 
 /* "finish_reason": ..., "matched_stop": ...; word NULL: the choice's own reason. */
 void ml_openai_finish(const ml_choice *c, const char *word, ml_json_out *o);
+
+/* --- openai_chat.c --- */
+
+/* Of a choice of a chat: the tool-call parser, and how much has been sent. */
+typedef struct ml_chat_choice {
+    ml_reasoning_reader reasoner;
+    ml_tool_reader reader;
+    size_t n_read;     /* bytes of the choice's text that the readers have parsed */
+    ml_text reasoning; /* in a stream, its unsent part */
+    ml_text content;   /* text outside calls; in a stream, its unsent part */
+    ml_text rest;      /* text after the reasoning, on its way to the reader of calls */
+    int32_t sent_calls;
+    uint64_t call_key; /* makes the ids of its calls unique */
+    /* Anthropic's streams: content blocks that have ended; whether one is open */
+    int32_t n_block;
+    bool in_block;
+} ml_chat_choice;
+
+/* Makes the choices of a chat whose body, j->ud, has been read; each has an ml_chat_choice
+ * in c->ud. */
+ml_status ml_chat_prepare(ml_job *j, ml_err *err);
+/* Parses the text that the choice has got since the last call. */
+void ml_chat_read_text(ml_choice *c);
+void ml_chat_release(ml_choice *c); /* frees c->ud */
+#define ML_CALL_ID 40
+void ml_chat_call_id(const ml_choice *c, int32_t index, char out[ML_CALL_ID]);
 
 #endif

@@ -1,6 +1,9 @@
 /* POST /v1/chat/completions */
+#include <stdio.h>
+
 #include "serve/chat_messages.h"
 #include "serve/openai.h"
+#include "serve/output_form.h"
 
 #define AT(field) offsetof(ml_openai_body, field)
 #define WHOLE "chat.completion"
@@ -17,9 +20,8 @@ static const ml_field rows[] = {
     { "logprobs", ML_FIELD_BOOL, AT(logprobs) },
     { "top_logprobs", ML_FIELD_I32, AT(top_logprobs), 0, ML_MAX_TOP },
     { "max_completion_tokens", ML_FIELD_I32, AT(max_completion_tokens), 1, INT32_MAX },
-    { "response_format", ML_FIELD_JSON, AT(format) },
-    { "separate_reasoning", ML_FIELD_IGNORE }, /* reasoning is ordinary text */
-    { "stream_reasoning", ML_FIELD_IGNORE },
+    { "separate_reasoning", ML_FIELD_BOOL, AT(separate_reasoning) },
+    { "stream_reasoning", ML_FIELD_BOOL, AT(stream_reasoning) },
     { "reasoning_effort", ML_FIELD_REFUSE,
       .why = "use chat_template_kwargs with the template's own name" },
     { "functions", ML_FIELD_REFUSE, .why = "use tools" },
@@ -32,50 +34,7 @@ static const ml_field rows[] = {
     { 0 },
 };
 
-/* Per choice: the tool-call parser, and how much has been sent. */
-typedef struct chat_choice {
-    ml_tool_reader reader;
-    size_t n_read;   /* bytes of the choice's text that the reader has parsed */
-    ml_text content; /* text outside calls; in a stream, its unsent part */
-    int32_t sent_calls;
-} chat_choice;
-
 /* --- reading ---------------------------------------------------------------- */
-
-static ml_status check_tools(const ml_job *j, ml_openai_body *b, ml_err *err) {
-    const ml_json *t = b->tool_choice;
-    bool none = t && t->type == ML_JSON_STRING && ml_str_is(t->text, "none");
-
-    if (b->tools && b->tools->type != ML_JSON_ARRAY)
-        return ml_fail(err, ML_EUSAGE, "\"tools\" is %s; expected a list",
-                       ml_json_what(b->tools));
-    if (t && !none && !(t->type == ML_JSON_STRING && ml_str_is(t->text, "auto")))
-        return ml_fail(err, ML_EUNSUP,
-                       "\"tool_choice\": only \"auto\" and \"none\" are supported: there "
-                       "is no constrained decoding");
-    if (!b->parallel_calls && b->tools)
-        return ml_fail(err, ML_EUNSUP,
-                       "\"parallel_tool_calls\": false is not supported: there is no "
-                       "constrained decoding");
-    if (none || (b->tools && b->tools->n == 0))
-        b->tools = NULL;
-    if (b->tools && j->server->opts.tools == ML_TOOLS_NONE)
-        return ml_fail(err, ML_EUNSUP,
-                       "\"tools\" need a tool call parser: start the server with "
-                       "--tool-call-parser, or remove \"tools\"");
-    return ML_OK;
-}
-
-static ml_status check_format(const ml_openai_body *b, ml_err *err) {
-    const ml_json *type = b->format ? ml_json_get(b->format, "type") : NULL;
-
-    if (!b->format ||
-        (type && type->type == ML_JSON_STRING && ml_str_is(type->text, "text")))
-        return ML_OK;
-    return ml_fail(err, ML_EUNSUP,
-                   "\"response_format\": only {\"type\": \"text\"} is supported: there is "
-                   "no constrained decoding");
-}
 
 /* Rejects tools if the template ignores them: they would never reach the model. */
 static ml_status check_rendered(ml_job *j, const ml_chat *chat, ml_str text, ml_err *err) {
@@ -134,11 +93,11 @@ static ml_status read_prompt(ml_job *j, ml_openai_body *b, ml_err *err) {
     return render(j, b, c, err);
 }
 
-static ml_status check_body(const ml_job *j, ml_openai_body *b, ml_err *err) {
-    ml_status st = check_tools(j, b, err);
+static ml_status check_body(ml_job *j, ml_openai_body *b, ml_err *err) {
+    ml_status st = ml_response_format_read(j, b, err);
 
     if (!st)
-        st = check_format(b, err);
+        st = ml_tool_choice_read(j, b, err);
     if (!st && b->template_kwargs && b->template_kwargs->type != ML_JSON_OBJECT)
         st = ml_fail(err, ML_EUSAGE, "\"chat_template_kwargs\" is %s; expected an object",
                      ml_json_what(b->template_kwargs));
@@ -151,21 +110,29 @@ static ml_status check_body(const ml_job *j, ml_openai_body *b, ml_err *err) {
     return st;
 }
 
-static ml_status read_request(ml_job *j, ml_err *err) {
-    ml_status st = ml_openai_read(j, rows, err);
-    ml_openai_body *b = j->ud;
-    ml_tool_format format = j->server->opts.tools;
+/* Most grammars leave no room for reasoning. */
+static bool has_free_text(const ml_openai_body *b) {
+    ml_grammar_kind k = b->sampling.grammar.kind;
+    return k == ML_GRAMMAR_NONE || (k == ML_GRAMMAR_STRUCTURAL_TAG && !b->calls_only);
+}
 
-    if (!st)
-        st = check_body(j, b, err);
+static bool separates(const ml_job *j) {
+    return j->server->opts.reasoning && ((const ml_openai_body *)j->ud)->separate_reasoning;
+}
+
+ml_status ml_chat_prepare(ml_job *j, ml_err *err) {
+    ml_openai_body *b = j->ud;
+    ml_tool_format format;
+    ml_status st = check_body(j, b, err);
+
     if (st)
         return st;
     if (b->max_completion_tokens > 0)
         b->sampling.max_new = b->max_completion_tokens;
-    /* In Llama 3's format a special token opens a call. */
-    if (b->tools && format == ML_TOOLS_LLAMA3)
+    format = b->calls_as_list ? ML_TOOLS_LIST : j->server->opts.tools;
+    if ((b->tools && ml_tool_format_has_special(format)) ||
+        (separates(j) && j->server->opts.reasoning->special))
         b->sampling.skip_special = false;
-    ml_server_new_id(j->server, "chatcmpl-", j->id, sizeof j->id);
     st = ml_openai_choices(j, 1, err);
     if (!st)
         st = read_prompt(j, b, err);
@@ -173,47 +140,74 @@ static ml_status read_request(ml_job *j, ml_err *err) {
         return st;
     ml_openai_copy_choices(j);
     for (int32_t i = 0; i < j->n_choice; i++) {
-        chat_choice *x = ML_NEW(&j->arena, chat_choice, 1);
+        ml_chat_choice *x = ML_NEW(&j->arena, ml_chat_choice, 1);
         j->keep_body = b->tools != NULL; /* the reader looks up tool names in the body */
         ml_tool_reader_init(&x->reader, b->tools ? format : ML_TOOLS_NONE, b->tools,
                             &j->arena);
+        if (separates(j) && has_free_text(b))
+            x->reasoner.format = j->server->opts.reasoning;
+        x->call_key = ml_server_new_key(j->server);
         j->choice[i].ud = x;
     }
     return ML_OK;
 }
 
-static void release(ml_choice *c) {
-    chat_choice *x = c->ud;
+static ml_status read_request(ml_job *j, ml_err *err) {
+    ml_status st = ml_openai_read(j, rows, err);
 
+    ml_server_new_id(j->server, "chatcmpl-", j->id, sizeof j->id);
+    return st ? st : ml_chat_prepare(j, err);
+}
+
+void ml_chat_release(ml_choice *c) {
+    ml_chat_choice *x = c->ud;
+
+    ml_reasoning_release(&x->reasoner);
     ml_tool_reader_release(&x->reader);
+    ml_text_release(&x->reasoning);
     ml_text_release(&x->content);
+    ml_text_release(&x->rest);
 }
 
 /* --- the content of a choice ------------------------------------------------ */
 
-static void read_text(ml_choice *c) {
-    chat_choice *x = c->ud;
+void ml_chat_read_text(ml_choice *c) {
+    ml_chat_choice *x = c->ud;
 
+    x->rest.len = 0;
     if (c->text.len > x->n_read)
-        ml_tool_reader_push(&x->reader,
-                            (ml_str){ c->text.ptr + x->n_read, c->text.len - x->n_read },
-                            &x->content);
+        ml_reasoning_push(&x->reasoner,
+                          (ml_str){ c->text.ptr + x->n_read, c->text.len - x->n_read },
+                          &x->reasoning, &x->rest);
     x->n_read = c->text.len;
+    if (c->finish != ML_FINISH_NOT)
+        ml_reasoning_finish(&x->reasoner, &x->reasoning, &x->rest);
+    if (x->rest.len)
+        ml_tool_reader_push(&x->reader, (ml_str){ x->rest.ptr, x->rest.len }, &x->content);
     if (c->finish != ML_FINISH_NOT)
         ml_tool_reader_finish(&x->reader, &x->content);
 }
 
 static const char *finish_word(const ml_choice *c) {
-    const chat_choice *x = c->ud;
+    const ml_chat_choice *x = c->ud;
     bool stopped = c->finish == ML_FINISH_TOKEN || c->finish == ML_FINISH_STRING;
 
     return stopped && x->reader.n ? "tool_calls" : ml_choice_finish_word(c);
 }
 
-static void write_call(ml_job *j, const ml_tool_call *t, int32_t index, ml_json_out *o) {
-    char id[48];
+void ml_chat_call_id(const ml_choice *c, int32_t index, char out[ML_CALL_ID]) {
+    const ml_openai_body *b = c->job->ud;
+    const ml_chat_choice *x = c->ud;
 
-    ml_server_new_id(j->server, "call_", id, sizeof id);
+    snprintf(out, ML_CALL_ID, "%s%016llx%08x", b->call_prefix ? b->call_prefix : "call_",
+             (unsigned long long)x->call_key, (unsigned)index);
+}
+
+static void write_call(const ml_choice *c, int32_t index, ml_json_out *o) {
+    const ml_tool_call *t = &((const ml_chat_choice *)c->ud)->reader.call[index];
+    char id[ML_CALL_ID];
+
+    ml_chat_call_id(c, index, id);
     ml_json_begin(o, '{');
     ml_json_key(o, "index");
     ml_json_int(o, index);
@@ -231,11 +225,13 @@ static void write_call(ml_job *j, const ml_tool_call *t, int32_t index, ml_json_
     ml_json_end(o, '}');
 }
 
-static void write_calls(ml_job *j, const chat_choice *x, ml_json_out *o) {
+static void write_calls(const ml_choice *c, ml_json_out *o) {
+    const ml_chat_choice *x = c->ud;
+
     ml_json_key(o, "tool_calls");
     ml_json_begin(o, '[');
     for (int32_t i = x->sent_calls; i < x->reader.n; i++)
-        write_call(j, &x->reader.call[i], i, o);
+        write_call(c, i, o);
     ml_json_end(o, ']');
 }
 
@@ -307,8 +303,19 @@ static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
 
 /* --- whole replies ---------------------------------------------------------- */
 
+/* As in SGLang, null if there is none. */
+static void write_reasoning(const ml_chat_choice *x, ml_json_out *o) {
+    ml_json_key(o, "reasoning_content");
+    if (x->reasoning.len)
+        ml_json_str(o, (ml_str){ x->reasoning.ptr, x->reasoning.len });
+    else
+        ml_json_null(o);
+}
+
 /* As in OpenAI's API, content is null if the answer has tool calls and no text. */
-static void write_message(ml_job *j, const chat_choice *x, ml_json_out *o) {
+static void write_message(const ml_choice *c, ml_json_out *o) {
+    const ml_chat_choice *x = c->ud;
+
     ml_json_begin(o, '{');
     ml_json_key(o, "role");
     ml_json_word(o, "assistant");
@@ -317,8 +324,10 @@ static void write_message(ml_job *j, const chat_choice *x, ml_json_out *o) {
         ml_json_null(o);
     else
         ml_json_str(o, (ml_str){ x->content.ptr, x->content.len });
+    if (x->reasoner.format)
+        write_reasoning(x, o);
     if (x->reader.n)
-        write_calls(j, x, o);
+        write_calls(c, o);
     ml_json_end(o, '}');
 }
 
@@ -326,12 +335,12 @@ static void write_whole(ml_job *j, ml_json_out *o) {
     ml_openai_begin(j, WHOLE, o);
     for (int32_t i = 0; i < j->n_choice; i++) {
         ml_choice *c = &j->choice[i];
-        read_text(c);
+        ml_chat_read_text(c);
         ml_json_begin(o, '{');
         ml_json_key(o, "index");
         ml_json_int(o, c->index);
         ml_json_key(o, "message");
-        write_message(j, c->ud, o);
+        write_message(c, o);
         write_logprobs(c, o);
         ml_openai_finish(c, finish_word(c), o);
         write_extras(c, true, o);
@@ -342,8 +351,17 @@ static void write_whole(ml_job *j, ml_json_out *o) {
 
 /* --- streams ---------------------------------------------------------------- */
 
-static void write_delta(ml_job *j, const ml_choice *c, ml_json_out *o) {
-    const chat_choice *x = c->ud;
+/* With stream_reasoning false, reasoning is sent when it is complete. */
+static bool sends_reasoning(const ml_choice *c) {
+    const ml_chat_choice *x = c->ud;
+    const ml_openai_body *b = c->job->ud;
+
+    return x->reasoning.len && (b->stream_reasoning || c->finish != ML_FINISH_NOT ||
+                                x->reasoner.state == ML_REASONING_AFTER);
+}
+
+static void write_delta(const ml_choice *c, ml_json_out *o) {
+    const ml_chat_choice *x = c->ud;
     bool calls = x->reader.n > x->sent_calls;
 
     ml_json_begin(o, '{');
@@ -351,23 +369,25 @@ static void write_delta(ml_job *j, const ml_choice *c, ml_json_out *o) {
         ml_json_key(o, "role");
         ml_json_word(o, "assistant");
     }
+    if (sends_reasoning(c))
+        write_reasoning(x, o);
     if (x->content.len || !c->begun) {
         ml_json_key(o, "content");
         ml_json_str(o, (ml_str){ x->content.ptr, x->content.len });
     }
     if (calls)
-        write_calls(j, x, o);
+        write_calls(c, o);
     ml_json_end(o, '}');
 }
 
 static void write_piece(ml_job *j, ml_choice *c) {
     const ml_openai_body *b = j->ud;
-    chat_choice *x = c->ud;
+    ml_chat_choice *x = c->ud;
     ml_json_out o = { .to = &j->out };
     bool tokens = (b->logprobs || b->token_ids) && c->answer.n > c->sent_tokens;
 
-    read_text(c);
-    if (c->begun && c->finish == ML_FINISH_NOT && !x->content.len &&
+    ml_chat_read_text(c);
+    if (c->begun && c->finish == ML_FINISH_NOT && !x->content.len && !sends_reasoning(c) &&
         x->reader.n == x->sent_calls && !tokens)
         return;
     j->out.len = 0;
@@ -376,7 +396,7 @@ static void write_piece(ml_job *j, ml_choice *c) {
     ml_json_key(&o, "index");
     ml_json_int(&o, c->index);
     ml_json_key(&o, "delta");
-    write_delta(j, c, &o);
+    write_delta(c, &o);
     write_logprobs(c, &o);
     ml_openai_finish(c, finish_word(c), &o);
     write_extras(c, !c->begun, &o);
@@ -385,6 +405,8 @@ static void write_piece(ml_job *j, ml_choice *c) {
     c->begun = true;
     c->sent_tokens = c->answer.n;
     x->sent_calls = x->reader.n;
+    if (sends_reasoning(c))
+        x->reasoning.len = 0;
     x->content.len = 0;
     ml_job_send(j, &j->out);
 }
@@ -398,7 +420,7 @@ static const ml_api api = { .path = "/v1/chat/completions",
                             .whole = write_whole,
                             .piece = write_piece,
                             .last = write_last,
-                            .release = release };
+                            .release = ml_chat_release };
 
 void ml_serve_chat(ml_server *s, ml_http_call *call) {
     ml_job_serve(s, call, &api);

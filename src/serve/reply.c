@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "serve/serve_priv.h"
 #include "text/unicode.h"
 
@@ -48,11 +50,51 @@ static void write_message(ml_json_out *o, const char *message) {
     ml_text_release(&clean);
 }
 
+/* As in Anthropic's API. */
+static const char *anthropic_type(int status) {
+    switch (status) {
+    case 403: return "permission_error";
+    case 405: return "invalid_request_error";
+    case 413: return "request_too_large";
+    case 502:
+    case 503: return "overloaded_error";
+    default: return status < 500 ? error_type(status) : "api_error";
+    }
+}
+
+void ml_anthropic_error_write(ml_json_out *o, int status, const char *message) {
+    ml_json_begin(o, '{');
+    ml_json_put_word(o, "type", "error");
+    ml_json_key(o, "error");
+    ml_json_begin(o, '{');
+    ml_json_put_word(o, "type", anthropic_type(status));
+    ml_json_key(o, "message");
+    write_message(o, message);
+    ml_json_end(o, '}');
+    ml_json_end(o, '}');
+}
+
+/* .../v1/messages and the paths below it */
+static bool is_anthropic(ml_str path) {
+    static const char name[] = "/v1/messages";
+    size_t n = sizeof name - 1;
+
+    for (size_t i = 0; i + n <= path.len; i++)
+        if (memcmp(path.ptr + i, name, n) == 0 &&
+            (i + n == path.len || path.ptr[i + n] == '/'))
+            return true;
+    return false;
+}
+
 /* code NULL: the status. */
-static void write_error(ml_text *out, int status, const char *type, const char *code,
-                        const char *message) {
+static void write_error(const ml_http_call *c, ml_text *out, int status, const char *type,
+                        const char *code, const char *message) {
     ml_json_out o = { .to = out };
 
+    if (is_anthropic(ml_http_path(c))) {
+        ml_anthropic_error_write(&o, status, message);
+        return;
+    }
     ml_json_begin(&o, '{');
     ml_json_key(&o, "error");
     ml_json_begin(&o, '{');
@@ -73,7 +115,7 @@ static void write_error(ml_text *out, int status, const char *type, const char *
 void ml_reply_no_model(ml_http_call *c, const char *message) {
     ml_text body = { 0 };
 
-    write_error(&body, 404, "invalid_request_error", "model_not_found", message);
+    write_error(c, &body, 404, "invalid_request_error", "model_not_found", message);
     ml_reply_json(c, 404, &body);
     ml_text_release(&body);
 }
@@ -81,7 +123,7 @@ void ml_reply_no_model(ml_http_call *c, const char *message) {
 void ml_reply_error(ml_http_call *c, int status, const char *message) {
     ml_text body = { 0 };
 
-    write_error(&body, status, error_type(status), NULL, message);
+    write_error(c, &body, status, error_type(status), NULL, message);
     if (status == 429 || status == 503)
         ml_http_add_header(c, "Retry-After", "1");
     ml_reply_json(c, status, &body);

@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "net/http_server.h"
 #include "base/json_out.h"
+#include "serve/adapters.h"
 #include "serve/output_queue.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
@@ -30,8 +31,9 @@ typedef struct ml_api {
                                                   j->out is the reply */
     void (*whole)(ml_job *j, ml_json_out *o);  /* writes a reply that is not streamed */
     void (*piece)(ml_job *j, ml_choice *c);    /* streams the new output of c */
-    void (*last)(ml_job *j);                   /* streams the events before [DONE] */
+    void (*last)(ml_job *j);                   /* streams the last events */
     void (*release)(ml_choice *c);             /* frees c->ud; may be NULL */
+    bool named_events; /* events have names, and no [DONE] ends a stream */
 } ml_api;
 
 struct ml_choice {
@@ -44,7 +46,10 @@ struct ml_choice {
     int32_t logprob_start; /* first prompt token to report; -1: none */
     int32_t n_top, n_also;
     const int32_t *also;
+    bool also_each;            /* as in ml_gen_request */
     uint64_t sample;           /* Philox key within the seed */
+    ml_str adapter;            /* its name; empty: none */
+    const ml_adapter *lora;    /* the adapter, when the job holds it */
     bool routed[ML_N_ROUTING]; /* return the routing record ... */
     int32_t routed_from;       /* ... of the tokens from this index on */
     /* the generator's request */
@@ -100,7 +105,8 @@ struct ml_job {
     int32_t n_choice;
     int32_t n_open; /* choices that the generator has not finished */
     double start_s;
-    int64_t created; /* Unix time */
+    int64_t created;      /* Unix time */
+    ml_adapter_wait lora; /* the adapters of its choices */
     char id[40];
     ml_text out, event; /* reply buffer; one event of a stream */
     void *ud;           /* the API's */
@@ -125,6 +131,7 @@ struct ml_server {
     ml_text_thread *text;
     ml_budget budget; /* bytes of requests in flight */
     ml_admin *admin;
+    ml_adapters *adapters;
     ml_server_metrics *metrics;
     ml_job *jobs;
     ml_probe *probes; /* of /health_generate */
@@ -151,12 +158,16 @@ void ml_server_set_label(ml_server *s, uint64_t version, ml_str text);
 /* Called when a job has ended; the last one ends a drain. */
 void ml_server_job_gone(ml_server *s);
 void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap);
+uint64_t ml_server_new_key(ml_server *s); /* a number that no other call returns */
 
 /* --- reply.c --- */
 void ml_reply_json(ml_http_call *c, int status, const ml_text *body);
-/* {"error": {"message", "type", "param", "code"}}, the form that OpenAI clients parse. */
+/* {"error": {"message", "type", "param", "code"}}, the form that OpenAI clients parse; for
+ * paths of Anthropic's API {"type": "error", "error": {"type", "message"}}. */
 void ml_reply_error(ml_http_call *c, int status, const char *message);
 void ml_reply_err(ml_http_call *c, const ml_err *err);
+/* The same object, as an event of a stream. */
+void ml_anthropic_error_write(ml_json_out *o, int status, const char *message);
 /* 404 with OpenAI's code for an unknown model. */
 void ml_reply_no_model(ml_http_call *c, const char *message);
 int ml_http_status_of(ml_status st);
@@ -179,6 +190,7 @@ void ml_job_output(ml_job *j, ml_choice *c);
 void ml_job_fail(ml_job *j);
 /* Sends an event of a stream. */
 void ml_job_send(ml_job *j, const ml_text *json);
+void ml_job_send_event(ml_job *j, const char *name, const ml_text *json);
 /* Token ids of a text, in the job's arena. */
 ml_status ml_job_encode(ml_job *j, ml_str text, bool add_special, const int32_t **id,
                         int32_t *n, ml_err *err);
@@ -195,10 +207,11 @@ void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o);
 
 /* --- the endpoints --- */
 typedef void ml_endpoint(ml_server *s, ml_http_call *c);
-ml_endpoint ml_serve_generate;                      /* generate.c */
-ml_endpoint ml_serve_completions;                   /* openai_completions.c */
-ml_endpoint ml_serve_chat;                          /* openai_chat.c */
-ml_endpoint ml_serve_tokenize, ml_serve_detokenize; /* tokenize.c */
+ml_endpoint ml_serve_generate;                        /* generate.c */
+ml_endpoint ml_serve_completions;                     /* openai_completions.c */
+ml_endpoint ml_serve_chat;                            /* openai_chat.c */
+ml_endpoint ml_serve_messages, ml_serve_count_tokens; /* anthropic.c */
+ml_endpoint ml_serve_tokenize, ml_serve_detokenize;   /* tokenize.c */
 ml_endpoint ml_serve_health, ml_serve_health_generate, ml_serve_model_info,
     ml_serve_server_info, ml_serve_weight_version, ml_serve_models; /* info.c */
 ml_endpoint ml_serve_metrics;                                       /* serve_metrics.c */
@@ -206,6 +219,8 @@ ml_endpoint ml_serve_abort, ml_serve_pause, ml_serve_continue, ml_serve_flush,
     ml_serve_release_memory, ml_serve_resume_memory; /* admin.c */
 ml_endpoint ml_serve_update_from_disk, ml_serve_update_version,
     ml_serve_pull_weights; /* admin_weights.c */
+ml_endpoint ml_serve_load_lora, ml_serve_receive_lora,
+    ml_serve_unload_lora; /* adapters.c */
 ml_endpoint ml_serve_init_group, ml_serve_destroy_group, ml_serve_begin_update,
     ml_serve_update_from_group, ml_serve_end_update; /* admin_group.c */
 

@@ -32,6 +32,8 @@ static const route routes[] = {
     { "/generate", POST | PUT | WORK, ml_serve_generate },
     { "/v1/completions", POST | WORK, ml_serve_completions },
     { "/v1/chat/completions", POST | WORK, ml_serve_chat },
+    { "/v1/messages", POST | WORK, ml_serve_messages },
+    { "/v1/messages/count_tokens", POST, ml_serve_count_tokens },
     { "/tokenize", POST, ml_serve_tokenize },
     { "/v1/tokenize", POST, ml_serve_tokenize },
     { "/detokenize", POST, ml_serve_detokenize },
@@ -65,8 +67,9 @@ static const route routes[] = {
     { "/weights_checker", GET | POST, NULL, "every load is checked against config.json" },
     { "/start_profile", GET | POST, NULL, "see /metrics" },
     { "/stop_profile", GET | POST, NULL, "see /metrics" },
-    { "/load_lora_adapter", POST, NULL, "LoRA is not supported" },
-    { "/unload_lora_adapter", POST, NULL, "LoRA is not supported" },
+    { "/load_lora_adapter", POST, ml_serve_load_lora },
+    { "/load_lora_adapter_from_distributed", POST, ml_serve_receive_lora },
+    { "/unload_lora_adapter", POST, ml_serve_unload_lora },
     { "/encode", POST | PUT, NULL, "embedding models are not supported" },
     { "/v1/embeddings", POST, NULL, "embedding models are not supported" },
     { "/v1/responses", POST, NULL, "use /v1/chat/completions" },
@@ -185,6 +188,10 @@ void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap) {
              (unsigned long long)atomic_fetch_add(&s->n_request, 1));
 }
 
+uint64_t ml_server_new_key(ml_server *s) {
+    return s->boot + 0x9E3779B97F4A7C15U * atomic_fetch_add(&s->n_request, 1);
+}
+
 /* --- open, drain, close ----------------------------------------------------- */
 
 static ml_status open_parts(ml_server *s, ml_err *err) {
@@ -199,6 +206,8 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
                               .budget = &s->budget };
     ml_status st = ml_access_init(&s->access, s->opts.host, &s->opts.access, err);
 
+    if (!st)
+        st = ml_adapters_open(&s->adapters, s, err);
     if (!st)
         st = ml_admin_open(&s->admin, s, err);
     if (!st)
@@ -301,6 +310,7 @@ void ml_server_close(ml_server *s) {
         ml_http_server_close(s->http);
     while (s->jobs)
         ml_job_free(s->jobs);
+    ml_adapters_close(s->adapters);
     ml_probes_free(s);
     ml_dispatcher_close(s->dispatcher);
     if (s->encoder) {

@@ -260,6 +260,8 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     ml_ranks_open(&o->experts, opts->mesh ? opts->mesh->group[ML_GROUP_EXPERT_DATA] : NULL,
                   be);
     o->frozen = find_frozen(&o->arena, s, opts);
+    o->square = ML_NEW(&o->arena, double, s->n_param);
+    o->factor = ML_NEW(&o->arena, double, s->n_param);
     map_for(&o->map, &o->arena, s, be->linear, opts);
     st = ml_freeze_check(opts->freeze, s, err);
     if (st == ML_OK && !opts->no_state)
@@ -576,6 +578,15 @@ static ml_status count_all_bad(ml_optimizer *o, const ml_weights *grads, ml_upda
     return st;
 }
 
+static double sum_of_squares(const ml_optimizer *o) {
+    double sum = 0;
+
+    for (int32_t i = 0; i < o->spec->n_param; i++)
+        if (!o->frozen[i])
+            sum += o->rules ? o->square[i] * o->factor[i] * o->factor[i] : o->square[i];
+    return sum;
+}
+
 /* Sums blocks in order within a tensor, and tensors in the order of the spec.  The
  * squares of finite f32 cannot overflow in f64: an infinite or NaN sum means a bad
  * gradient.  Backward runs from the last parameter to the first and propagates a fault:
@@ -583,22 +594,22 @@ static ml_status count_all_bad(ml_optimizer *o, const ml_weights *grads, ml_upda
 static ml_status measure(ml_optimizer *o, const ml_weights *grads, double scale,
                          ml_update *out, ml_err *err) {
     const double *block = o->block;
-    double sum = 0;
     ml_status st = square_blocks(o, grads, err);
 
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < grads->n; i++) {
-        double own = 0;
+        o->square[i] = 0;
         if (o->frozen[i])
             continue;
         for (int64_t b = blocks_before(&o->map, i, o->map.n_place); b > 0; b--)
-            own += *block++;
-        if (!isfinite(own))
+            o->square[i] += *block++;
+        if (!isfinite(o->square[i]))
             out->bad_param = i;
-        sum += own;
     }
-    out->grad_norm = sqrt(sum) * fabs(scale);
+    if (o->rules)
+        ml_grad_rules_factors(o->factor, o->rules, o->spec, o->square, scale);
+    out->grad_norm = sqrt(sum_of_squares(o)) * fabs(scale);
     return out->bad_param == ML_NONE ? ML_OK : count_all_bad(o, grads, out, err);
 }
 
@@ -659,7 +670,7 @@ static void update_staged(ml_optimizer *o, int32_t i, const ml_optim_param *p,
 ml_status ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
                             double weight_decay, double grad_scale, ml_update *out,
                             ml_err *err) {
-    double limit = o->opts.clip_grad;
+    double limit = o->rules ? o->rules->clip_grad : o->opts.clip_grad;
     ml_status st;
 
     *out = (ml_update){ .clip = 1.0, .bad_param = ML_NONE };
@@ -671,11 +682,12 @@ ml_status ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
     o->n_step++;
     for (int32_t i = 0; i < grads->n; i++) {
         ml_optim_param p = param_at(o, grads, i);
-        ml_optim_rule_step step = { .number = o->n_step,
-                                    .lr = lr,
-                                    .weight_decay =
-                                        o->spec->param[i].n_dim == 1 ? 0.0 : weight_decay,
-                                    .grad_scale = grad_scale * out->clip };
+        ml_optim_rule_step step = {
+            .number = o->n_step,
+            .lr = lr,
+            .weight_decay = o->spec->param[i].n_dim == 1 ? 0.0 : weight_decay,
+            .grad_scale = grad_scale * out->clip * (o->rules ? o->factor[i] : 1.0)
+        };
         if (p.n)
             (o->stage.dev ? update_staged : update_param)(o, i, &p, &step);
     }

@@ -20,6 +20,7 @@
 #include "model/shard_map.h"
 #include "model/weights.h"
 #include "model/ranks.h"
+#include "train/grad_rules.h"
 #include "train/update_rule.h"
 
 typedef struct ml_optimizer_opts {
@@ -66,7 +67,10 @@ typedef struct ml_optimizer {
     double *block;    /* and their host copy */
     void *away;       /* host copy of the state while it is released; NULL: never
                          released */
-    bool is_away;     /* the state is in `away`, and buf is empty */
+    const ml_grad_rules *rules; /* of the next step, checked; NULL: none */
+    double *square, *factor;    /* [n_param] sums of squares of gradients, and the factors
+                                   that the rules give */
+    bool is_away;               /* the state is in `away`, and buf is empty */
     ml_arena arena;
 } ml_optimizer;
 

@@ -113,6 +113,12 @@ ml_status ml_trainer_score_logits(ml_trainer *t, const ml_train_sample *s, int32
  * for a sample may depend only on that sample and on data known before the step. */
 typedef ml_status ml_loss_fn(void *ud, ml_loss_io *io, int32_t n_sample, ml_err *err);
 
+/* What a step does differently; the same on all ranks. */
+typedef struct ml_step_changes {
+    double lr, weight_decay; /* instead of those of the schedule */
+    ml_grad_rules rules;
+} ml_step_changes;
+
 typedef struct ml_step {
     const ml_train_sample *sample; /* the array that bins index */
     const ml_bins *micro;          /* this rank's: those of its data place */
@@ -122,6 +128,7 @@ typedef struct ml_step {
     double denominator;            /* divides the sum of the samples' terms */
     ml_loss_fn *loss;
     void *ud;
+    const ml_step_changes *changes; /* NULL: none */
     bool entropy; /* the loss has derivatives with respect to the entropy */
 } ml_step;
 
@@ -139,10 +146,17 @@ typedef struct ml_step_result {
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
                           ml_err *err);
 
+/* The learning rate and weight decay that the schedule has for the next step. */
+void ml_trainer_schedule_at(const ml_trainer *t, double *lr, double *weight_decay);
+
+double ml_trainer_clip_grad(const ml_trainer *t); /* 0: no limit */
+
 /* A step without the update: the gradients of the sum of the terms remain in the trainer
  * for inspection (see whole_grads). */
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err);
+/* Scales the schedule, warm-up and least rate included, so that it is the one of --lr `lr`. */
+void ml_trainer_set_lr(ml_trainer *t, double lr);
 /* Counts micro-batches as they finish.  Scoring adds its own to the expected number; for
  * steps the caller does.  NULL: not counted. */
 void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count);

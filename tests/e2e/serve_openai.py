@@ -10,18 +10,13 @@ import argparse
 import json
 
 import openai
-from serve_setup import CHARS, SPECIAL, Server, make_parrot
+from serve_lora import DIRS, make_qwen
+from serve_setup import CHARS, SPECIAL, Server, make_calling
 
 EOS = len(CHARS) + SPECIAL.index("<|im_end|>")
 TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
 HELLO = [{"role": "user", "content": "hello"}]
 SIX = {"max_tokens": 6, "seed": 3}
-
-
-def make_calling(path):
-    call = ['<tool_call>{"name": "get", ', '"arguments": {"k": 1}}</tool', '_call>']
-    again = [x.replace(" ", "") for x in call[:2]] + ["_call>\n"]
-    return make_parrot(path, ["wait", *call, *again])
 
 
 def test_models(c, s):
@@ -104,10 +99,48 @@ def test_tools(c, s):
     assert plain.choices[0].finish_reason == "stop"
 
 
+SCHEMA = {"type": "object", "required": ["hue", "size"], "properties": {
+    "hue": {"enum": ["red", "blue"]}, "size": {"type": "integer", "minimum": 10, "maximum": 99},
+    "note": {"type": "string", "maxLength": 4}}}
+
+
+def test_formats(c, s):
+    """A random model under a grammar: its answers have the form that was asked for.  (The letter c ends an answer.)"""
+    for seed in range(4):
+        more = {"model": "tiny", "messages": HELLO, "seed": seed, "max_tokens": 400,
+                "logit_bias": {str(CHARS.index(x)): -8 for x in " \n\t" if x in CHARS}}
+        form = {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA, "strict": True}}
+        r = c.chat.completions.create(response_format=form, **more)
+        got = json.loads(r.choices[0].message.content)
+        assert r.choices[0].finish_reason == "stop" and got["hue"] in ("red", "blue") and 10 <= got["size"] <= 99
+        parts = c.chat.completions.create(response_format=form, stream=True, **more)
+        assert "".join(p.choices[0].delta.content or "" for p in parts) == r.choices[0].message.content
+        r = c.chat.completions.create(extra_body={"regex": "(ab|d){2,5}"}, **more)
+        assert not r.choices[0].message.content.strip("abd")
+    assert json.loads(c.completions.create(model="tiny", prompt="x", max_tokens=200, extra_body={
+        "json_schema": json.dumps({"type": "array", "items": {"type": "null"}, "maxItems": 3})}).choices[0].text) is not None
+
+
+def test_required_tools(c, s):
+    tools = [{"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}, TOOL]
+    more = {"model": "tiny", "messages": HELLO, "tools": tools, "max_tokens": 400,
+            "logit_bias": {str(CHARS.index(x)): -8 for x in " \n\t" if x in CHARS}}
+    for seed in range(3):
+        r = c.chat.completions.create(tool_choice={"type": "function", "function": {"name": "paint"}},
+                                      parallel_tool_calls=False, seed=seed, **more)
+        calls = r.choices[0].message.tool_calls
+        assert [x.function.name for x in calls] == ["paint"] and r.choices[0].finish_reason == "tool_calls"
+        assert json.loads(calls[0].function.arguments)["hue"] in ("red", "blue")
+        r = c.chat.completions.create(tool_choice="required", parallel_tool_calls=False, seed=seed, **more)
+        assert r.choices[0].message.tool_calls[0].function.name in ("paint", "get")
+
+
 def test_errors(c, s):
     for wrong, kind in (({"model": "other"}, openai.NotFoundError),
                         ({"top_p": 2}, openai.BadRequestError),
-                        ({"tools": [TOOL], "tool_choice": "required"}, openai.BadRequestError)):
+                        ({"tool_choice": "required"}, openai.BadRequestError),
+                        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema":
+                                              {"type": "array", "uniqueItems": True}}}}, openai.BadRequestError)):
         try:
             c.chat.completions.create(**dict({"model": "tiny", "messages": HELLO}, **wrong))
             raise AssertionError(wrong)
@@ -120,6 +153,24 @@ def test_errors(c, s):
         assert "Bearer" in json.dumps(e.body)
 
 
+def test_adapters(c, s):
+    """An adapter is a model, by its own name or after the base's."""
+    assert [m.id for m in c.models.list()] == ["tiny", "alpha"] and c.models.retrieve("alpha").id == "alpha"
+    text = {}
+    for model in "tiny", "alpha", "tiny:alpha":
+        r = c.completions.create(model=model, prompt="abc", extra_body={"ignore_eos": True}, **SIX)
+        text[model] = r.choices[0].text
+        assert r.model == model
+    native = s.generate(text="abc", lora_path="alpha",
+                        sampling_params={"max_new_tokens": 6, "sampling_seed": 3, "ignore_eos": True})
+    assert text["alpha"] == text["tiny:alpha"] == native["text"] != text["tiny"]
+    try:
+        c.completions.create(model="tiny:beta", prompt="abc")
+        raise AssertionError("an unknown adapter")
+    except openai.NotFoundError as e:
+        assert "beta" in e.body["message"]
+
+
 def client(s):
     plain = s.ask
     s.ask = lambda path, body=None: plain(path, body, {"Authorization": "Bearer k"})
@@ -130,14 +181,19 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
     miles = parser.parse_args().miles
-    tests = (test_models, test_completions, test_completion_stream, test_chat, test_chat_stream, test_errors)
+    tests = (test_models, test_completions, test_completion_stream, test_chat, test_chat_stream, test_formats,
+             test_errors)
     with Server(miles, "--api-key", "k") as s:
         c = client(s)
         for test in tests:
             test(c, s)
     with Server(miles, "--api-key", "k", "--tool-call-parser", "qwen25", make=make_calling) as s:
-        test_tools(client(s), s)
-    print(f"{len(tests) + 1} passed, 0 failed, 0 skipped")
+        c = client(s)
+        test_tools(c, s)
+        test_required_tools(c, s)
+    with Server(miles, "--api-key", "k", "--lora-paths", "alpha=" + DIRS["alpha"], make=make_qwen) as s:
+        test_adapters(client(s), s)
+    print(f"{len(tests) + 3} passed, 0 failed, 0 skipped")
 
 
 main()

@@ -77,6 +77,13 @@ def make_parrot(path, phrases):
     return path
 
 
+def make_calling(path):
+    """Calls the tool "get" twice, after a word."""
+    call = ['<tool_call>{"name": "get", ', '"arguments": {"k": 1}}</tool', '_call>']
+    again = [x.replace(" ", "") for x in call[:2]] + ["_call>\n"]
+    return make_parrot(path, ["wait", *call, *again])
+
+
 def write_safetensors(path, tensors, dtype="F32"):
     """{name: (shape, values)} with values of four bytes."""
     header, data = {}, b""

@@ -1,9 +1,11 @@
-/* Any JSON as a request: read without a fault or refused with a sentence; and any text as an
+/* Any JSON as a request, of OpenAI's form or Anthropic's: read without a fault or refused with a
+ * sentence; and any text as an
  * answer with calls of tools: how it was cut makes no difference.  The first byte chooses. */
 #include <stdint.h>
 #include <string.h>
 
 #include "base/bug.h"
+#include "serve/anthropic_messages.h"
 #include "serve/chat_messages.h"
 #include "serve/sampling_params.h"
 #include "text/chat/tool_calls.h"
@@ -61,6 +63,25 @@ static void read_messages(const ml_json *v, ml_arena *a) {
         check_messages(messages);
 }
 
+/* A request of Anthropic's API becomes a list that a chat accepts. */
+static void read_anthropic(const ml_json *v, ml_str source, ml_arena *a) {
+    const ml_json *out = NULL;
+    bool parallel;
+    ml_err err = { 0 };
+
+    if (ml_anthropic_messages_read(&out, ml_json_get(v, "system"),
+                                   ml_json_get(v, "messages"), source, a, &err) == ML_OK)
+        check_messages(out);
+    else
+        ML_BUG_IF(!err.msg[0]);
+    if (ml_anthropic_tools_read(&out, ml_json_get(v, "tools"), source, a, &err) == ML_OK)
+        ML_BUG_IF(out && out->type != ML_JSON_ARRAY);
+    if (ml_json_get(v, "tool_choice"))
+        ml_anthropic_tool_choice_read(&out, &parallel, ml_json_get(v, "tool_choice"), a,
+                                      &err);
+    ml_anthropic_format_read(&out, ml_json_get(v, "output_config"), source, a, &err);
+}
+
 static void read_calls(ml_text *out, ml_tool_format format, ml_str text, size_t step,
                        ml_arena *a) {
     ml_tool_reader r;
@@ -96,7 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!size)
         return 0;
     ml_arena_init(&a, "fuzz");
-    switch (data[0] % 4) {
+    switch (data[0] % 5) {
     case 0:
         if (!ml_json_parse(&v, &a, text, "fuzz", NULL))
             read_params(v, &a);
@@ -107,6 +128,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         break;
     case 2: compare_cuts(ML_TOOLS_QWEN, text, &a); break;
     case 3: compare_cuts(ML_TOOLS_LLAMA3, text, &a); break;
+    case 4:
+        if (!ml_json_parse(&v, &a, text, "fuzz", NULL))
+            read_anthropic(v, text, &a);
+        break;
     }
     ml_arena_release(&a);
     return 0;

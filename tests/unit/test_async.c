@@ -284,9 +284,9 @@ static void cut_data_is_said(void) {
     ml_toy_run_args(args, sizeof args, "train-async", save, 100000,
                     "--eval-interval 1000000 --skip-eval-before-train");
     snprintf(command, sizeof command,
-             "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | grep "
-             "truncated",
-             data, args);
+             "--version; (until [ -s %s/metrics.jsonl ]; do sleep 0.1; done; : >%s) & "
+             "\"$MILES_UNDER_TEST\"/miles %s 2>&1 | grep truncated",
+             save, data, args);
     ml_test_miles(out, sizeof out, command);
     CHECK_HAS(out, "data.jsonl was truncated while it was mapped");
 }

@@ -98,6 +98,40 @@ static void end(pid_t pid) {
     ml_toy_run_stop(pid, SIGKILL, 0);
 }
 
+static bool says(const char *log, const char *sentence) {
+    char line[2000];
+
+    snprintf(line, sizeof line, "grep -qs '%s' %s", sentence, log);
+    for (int i = 0; i < 1500; i++) {
+        if (system(line) == 0)
+            return true;
+        usleep(20000);
+    }
+    return false;
+}
+
+/* A reward program.  While a file "log" says that the first rollout is trained and there is no
+ * file "go", it does not answer: the run stays inside its second rollout until the test has
+ * done its part, however fast the machine is. */
+static const char *held_reward(void) {
+    static char command[1200];
+    char script[3000];
+    const char *log = ml_test_path("log"), *go = ml_test_path("go");
+
+    snprintf(
+        script, sizeof script,
+        "#!/bin/sh\n"
+        "while read -r sample; do\n"
+        "    while grep -qs 'rollout 0, step 1:' %s && [ ! -e %s ]; do sleep 0.1; done\n"
+        "    echo 0.$((${#sample} %% 10))\n"
+        "done\n",
+        log, go);
+    ml_toy_file("held.sh", script);
+    CHECK(chmod(ml_test_path("held.sh"), 0700) == 0);
+    snprintf(command, sizeof command, "--custom-rm-path cmd:%s", ml_test_path("held.sh"));
+    return command;
+}
+
 /* --- tests ------------------------------------------------------------------------ */
 
 /* One server, two, or two behind a router: who draws a sample does not show. */
@@ -208,23 +242,23 @@ static const char watch[] =
 static void a_server_may_hang(void) {
     const char *here = ml_test_path("here"), *there = ml_test_path("there"),
                *log = ml_test_path("log");
-    char out[16000], more[1000], args[3000];
+    char out[16000], more[2500], flags[2000], args[4000], line[100];
     int status = 0;
     pid_t a, b, run;
 
     ml_toy_run_inputs();
-    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    CHECK(ml_toy_run("train", here, ROUNDS, held_reward(), out, sizeof out) == 0);
     a = serve(1);
     b = serve(2);
+    snprintf(flags, sizeof flags, "%s %s", watch, held_reward());
     ml_toy_run_args(args, sizeof args, "train", there, ROUNDS,
-                    external(more, sizeof more, 1, 2, watch));
+                    external(more, sizeof more, 1, 2, flags));
     run = ml_toy_start_to(log, args);
-    await_begin(there);
+    CHECK(says(log, "rollout 0, step 1:"));
     kill(b, SIGSTOP);
-    snprintf(args, sizeof args, "grep -q '127.0.0.1:%d/health' %s", port_of(2), log);
-    for (int i = 0; i < 500 && system(args) != 0; i++)
-        usleep(20000);
-    CHECK(system(args) == 0); /* it was noticed, and said */
+    ml_toy_file("go", "");
+    snprintf(line, sizeof line, "127.0.0.1:%d/health", port_of(2));
+    CHECK(says(log, line));
     kill(b, SIGCONT);
     waitpid(run, &status, 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -358,40 +392,6 @@ static bool tell_router(const char *save, const char *path, int engine) {
              "END",
              save, path, port_of(engine));
     return system(line) == 0;
-}
-
-static bool says(const char *log, const char *sentence) {
-    char line[2000];
-
-    snprintf(line, sizeof line, "grep -q '%s' %s", sentence, log);
-    for (int i = 0; i < 1500; i++) {
-        if (system(line) == 0)
-            return true;
-        usleep(20000);
-    }
-    return false;
-}
-
-/* A reward program.  While a file "log" says that the first rollout is trained and there is no
- * file "go", it does not answer: the run stays inside its second rollout until the test has
- * done its part, however fast the machine is. */
-static const char *held_reward(void) {
-    static char command[1200];
-    char script[3000];
-    const char *log = ml_test_path("log"), *go = ml_test_path("go");
-
-    snprintf(
-        script, sizeof script,
-        "#!/bin/sh\n"
-        "while read -r sample; do\n"
-        "    while grep -qs 'rollout 0, step 1:' %s && [ ! -e %s ]; do sleep 0.1; done\n"
-        "    echo 0.$((${#sample} %% 10))\n"
-        "done\n",
-        log, go);
-    ml_toy_file("held.sh", script);
-    CHECK(chmod(ml_test_path("held.sh"), 0700) == 0);
-    snprintf(command, sizeof command, "--custom-rm-path cmd:%s", ml_test_path("held.sh"));
-    return command;
 }
 
 /* An engine joins a run, and the one that it began with leaves: no byte changes.  The engine

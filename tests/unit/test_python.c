@@ -164,6 +164,22 @@ static const char generate_module[] =
     "        from miles.rollout.generate_hub.single_turn import generate\n"
     "        return await generate(input)\n"
     "\n"
+    "async def tree(input):\n"
+    "    from miles.adapters.episode import Episode\n"
+    "    from miles.rollout.base_types import GenerateFnOutput\n"
+    "    episode = Episode(input)\n"
+    "    asked = [{'role': 'user', 'content': 'solve'}]\n"
+    "    first, _ = await episode.chat(asked, max_new_tokens=3)\n"
+    "    judged = [{'role': 'user', 'content': 'is this right? ' + repr(first)}]\n"
+    "    await episode.chat(judged, max_new_tokens=3)\n"
+    "    assert len(episode.samples) == 2\n"
+    "    episode.samples[1].reward = 1.0\n"
+    "    more = [{'role': 'assistant', 'content': first}, {'role': 'user', 'content': 'go "
+    "on'}]\n"
+    "    await episode.chat(asked + more, max_new_tokens=3)\n"
+    "    assert 2 <= len(episode.samples) <= 3\n"
+    "    return GenerateFnOutput(episode.finish(reward=float(input.sample.index % 2)))\n"
+    "\n"
     "async def agents(args, sample, sampling_params):\n"
     "    import copy\n"
     "    out = [await single(args, copy.deepcopy(sample), dict(sampling_params)) for _ in "
@@ -246,11 +262,12 @@ static void rollout_functions_of_miles_run(void) {
 }
 
 /* The log-probs of the samples are those of training, to the bit: forward_logp_max_diff is
- * 0.  A second run has the same bytes. */
+ * 0.  A second run trains the same parameters, also with engines in other processes. */
 static void generate_functions_of_miles_run(void) {
     static const char *const name[] = { "generate_module.two_turns",
                                         "generate_module.one_turn",
                                         "generate_module.Turn" };
+    const char *file = "iter_0000001/model.safetensors";
     char out[20000], more[2000];
 
     make_inputs();
@@ -260,15 +277,15 @@ static void generate_functions_of_miles_run(void) {
         for (int again = 0; again < 2; again++) {
             snprintf(more, sizeof more,
                      "--overwrite --rm-type deterministic_random "
-                     "--custom-generate-function-path %s",
-                     name[i]);
+                     "--custom-generate-function-path %s %s",
+                     name[i], i == 0 && again ? "--rollout-num-engines 2" : "");
             if (run(ml_test_path(again ? "b" : "a"), more, out, sizeof out) != 0)
                 ml_test_fail(__FILE__, __LINE__, "%s: %s", name[i], out);
             CHECK_HAS(out, "rollout 1, step 1: loss ");
             CHECK_HAS(out, "forward_logp_max_diff 0,");
             if (again) {
-                snprintf(more, sizeof more, "cmp %s/metrics.jsonl %s/metrics.jsonl >&2",
-                         ml_test_path("a"), ml_test_path("b"));
+                snprintf(more, sizeof more, "cmp %s/%s %s/%s >&2", ml_test_path("a"), file,
+                         ml_test_path("b"), file);
                 CHECK(system(more) == 0);
             }
         }
@@ -279,6 +296,13 @@ static void generate_functions_of_miles_run(void) {
         ml_test_fail(__FILE__, __LINE__, "%s", out);
     CHECK_HAS(out, "24 samples of 2 prompts");
     CHECK_HAS(out, "reward 0 to 5");
+    if (run(ml_test_path("e"),
+            "--custom-generate-function-path generate_module.tree --global-batch-size 8 "
+            "--rollout-max-response-len 200 --num-rollout 1",
+            out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    CHECK_HAS(out, "reward 0 to 1");
     CHECK(run(ml_test_path("c"),
               "--rm-type zero --custom-generate-function-path generate_module.wrong", out,
               sizeof out) == 3);
@@ -340,6 +364,35 @@ static const char loss_module[] =
     "def estimator(args, data):\n"
     "    out = [[r] * n for r, n in zip(data['rewards'], data['response_lengths'])]\n"
     "    return out, out\n"
+    "\n"
+    "def zero(args, batch, logits, sum_of_sample_mean):\n"
+    "    out = list(grpo(args, batch, logits, sum_of_sample_mean))\n"
+    "    out[0] = out[0] * 0.0\n"
+    "    out[2:] = [[0.0] * len(x) for x in out[2:]]\n"
+    "    return tuple(out)\n"
+    "\n"
+    "def adds_grpo(args, rollout_id, step_id, model, optimizer, scheduler):\n"
+    "    model[0].add_loss(grpo)\n"
+    "\n"
+    "def changes(args, rollout_id, step_id, model, optimizer, scheduler):\n"
+    "    from miles.utils.tracking_utils import log\n"
+    "    for group in optimizer.param_groups:\n"
+    "        assert group['lr'] == args.lr\n"
+    "        group['lr'] = 0.125\n"
+    "    if rollout_id == 0:\n"
+    "        model[0].scale_grads('*', 0)\n"
+    "    else:\n"
+    "        model[0].clip_grads('model.layers.0.*', 1e-3)\n"
+    "        model[0].scale_grads('model.[en]*', 0)\n"
+    "        model[0].scale_grads('lm_head*', 0)\n"
+    "        model[0].scale_grads('model.layers.[!0]*', 0)\n"
+    "    log(args, {'train/mine': 4.5}, step_key='train/step')\n"
+    "\n"
+    "def wrong_name(args, rollout_id, step_id, model, optimizer, scheduler):\n"
+    "    model[0].clip_grads('nothing.*', 1.0)\n"
+    "\n"
+    "def wrong_rate(args, rollout_id, step_id, model, optimizer, scheduler):\n"
+    "    optimizer.param_groups[0]['lr'] = -1\n"
     "\n"
     "def nan(args, batch, logits, sum_of_sample_mean):\n"
     "    out = list(grpo(args, batch, logits, sum_of_sample_mean))\n"
@@ -424,6 +477,54 @@ static void a_python_loss_equals_ours(void) {
     CHECK_HAS(out, "TypeError: ");
 }
 
+/* Lines of a file of metrics whose number under this name is within the bounds. */
+static int n_within(const char *name, const char *key, double low, double high) {
+    char command[2000];
+    int status;
+
+    ml_toy_file("count.py",
+                "import json, sys\n"
+                "rows = [json.loads(x) for x in open(sys.argv[1])]\n"
+                "low, high = map(float, sys.argv[3:])\n"
+                "sys.exit(sum(low <= r.get(sys.argv[2], -1) <= high for r in rows))\n");
+    snprintf(command, sizeof command, "python3 %s %s %s %.9g %.9g",
+             ml_test_path("count.py"), ml_test_path(name), key, low, high);
+    status = system(command);
+    return WEXITSTATUS(status);
+}
+
+static void a_hook_changes_the_train_step(void) {
+    char out[20000];
+    static const char hook[] = "--custom-megatron-before-train-step-hook-path";
+    char more[400];
+
+    make_inputs();
+    ml_toy_file("loss_module.py", loss_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    CHECK(train("own", "", out, sizeof out) == 0);
+    snprintf(more, sizeof more,
+             "--loss-type custom_loss --custom-loss-function-path loss_module.zero %s "
+             "loss_module.adds_grpo",
+             hook);
+    if (train("hooked", more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(same_parameters("own", "hooked"));
+    snprintf(more, sizeof more, "%s loss_module.changes", hook);
+    if (train("changed", more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(n_within("changed/metrics.jsonl", "train/lr-pg_0", 0.125, 0.125) == 6);
+    CHECK(n_within("changed/metrics.jsonl", "train/mine", 4.5, 4.5) == 6);
+    CHECK(n_within("changed/metrics.jsonl", "train/grad_norm", 0, 0) >= 2);
+    CHECK(n_within("changed/metrics.jsonl", "train/grad_norm", 9.9e-4, 1.001e-3) > 0);
+    CHECK(n_within("changed/metrics.jsonl", "train/grad_norm", 0, 1.001e-3) == 6);
+    snprintf(more, sizeof more, "%s loss_module.wrong_name", hook);
+    CHECK(train("bad", more, out, sizeof out) != 0);
+    CHECK_HAS(out, "the pattern \"nothing.*\" for gradients matches no parameter");
+    snprintf(more, sizeof more, "%s loss_module.wrong_rate", hook);
+    CHECK(train("bad", more, out, sizeof out) != 0);
+    CHECK_HAS(out, "the hook set the learning rate to -1");
+}
+
 /* The same bytes as with the rewards of a built-in function, for any number of workers. */
 static void group_rewards_equal_single_ones(void) {
     char out[20000], more[2000];
@@ -500,6 +601,8 @@ static const ml_test tests[] = {
       rollout_functions_of_miles_run, 200 },
     { "a Python loss equal to ours trains the same parameters", a_python_loss_equals_ours,
       200 },
+    { "a hook changes learning rate, gradients and loss of a train step",
+      a_hook_changes_the_train_step, 200 },
     { "Python rewards of groups equal single ones", group_rewards_equal_single_ones, 120 },
     { "Python functions that return nonsense are named", wrong_functions_are_named, 120 },
     { "Python functions that are missing are named before weights are loaded",

@@ -1,4 +1,4 @@
-/* OpenAI's endpoints over a generator with a script, and calls of tools. */
+/* OpenAI's and Anthropic's endpoints over a generator with a script, and calls of tools. */
 #include <stdio.h>
 #include <string.h>
 
@@ -209,6 +209,60 @@ static void chat_tools(void) {
     stop();
 }
 
+/* --- Anthropic's API ---------------------------------------------------------- */
+
+#define ASK "{\"max_tokens\": 90, \"messages\": [{\"role\": \"user\", \"content\": "
+#define GET "\"tools\": [{\"name\": \"get\", \"input_schema\": {\"type\": \"object\"}}]"
+
+static void anthropic(void) {
+    start("hello");
+    post("/v1/messages", ASK "\"hi\"}], \"system\": \"be\"}");
+    CHECK_HAS(body, "{\"id\": \"msg_");
+    CHECK_HAS(body, "\"type\": \"message\", \"role\": \"assistant\", \"model\": \"fake\", "
+                    "\"content\": [{\"type\": \"text\", \"text\": \"hello\"}], "
+                    "\"stop_reason\": \"end_turn\", \"stop_sequence\": null, \"usage\": "
+                    "{\"input_tokens\": 27, \"cache_creation_input_tokens\": 0, "
+                    "\"cache_read_input_tokens\": 2, \"output_tokens\": 6}}");
+    CHECK(f.n_prompt == (int)strlen("[system]be[user]hi[assistant]"));
+    post("/v1/messages", ASK "\"hi\"}], \"stop_sequences\": [\"lo\"]}");
+    CHECK_HAS(body, "\"stop_reason\": \"stop_sequence\", \"stop_sequence\": \"lo\"");
+    post("/v1/messages/count_tokens",
+         "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}");
+    CHECK(strcmp(body, "{\"input_tokens\": 19}") == 0);
+    stop();
+    start_with("hey", ML_TOOLS_NONE, true);
+    post("/v1/messages", ASK "\"hi\"}], \"stream\": true}");
+    CHECK_HAS(body,
+              "event: message_start\ndata: {\"type\": \"message_start\", \"message\":");
+    CHECK_HAS(body,
+              "event: content_block_delta\ndata: {\"type\": \"content_block_delta\", "
+              "\"index\": 0, \"delta\": {\"type\": \"text_delta\", \"text\": \"e\"}}");
+    CHECK_HAS(body, "event: message_stop\ndata: {\"type\": \"message_stop\"}\n\n");
+    CHECK(lacks("[DONE]"));
+    stop();
+}
+
+static void anthropic_tools(void) {
+    start("ok<tool_call>{\"name\": \"get\", \"arguments\": {\"q\":  1}}</tool_call>");
+    post("/v1/messages", ASK "\"hi\"}], " GET "}");
+    CHECK_HAS(body, "\"content\": [{\"type\": \"text\", \"text\": \"ok\"}, {\"type\": "
+                    "\"tool_use\", \"id\": \"toolu_");
+    CHECK_HAS(body, "\"name\": \"get\", \"input\": {\"q\":  1}}], \"stop_reason\": "
+                    "\"tool_use\"");
+    post("/v1/messages",
+         ASK "\"hi\"}, {\"role\": \"assistant\", \"content\": [{\"type\": \"text\", "
+             "\"text\": \"a\"}, {\"type\": \"tool_use\", \"id\": \"t\", \"name\": \"get\", "
+             "\"input\": {\"q\": 123}}]}, {\"role\": \"user\", \"content\": [{\"type\": "
+             "\"tool_result\", \"tool_use_id\": \"t\", \"content\": [{\"type\": \"text\", "
+             "\"text\": \"7\"}]}, {\"type\": \"text\", \"text\": \"b\"}]}], " GET "}");
+    CHECK(f.n_prompt ==
+          (int)strlen("[user]hi[assistant]a(get 123)[tool]7[user]b#1[assistant]"));
+    CHECK(ml_serve_ask(&f, "POST", "/v1/messages", NULL, ASK "{}}]}", &body) == 400);
+    CHECK_HAS(body, "{\"type\": \"error\", \"error\": {\"type\": "
+                    "\"invalid_request_error\", \"message\": ");
+    stop();
+}
+
 /* --- calls in text ---------------------------------------------------------- */
 
 typedef struct call_case {
@@ -292,6 +346,8 @@ static const ml_test tests[] = {
     { "chat messages with content parts are rendered", messages },
     { "/v1/chat/completions streams", chat_streams },
     { "chat completions return tool calls", chat_tools },
+    { "/v1/messages answers and streams in Anthropic's form", anthropic },
+    { "/v1/messages has tools in Anthropic's form", anthropic_tools },
     { "tool calls are parsed in every format", tool_calls },
     { 0 },
 };

@@ -64,7 +64,7 @@ def endpoint():
 def key_of(name, port):
     """The key for a server; None: it is not the run's engine."""
     if _endpoint and name == _endpoint["host"] and port == _endpoint["port"]:
-        return _endpoint["key"]
+        return _endpoint.get("key")
     return None
 
 

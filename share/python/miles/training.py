@@ -6,6 +6,7 @@ itself."""
 
 import array
 import inspect
+import types
 
 from miles import host
 
@@ -98,33 +99,74 @@ def gradient(loss, leaves):
 def make_loss(fn):
     """fn(args, batch, logits, sum_of_sample_mean): loss and metrics; without torch also the
     derivatives with respect to the log-probs and, if it has any, to the entropies."""
+    return lambda call: run_loss(fn, call)
 
-    def answer(call):
-        s = call["sample"]
-        n, divisor = s["n"], call["divisor"]
-        batch = batch_of([s])
-        mask = batch["loss_masks"][0]
-        now, entropy = view(s["columns"]["train_log_probs"], n), view(s["columns"]["entropy"], n)
-        leaves = [x.requires_grad_() for x in (now, entropy)] if torch else None
-        batch["train_log_probs"], batch["entropy"] = [now], [entropy]
 
-        def sum_of_sample_mean(x):
-            return dot(x, mask) / divisor
+def run_loss(fn, call):
+    s = call["sample"]
+    n, divisor = s["n"], call["divisor"]
+    batch = batch_of([s])
+    mask = batch["loss_masks"][0]
+    now, entropy = view(s["columns"]["train_log_probs"], n), view(s["columns"]["entropy"], n)
+    leaves = [x.requires_grad_() for x in (now, entropy)] if torch else None
+    batch["train_log_probs"], batch["entropy"] = [now], [entropy]
 
-        out = fn(host.args, batch, Logits([now], [entropy]), sum_of_sample_mean)
-        if torch:
-            if not isinstance(out, tuple) or len(out) != 2 or not isinstance(out[0], torch.Tensor):
-                raise TypeError("the loss function returned no pair (loss, metrics) with a tensor")
-            d_now, d_entropy = gradient(out[0], leaves)
-        else:
-            if not isinstance(out, tuple) or len(out) not in (3, 4):
-                raise TypeError("without torch, a loss function returns (loss, metrics, d_log_probs[, d_entropy])")
-            d_now, d_entropy = out[2], out[3] if len(out) == 4 else None
-        store(s["d_log_probs"], n, d_now, "derivatives")
-        store(s["d_entropy"], n, d_entropy, "derivatives")
-        return {"loss": number(out[0]), "metrics": {k: number(v) for k, v in out[1].items()}}
+    def sum_of_sample_mean(x):
+        return dot(x, mask) / divisor
 
-    return answer
+    out = fn(host.args, batch, Logits([now], [entropy]), sum_of_sample_mean)
+    if torch:
+        if not isinstance(out, tuple) or len(out) != 2 or not isinstance(out[0], torch.Tensor):
+            raise TypeError("the loss function returned no pair (loss, metrics) with a tensor")
+        d_now, d_entropy = gradient(out[0], leaves)
+    else:
+        if not isinstance(out, tuple) or len(out) not in (3, 4):
+            raise TypeError("without torch, a loss function returns (loss, metrics, d_log_probs[, d_entropy])")
+        d_now, d_entropy = out[2], out[3] if len(out) == 4 else None
+    store(s["d_log_probs"], n, d_now, "derivatives")
+    store(s["d_entropy"], n, d_entropy, "derivatives")
+    return {"loss": number(out[0]), "metrics": {k: number(v) for k, v in out[1].items()}}
+
+
+class Model:
+    """The model of a train step, for hooks: what they change about its gradients and loss.
+    Patterns are shell patterns of the names of parameters."""
+
+    def __init__(self):
+        self.grads, self.loss = [], None
+
+    def scale_grads(self, pattern, scale):
+        """Multiplies gradients; 0 masks them."""
+        self.grads.append({"pattern": pattern, "scale": float(scale)})
+
+    def clip_grads(self, pattern, max_norm):
+        """Limits the norm of these gradients, all of them together."""
+        self.grads.append({"pattern": pattern, "max_norm": float(max_norm)})
+
+    def add_loss(self, fn):
+        """A further loss of each sample, with the signature of --custom-loss-function-path."""
+        self.loss = is_plain(fn)
+
+
+class Optimizer:
+    """Learning rate, weight decay and limit of the norm of a train step."""
+
+    def __init__(self, event):
+        self.param_groups = [{"lr": event["lr"], "weight_decay": event["weight_decay"]}]
+        self.config = types.SimpleNamespace(lr=event["lr"], clip_grad=event["clip_grad"])
+
+
+def step_changes(model, optimizer, metrics):
+    """What miles takes over from them."""
+    group = optimizer.param_groups[0]
+    return {
+        "lr": float(group["lr"]),
+        "weight_decay": float(group["weight_decay"]),
+        "clip_grad": float(optimizer.config.clip_grad),
+        "grads": model.grads,
+        "adds_loss": model.loss is not None,
+        "metrics": metrics,
+    }
 
 
 def ones(n):

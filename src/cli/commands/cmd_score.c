@@ -27,6 +27,7 @@ typedef struct score_job {
     ml_backend be;
     ml_sequences seq;
     ml_score_adapters adapters;
+    ml_score_mtp mtp;
     ml_weights weights;
     ml_grads grads;
     ml_kv kv;
@@ -39,6 +40,7 @@ typedef struct score_job {
     float *entropy;     /* the same */
     float *dlogprob;    /* the same */
     float *logits;      /* [loss rows of a batch, vocab] or NULL */
+    float *mtp_logits;  /* [rows of the longest sequence, vocab], with --mtp */
     size_t stage_bytes; /* of the four above */
     size_t base_bytes;  /* resident before the planned memory is allocated */
     int64_t n_step, n_row;
@@ -114,6 +116,24 @@ static ml_status put_grads(score_job *j, ml_err *err) {
     ml_grads_join(&j->grads);
     for (int32_t k = 0; k < j->out.n_named && st == ML_OK; k++)
         st = ml_score_output_grad(&j->out, k, &j->grads.sum, err);
+    return st == ML_OK && j->mtp.on ? ml_score_output_mtp(&j->out, err) : st;
+}
+
+/* The module's logits and gradients of sequences first .. end-1. */
+static ml_status run_mtp(score_job *j, int32_t first, int32_t end, ml_err *err) {
+    int64_t vocab = j->spec.n_vocab, row = 0;
+    ml_status st = ml_score_mtp_run(&j->mtp, j->plan, &j->batch.rows, first, end, err);
+    const float *logits = ml_plan_logits(j->mtp.runner.plan);
+
+    for (int32_t i = first; i < end && st == ML_OK; i++) {
+        int32_t n = j->seq.len[i] - 1;
+        j->be.dev->copy_out(j->be.stream, j->mtp_logits, logits + row * vocab,
+                            (size_t)(n * vocab) * sizeof(float));
+        st = j->be.dev->sync(j->be.stream, err);
+        if (st == ML_OK)
+            st = ml_score_output_mtp_rows(&j->out, i, j->mtp_logits, err);
+        row += n;
+    }
     return st;
 }
 
@@ -235,6 +255,8 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
         st = put_rows(j, i, row, 0, loss_rows(j, j->seq.len[i]), err);
         row += loss_rows(j, j->seq.len[i]);
     }
+    if (st == ML_OK && j->mtp.on)
+        st = run_mtp(j, first, end, err);
     if (st == ML_OK && j->config->score.grads) {
         set_derivatives(j, first, end);
         if (!j->adapters.n)
@@ -297,6 +319,28 @@ static ml_status open_adapters(score_job *j, ml_err *err) {
                                   err);
 }
 
+static ml_score_mtp_in mtp_in(const score_job *j) {
+    const ml_config *c = j->config;
+    return (ml_score_mtp_in){ .dir = c->run.hf_checkpoint,
+                              .input = c->score.input,
+                              .seq = &j->seq,
+                              .checkpoint = j->checkpoint,
+                              .factor = c->score.mtp_loss_scaling_factor,
+                              .grads = c->score.grads };
+}
+
+static ml_status open_mtp(score_job *j, ml_err *err) {
+    ml_score_mtp_in in = mtp_in(j);
+
+    if (!j->config->score.mtp)
+        return ML_OK;
+    if (ml_run_ranks_size(&j->ranks) > 1)
+        return ml_fail(err, ML_EUNSUP,
+                       "--mtp: several ranks do not score the multi-token prediction "
+                       "module; start one process");
+    return ml_score_mtp_open(&j->mtp, &in, &j->arena, err);
+}
+
 static ml_status open_inputs(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_backend_opts opts = c->run.backend;
@@ -320,6 +364,8 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
         st = ml_backend_open(&j->be, &opts, err);
     if (st == ML_OK)
         st = open_adapters(j, err);
+    if (st == ML_OK)
+        st = open_mtp(j, err);
     return ml_comm_agree(j->ranks.world, st, err);
 }
 
@@ -329,6 +375,7 @@ static ml_status make_plan(score_job *j, ml_err *err) {
                           .backward = j->config->score.grads,
                           .frozen = j->adapters.n > 0,
                           .logits = j->config->score.logits,
+                          .hidden = j->mtp.on,
                           .kv_shared = tokenwise(j) };
 
     j->stage_bytes = (size_t)caps.n_loss * 3 * sizeof(float);
@@ -339,6 +386,7 @@ static ml_status make_plan(score_job *j, ml_err *err) {
 
 static ml_status take_memory(score_job *j, ml_err *err) {
     ml_batch_caps caps = plan_caps(j);
+    ml_score_mtp_in in = mtp_in(j);
     ml_status st = ml_weights_load(&j->weights, &j->spec, j->checkpoint,
                                    j->config->run.dtype, &j->be, &j->arena, err);
 
@@ -348,6 +396,9 @@ static ml_status take_memory(score_job *j, ml_err *err) {
         st = ml_kv_open(&j->kv, &j->spec, caps.n_page, caps.n_seq, &j->be, &j->arena, err);
     if (st == ML_OK)
         st = ml_plan_alloc(j->plan, err);
+    if (st == ML_OK && j->mtp.on)
+        st = ml_score_mtp_load(&j->mtp, &in, j->config->run.dtype, &j->spec, &j->weights,
+                               &j->be, &j->arena, err);
     if (st != ML_OK)
         return st;
     j->weights.lora = j->adapters.n ? &j->adapters.table : NULL;
@@ -362,6 +413,8 @@ static ml_status take_memory(score_job *j, ml_err *err) {
     j->entropy = j->logprob + caps.n_loss;
     j->dlogprob = j->entropy + caps.n_loss;
     j->logits = j->config->score.logits ? j->dlogprob + caps.n_loss : NULL;
+    if (j->mtp.on)
+        j->mtp_logits = ML_NEW(&j->arena, float, (int64_t)j->seq.max_len * j->spec.n_vocab);
     return ML_OK;
 }
 
@@ -398,8 +451,8 @@ static ml_status run_job(score_job *j, ml_err *err) {
         st = ml_score_adapters_take(&j->adapters, &j->arena, err);
     if (st == ML_OK)
         st = ml_score_output_open(&j->out, j->config, &j->spec, &j->seq, j->checkpoint,
-                                  &j->adapters, ml_run_ranks_first(&j->ranks), &j->arena,
-                                  err);
+                                  &j->adapters, j->mtp.on ? &j->mtp : NULL,
+                                  ml_run_ranks_first(&j->ranks), &j->arena, err);
     st = ml_comm_agree(j->ranks.world, st, err);
     if (st != ML_OK)
         return st;
@@ -425,6 +478,7 @@ ml_status ml_cmd_score(const ml_config *c, ml_err *err) {
     free(j.logprob);
     ml_plan_free(j.plan);
     ml_kv_close(&j.kv);
+    ml_score_mtp_close(&j.mtp);
     ml_score_adapters_close(&j.adapters);
     ml_grads_close(&j.grads);
     ml_weights_close(&j.weights);

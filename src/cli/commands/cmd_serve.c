@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/commands/drain.h"
+#include "cli/commands/serve_adapters.h"
 #include "cli/keys.h"
 #include "comm/device/device_comm.h"
 #include "comm/world.h"
@@ -31,7 +32,10 @@ typedef struct serve_job {
     ml_chat_template *chat;
     ml_end_tokens eos;
     ml_engine_opts engine;
+    ml_grammar_cache *grammars;
     ml_sampling_params defaults; /* for OpenAI requests */
+    ml_arena arena;
+    ml_serve_adapters adapters;
     size_t weight_bytes;
     ml_gen *gen;
     ml_loop *loop;
@@ -114,6 +118,8 @@ static ml_status open_text(serve_job *j, ml_err *err) {
         return ml_fail(err, st, "%s (to use token ids only, add --skip-tokenizer-init)",
                        why.msg);
     ml_end_tokens_add(&j->eos, ml_tokenizer_role(j->tokenizer, ML_TOKEN_EOS));
+    j->grammars = ml_grammar_cache_new(&(ml_grammar_opts){
+        .tokenizer = j->tokenizer, .n_vocab = (int32_t)j->spec.n_vocab });
     st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->run.chat_template, &why);
     if (st && c->run.chat_template) {
         *err = why;
@@ -188,6 +194,8 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .max_running = (int32_t)c->serve.max_running,
                           .max_waiting = (int32_t)c->serve.max_queued,
                           .chunk = (int32_t)c->serve.chunk,
+                          .max_adapters =
+                              j->adapters.on ? (int32_t)c->serve.lora.per_batch : 0,
                           .max_top = ML_MAX_TOP,
                           .kv_bytes = (size_t)(n_page * page),
                           .no_prefix_cache = c->serve.no_prefix_cache,
@@ -197,6 +205,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .eos = j->eos.id,
                           .n_eos = j->eos.n,
                           .tokenizer = j->tokenizer,
+                          .grammars = j->grammars,
                           .comm = j->world->size > 1 ? j->world : NULL };
     return ML_OK;
 }
@@ -237,7 +246,7 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
 static ml_tool_format tool_format(const ml_config *c) {
     if (!c->serve.tool_parser)
         return ML_TOOLS_NONE;
-    return strcmp(c->serve.tool_parser, "llama3") == 0 ? ML_TOOLS_LLAMA3 : ML_TOOLS_QWEN;
+    return ml_tool_format_find(c->serve.tool_parser);
 }
 
 /* --sampling-defaults */
@@ -272,6 +281,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "dtype", dtype_name[c->run.dtype]);
     ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
     ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
+    ml_json_put_word(&o, "reasoning_parser", c->serve.reasoning_parser);
     ml_json_put_word(&o, "weight_version", c->server.weight_version);
     ml_json_put_word(&o, "sampling_defaults", c->serve.sampling_defaults);
     ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
@@ -282,6 +292,10 @@ static void write_flags(serve_job *j) {
     ml_json_put_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
     ml_json_put_bool(&o, "enable_return_indexer_topk", c->serve.indexer_topk);
     ml_json_put_bool(&o, "enable_deterministic_inference", true);
+    ml_json_put_bool(&o, "enable_lora", j->adapters.on);
+    ml_json_put_int(&o, "max_lora_rank", j->adapters.limits.max_rank);
+    ml_json_put_int(&o, "max_loras_per_batch", c->serve.lora.per_batch);
+    ml_json_put_int(&o, "max_loaded_loras", c->serve.lora.max_loaded);
     ml_json_put_int(&o, "context_length", j->engine.context);
     ml_json_put_int(&o, "max_running_requests", j->engine.max_running);
     ml_json_put_int(&o, "max_queued_requests", j->engine.max_waiting);
@@ -307,7 +321,8 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
                         .be = &j->be,
                         .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
                         .dtype = j->config->run.dtype,
-                        .seed = j->config->server.seed };
+                        .seed = j->config->server.seed,
+                        .lora = j->adapters.on ? &j->adapters.limits : NULL };
     ml_status st = ml_weight_version_read(&o.version,
                                           ml_str_of(j->config->server.weight_version), err);
 
@@ -333,9 +348,17 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.memory.release = ml_local_release;
     o.memory.take = ml_local_take;
     o.group = ml_local_group_do;
+    if (j->adapters.on)
+        o.lora = (ml_server_lora){ .set = ml_local_set_adapter,
+                                   .adapter = j->adapters.list,
+                                   .n = j->adapters.n,
+                                   .max_loaded = (int32_t)c->serve.lora.max_loaded };
     o.tokenizer = j->tokenizer;
+    o.grammars = j->grammars;
     o.chat = j->chat;
     o.tools = tool_format(c);
+    o.reasoning =
+        c->serve.reasoning_parser ? ml_reasoning_find(c->serve.reasoning_parser) : NULL;
     o.n_vocab = (int32_t)j->spec.n_vocab;
     o.context = j->engine.context;
     o.model_path = j->dir;
@@ -393,6 +416,9 @@ static ml_status open_model(serve_job *j, ml_err *err) {
         st = read_defaults(j, err);
     if (!st)
         st = open_backend(j, err);
+    if (!st)
+        st = ml_serve_adapters_open(&j->adapters, &j->arena, j->config, &j->spec, &j->be,
+                                    err);
     return st ? st : size_engine(j, err);
 }
 
@@ -409,6 +435,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_status st = read_access(&j, err);
     bool first;
 
+    ml_arena_init(&j.arena, "miles serve");
     if (!st)
         st = open_ranks(&j, err);
     if (!st) {
@@ -425,12 +452,14 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_server_keys_release(&j.keys);
     ml_text_release(&j.flags);
     ml_chat_template_close(j.chat);
+    ml_grammar_cache_free(j.grammars);
     ml_tokenizer_close(j.tokenizer);
     if (j.be.name && j.world->size > 1)
         ml_comm_device_detach(j.world);
     if (j.be.name)
         ml_backend_close(&j.be);
     ml_spec_close(&j.spec);
+    ml_arena_release(&j.arena);
     if (!j.world)
         return st;
     first = j.world->rank == 0;

@@ -7,9 +7,10 @@
 
 #define PIECE_BYTES ((size_t)1 << 20) /* gradients are written in pieces of this size */
 
-/* The output tensors of a sequence, in this order: log-probs, entropies, logits. */
+/* The output tensors of a sequence, in this order: log-probs, entropies, logits, logits of
+ * the multi-token prediction module. */
 static int32_t per_sequence(const ml_score_output *o) {
-    return 1 + o->config->score.entropy + o->config->score.logits;
+    return 1 + o->config->score.entropy + o->config->score.logits + (o->mtp != NULL);
 }
 
 /* --- opening ---------------------------------------------------------------- */
@@ -48,27 +49,39 @@ static int32_t declare_sequence(const ml_score_output *o, ml_arena *a, ml_st_ten
     snprintf(name, sizeof name, "logits.%d", i);
     if (c->score.logits)
         declare(a, &t[at++], name, 2, o->seq->len[i], o->spec->n_vocab);
+    snprintf(name, sizeof name, "mtp_logits.%d", i);
+    if (o->mtp)
+        declare(a, &t[at++], name, 2, o->seq->len[i] - 1, o->spec->n_vocab);
     return at;
+}
+
+static int32_t declare_grads(ml_arena *a, ml_st_tensor *t, const ml_named *named,
+                             int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        declare(a, &t[i], ml_arena_printf(a, "grad.%s", named[i].name), named[i].n_dim,
+                named[i].shape[0], named[i].shape[1]);
+        t[i].shape[2] = named[i].shape[2];
+    }
+    return n;
 }
 
 static ml_status create(ml_score_output *o, ml_arena *a, ml_err *err) {
     const ml_score_adapters *x = o->adapters;
     int32_t n = o->seq->n * per_sequence(o) + o->n_named, at = 0;
     ml_st_tensor *t;
-    char name[600];
 
     for (int32_t i = 0; i < x->n; i++)
         n += x->n_named[i];
-    t = ML_NEW(a, ml_st_tensor, n + 1);
+    n += o->mtp ? o->mtp->n_named : 0;
+    t = ML_NEW(a, ml_st_tensor, n + 2);
     for (int32_t i = 0; i < o->seq->n; i++)
         at += declare_sequence(o, a, t + at, i);
     if (o->config->score.grads)
         declare(a, &t[at++], "loss", 1, 1, 0);
-    for (int32_t i = 0; i < o->n_named; i++) {
-        const ml_named *d = &o->named[i];
-        snprintf(name, sizeof name, "grad.%s", d->name);
-        declare(a, &t[at], name, d->n_dim, d->shape[0], d->shape[1]);
-        t[at++].shape[2] = d->shape[2];
+    at += declare_grads(a, t + at, o->named, o->n_named);
+    if (o->config->score.grads && o->mtp) {
+        declare(a, &t[at++], "mtp_loss", 1, 1, 0);
+        at += declare_grads(a, t + at, o->mtp->named, o->mtp->n_named);
     }
     for (int32_t i = 0; i < x->n; i++)
         for (int32_t k = 0; k < x->n_named[i]; k++) {
@@ -83,9 +96,10 @@ static ml_status create(ml_score_output *o, ml_arena *a, ml_err *err) {
 
 ml_status ml_score_output_open(ml_score_output *out, const ml_config *c, const ml_spec *s,
                                const ml_sequences *seq, const ml_checkpoint *checkpoint,
-                               const ml_score_adapters *x, bool writes, ml_arena *a,
-                               ml_err *err) {
-    *out = (ml_score_output){ .config = c, .spec = s, .seq = seq, .adapters = x };
+                               const ml_score_adapters *x, const ml_score_mtp *mtp,
+                               bool writes, ml_arena *a, ml_err *err) {
+    *out =
+        (ml_score_output){ .config = c, .spec = s, .seq = seq, .adapters = x, .mtp = mtp };
     if (c->score.grads)
         list_named(out, checkpoint, a);
     return writes ? create(out, a, err) : ML_OK;
@@ -145,6 +159,23 @@ ml_status ml_score_output_grad(ml_score_output *o, int32_t k, const ml_weights *
                                ml_err *err) {
     return put_named(o, o->seq->n * per_sequence(o) + 1 + k, o->spec, &o->named[k], grads,
                      err);
+}
+
+ml_status ml_score_output_mtp_rows(ml_score_output *o, int32_t i, const float *logits,
+                                   ml_err *err) {
+    return put(o, (i + 1) * per_sequence(o) - 1, 0,
+               (int64_t)(o->seq->len[i] - 1) * o->spec->n_vocab, logits, err);
+}
+
+ml_status ml_score_output_mtp(ml_score_output *o, ml_err *err) {
+    const ml_score_mtp *m = o->mtp;
+    int32_t tensor = o->seq->n * per_sequence(o) + 1 + o->n_named;
+    float loss = ml_score_mtp_loss(m);
+    ml_status st = put(o, tensor++, 0, 1, &loss, err);
+
+    for (int32_t k = 0; k < m->n_named && st == ML_OK; k++)
+        st = put_named(o, tensor++, &m->spec, &m->named[k], &m->runner.grads.sum, err);
+    return st;
 }
 
 ml_status ml_score_output_adapters(ml_score_output *o, ml_err *err) {

@@ -5,6 +5,7 @@
 #define ML_CLI_COMMANDS_SCORE_OUTPUT_H
 
 #include "cli/commands/score_adapters.h"
+#include "cli/commands/score_mtp.h"
 #include "cli/commands/sequences.h"
 #include "cli/config.h"
 #include "model/tensors.h"
@@ -15,6 +16,7 @@ typedef struct ml_score_output {
     const ml_spec *spec;
     const ml_sequences *seq;
     const ml_score_adapters *adapters; /* gradients are theirs, if there are any */
+    const ml_score_mtp *mtp;           /* NULL: no multi-token prediction module */
     ml_st_writer *file;
     const ml_named *named; /* tensors with a gradient, by their names in the checkpoint */
     int32_t n_named;
@@ -24,8 +26,8 @@ typedef struct ml_score_output {
 /* Lists the tensors; `writes`: creates the file, too. */
 ml_status ml_score_output_open(ml_score_output *out, const ml_config *c, const ml_spec *s,
                                const ml_sequences *seq, const ml_checkpoint *checkpoint,
-                               const ml_score_adapters *x, bool writes, ml_arena *a,
-                               ml_err *err);
+                               const ml_score_adapters *x, const ml_score_mtp *mtp,
+                               bool writes, ml_arena *a, ml_err *err);
 
 /* The first of n rows of results; entropy and logits may be NULL if the flags do not ask for
  * them. */
@@ -40,6 +42,11 @@ ml_status ml_score_output_rows(ml_score_output *o, int32_t i, int32_t at, int32_
 ml_status ml_score_output_loss(ml_score_output *o, ml_err *err);
 ml_status ml_score_output_grad(ml_score_output *o, int32_t k, const ml_weights *grads,
                                ml_err *err);
+
+/* The module's logits of sequence i; its loss and gradients, after those of the model. */
+ml_status ml_score_output_mtp_rows(ml_score_output *o, int32_t i, const float *logits,
+                                   ml_err *err);
+ml_status ml_score_output_mtp(ml_score_output *o, ml_err *err);
 
 /* The gradients of all adapters, which are joined here. */
 ml_status ml_score_output_adapters(ml_score_output *o, ml_err *err);

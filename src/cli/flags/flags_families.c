@@ -135,7 +135,7 @@ const ml_flag_family ml_flag_families[] = {
       "weight-cache-mode weight-cache-socket weight-cache-timeout "
       "weight-loader-disable-mmap weight-loader-drop-cache-after-load "
       "weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads "
-      "remote-instance-weight-loader-backend "
+      "remote-instance-weight-loader-backend remote-instance-weight-loader-ib-device "
       "remote-instance-weight-loader-seed-instance-ip "
       "remote-instance-weight-loader-seed-instance-service-port "
       "remote-instance-weight-loader-send-weights-group-ports "
@@ -334,9 +334,9 @@ const ml_flag_family ml_flag_families[] = {
       "the flag",
       "use-mlflow mlflow-tracking-uri mlflow-experiment-name mlflow-run-name "
       "mlflow-run-id use-prometheus prometheus-port prometheus-run-name" },
-    { "", ML_FLAG_REFUSED,
-      "miles inspect shows a run in the terminal; there is no dashboard",
-      "use-miles-dashboard dashboard-forward-prometheus dashboard-flush-interval "
+    { "", ML_FLAG_NOOP,
+      "the dashboard reads the files of the run, and does not sample GPUs or engines",
+      "dashboard-forward-prometheus dashboard-flush-interval "
       "dashboard-gpu-sample-interval dashboard-sglang-scrape-interval "
       "dashboard-sglang-scrape-mode dashboard-sglang-metrics" },
     { "", ML_FLAG_REFUSED, "multi-token prediction is not supported; remove the flag",

@@ -34,6 +34,23 @@ const ml_flag ml_flags_score[] = {
       ML_AT(score.entropy),
       .group = "input and output",
       .help = "Also write entropy.N, the entropy at every position." },
+    { .name = "mtp",
+      .type = ML_FLAG_BOOL,
+      ML_AT(score.mtp),
+      .group = "input and output",
+      .help = "Also run the multi-token prediction layer of the checkpoint: write "
+              "mtp_logits.N, row p of which predicts token p + 2.  With --grads, write "
+              "mtp_loss, its mean cross entropy, and grad.NAME of its weights, of "
+              "--mtp-loss-scaling-factor times the loss.  prompt_len and loss_mask.N of "
+              "the input select the rows as in training; by default all count." },
+    { .name = "mtp-loss-scaling-factor",
+      .type = ML_FLAG_F64,
+      ML_AT(score.mtp_loss_scaling_factor),
+      .def = "0.2",
+      .min = 0,
+      .max = 1e6,
+      .group = "scoring",
+      .help = "Factor of the multi-token prediction loss in the gradients of --mtp." },
     { .name = "stats",
       .type = ML_FLAG_BOOL,
       ML_AT(score.stats),

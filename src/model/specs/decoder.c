@@ -205,11 +205,72 @@ int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, ml_layer
     return ml_build_add(b, x, named_norm(b, d, h, norms->after_ffn));
 }
 
+const ml_mtp_names ml_mtp_nextn = { .embed_norm = "enorm",
+                                    .hidden_norm = "hnorm",
+                                    .project = "eh_proj",
+                                    .norm = "shared_head.norm" };
+
+/* The embedding of the next tokens: the table of node 0, which stands for the trunk. */
+static int32_t embed_again(ml_builder *b) {
+    int32_t out = ml_build_rows(b, 1, b->spec->n_hidden);
+    ml_node *n = ml_build_node(b, ML_OP_EMBED);
+
+    n->w[0] = b->spec->node[0].w[0];
+    n->attr = b->spec->node[0].attr;
+    n->out[0] = out;
+    return out;
+}
+
+/* Parameters of the trunk are not trained; the module's layer is its only one. */
+static void finish_mtp(ml_spec *s) {
+    s->param[s->node[0].w[0]].frozen = true;
+    s->param[s->node[s->n_node - 1].w[0]].frozen = true;
+    s->n_layer = 1;
+    s->n_nextn = 0;
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        s->route[i].n_layer = s->route[i].n_layer ? 1 : 0;
+    for (int32_t i = 0; i < s->n_node; i++) {
+        s->node[i].layer = s->node[i].layer == ML_NONE ? ML_NONE : 0;
+        s->node[i].route_layer = 0;
+    }
+    s->mtp = true;
+}
+
+/* norm(layer(project([norm(embedding of the next token); norm(hidden state)]))) and the
+ * trunk's head.  The layer is built like the trunk's last one. */
+static void build_mtp(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
+                      const void *ud, const ml_model_opts *o) {
+    const ml_mtp_names *m = o->mtp;
+    int32_t hidden = ml_build_embed(b, "model.embed_tokens.weight",
+                                    o->embed_scale == 0.0f ? 1.0f : o->embed_scale);
+    int32_t x = embed_again(b);
+
+    if (!m->layers)
+        ml_build_begin_layer(b, d->n_layer);
+    x = ml_decoder_norm(b, d, x, m->embed_norm);
+    x = ml_build_concat(b, x, ml_decoder_norm(b, d, hidden, m->hidden_norm), 1);
+    x = ml_build_linear(b, x, (ml_linear_opts){ .name = m->project, .n_out = d->n_hidden });
+    b->layers = m->layers;
+    ml_build_begin_layer(b, m->layers ? 0 : d->n_layer);
+    x = layer(b, d, x, d->n_layer - 1, ud);
+    if (m->layers)
+        ml_build_end_layer(b);
+    x = ml_decoder_norm(b, d, x, m->norm);
+    ml_build_end_layer(b);
+    ml_build_head(b, x, "lm_head", b->spec->tied, o->logit_softcap);
+    finish_mtp(b->spec);
+}
+
 void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
                       const void *ud, ml_model_opts o) {
-    int32_t x = ml_build_embed(b, "model.embed_tokens.weight",
-                               o.embed_scale == 0.0f ? 1.0f : o.embed_scale);
+    int32_t x;
 
+    if (b->mtp && o.mtp && (o.mtp->layers || b->spec->n_nextn)) {
+        build_mtp(b, d, layer, ud, &o);
+        return;
+    }
+    x = ml_build_embed(b, "model.embed_tokens.weight",
+                       o.embed_scale == 0.0f ? 1.0f : o.embed_scale);
     if (o.begin)
         o.begin(b, d, x, ud);
     for (int32_t i = 0; i < d->n_layer; i++) {

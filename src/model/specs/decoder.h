@@ -128,9 +128,18 @@ int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, ml_layer
 /* A whole model: embedding, the layers that `layer` builds, final norm, head. */
 typedef int32_t ml_layer_fn(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
                             const void *ud);
+/* Names of the module that predicts the token after the next one (mtp.h).  Without
+ * `layers` they are relative to the layer after the last one, which the module contains. */
+typedef struct ml_mtp_names {
+    const char *layers; /* prefix of the module's layer 0, or NULL */
+    const char *embed_norm, *hidden_norm, *project, *norm;
+} ml_mtp_names;
+extern const ml_mtp_names ml_mtp_nextn; /* DeepSeek's, if the config has such a layer */
+
 typedef struct ml_model_opts {
     float embed_scale; /* 0: 1 */
     float logit_softcap;
+    const ml_mtp_names *mtp; /* NULL: the family has no such module */
     /* NULL, or called with the embedding before the first layer. */
     void (*begin)(ml_builder *b, const ml_decoder *d, int32_t x, const void *ud);
 } ml_model_opts;

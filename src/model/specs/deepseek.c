@@ -50,7 +50,7 @@ static void build(ml_builder *b, const defaults *def) {
         read_indexer(b, &s, def, d.n_layer);
     s.sparse = ml_sparse_layers_read(b, d.n_layer, def->n_dense);
     s.ffn = ml_moe_read_deepseek(b, &d, &s.moe, &def->moe);
-    ml_decoder_model(b, &d, layer, &s, (ml_model_opts){ 0 });
+    ml_decoder_model(b, &d, layer, &s, (ml_model_opts){ .mtp = &ml_mtp_nextn });
 }
 
 static void build_deepseek_v3(ml_builder *b) {

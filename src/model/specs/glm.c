@@ -59,7 +59,7 @@ static void build_glm4_moe(ml_builder *b) {
     g.rope = read_rope(b, &d);
     g.sparse = ml_sparse_layers_read(b, d.n_layer, 1);
     g.ffn = ml_moe_read_deepseek(b, &d, &g.moe, &(ml_moe_defaults){ 1, 1, 1.0 });
-    ml_decoder_model(b, &d, moe_layer, &g, (ml_model_opts){ 0 });
+    ml_decoder_model(b, &d, moe_layer, &g, (ml_model_opts){ .mtp = &ml_mtp_nextn });
 }
 
 static const char *const ignored[] = { NULL };

@@ -91,7 +91,7 @@ int32_t ml_indexer_choose(ml_builder *b, const ml_mla *m, int32_t x, int32_t lat
     ml_indexer *i = m->indexer;
     int32_t q, k, weight;
 
-    if (i->shared && i->shared[b->layer] && i->chosen != ML_NONE)
+    if (i->shared && i->chosen != ML_NONE && i->shared[b->layer])
         return i->chosen;
     q = linear(b, latent, "self_attn.indexer.wq_b", (int64_t)i->n_head * i->head_dim);
     q = ml_build_rope(b, q, m->rope, i->head_dim, i->interleaved);

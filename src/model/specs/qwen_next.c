@@ -163,11 +163,19 @@ static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
                         .shared = "mlp.shared_expert",
                         .n_shared = n->n_shared,
                         .shared_gate = "mlp.shared_expert_gate" };
-    h = n->linear[i] ? delta_net(b, d, n, h) : ml_decoder_attn(b, d, h, n->rope, 0);
+    h = n->linear[i] && !b->mtp ? delta_net(b, d, n, h)
+                                : ml_decoder_attn(b, d, h, n->rope, 0);
     x = ml_build_add(b, x, h);
     h = ml_decoder_norm(b, d, x, "post_attention_layernorm");
     return ml_build_add(b, x, ml_decoder_ffn(b, d, h, &ffn));
 }
+
+/* A layer with full attention. */
+static const ml_mtp_names mtp = { .layers = "mtp.layers",
+                                  .embed_norm = "mtp.pre_fc_norm_embedding",
+                                  .hidden_norm = "mtp.pre_fc_norm_hidden",
+                                  .project = "mtp.fc",
+                                  .norm = "mtp.norm" };
 
 /* --- families --------------------------------------------------------------- */
 
@@ -194,7 +202,7 @@ static void build_qwen3_next(ml_builder *b) {
                      .n_expert = 512, .top_k = 10, .n_inner = 512, .renorm = true });
     x.sparse = ml_sparse_layers_read_qwen(b, d.n_layer);
     x.interleaved = true;
-    ml_decoder_model(b, &d, layer, &x, (ml_model_opts){ 0 });
+    ml_decoder_model(b, &d, layer, &x, (ml_model_opts){ .mtp = &mtp });
 }
 
 static void build_qwen3_5(ml_builder *b) {
@@ -208,7 +216,7 @@ static void build_qwen3_5(ml_builder *b) {
                                         .eps = 1e-6,
                                         .act_key = "hidden_act",
                                         .act = "silu" });
-    ml_decoder_model(b, &d, layer, &x, (ml_model_opts){ 0 });
+    ml_decoder_model(b, &d, layer, &x, (ml_model_opts){ .mtp = &mtp });
 }
 
 static void build_qwen3_5_moe(ml_builder *b) {
@@ -228,7 +236,7 @@ static void build_qwen3_5_moe(ml_builder *b) {
                      .n_expert = 256, .top_k = 8, .n_inner = 512, .renorm = true });
     x.sparse = sparse = ML_NEW(&b->spec->arena, bool, d.n_layer);
     memset(sparse, true, (size_t)d.n_layer * sizeof *sparse);
-    ml_decoder_model(b, &d, layer, &x, (ml_model_opts){ 0 });
+    ml_decoder_model(b, &d, layer, &x, (ml_model_opts){ .mtp = &mtp });
 }
 
 /* Multi-token prediction layers are not run; the state of recurrent layers is always f32. */

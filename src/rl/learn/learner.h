@@ -32,8 +32,7 @@ typedef struct ml_learner {
     const ml_weights *weights;     /* the trainer's */
     const ml_observers *observers; /* NULL: none */
     ml_weights *ref;               /* reference model, of the same spec; NULL: none */
-    const ml_weights *teacher;     /* the same for the teacher */
-    ml_gen *teachers;              /* a teacher behind HTTP, of rank 0; NULL: none */
+    const ml_weights *teacher;     /* the same for a teacher; others: distill.h */
     ml_trainer *critic;            /* NULL: none */
     int64_t n_critic_only;         /* first rollouts, which train only the critic */
     int64_t ref_interval;          /* copy actor to reference every n rollouts; 0: never */
@@ -45,6 +44,7 @@ typedef struct ml_learner {
     bool replay[ML_N_ROUTING], record[ML_N_ROUTING];
     bool on_policy; /* tokens of older weights or without log-prob are an error */
     bool entropy;   /* compute the policy's entropy before training: column and metric */
+    bool step_hook; /* a hook may change train steps; known to all ranks */
     int64_t steps_per_rollout; /* to number the train steps of the run */
     ml_work_count *work_count; /* progress counter of micro-batches; NULL: none */
 } ml_learner;

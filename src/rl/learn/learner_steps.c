@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "rl/learn/learner_priv.h"
+#include "rl/learn/step_control.h"
 #include "rl/learn/step_run.h"
 
 static bool same_bits(float a, float b) {
@@ -92,7 +93,8 @@ static ml_status tell_step(const ml_learn_run *s, ml_loop_event_kind kind, ml_er
 }
 
 static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule_step *plan,
-                            ml_step_result *out, ml_metrics *metrics, ml_err *err) {
+                            const ml_step_control *control, ml_step_result *out,
+                            ml_metrics *metrics, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     double metric[ML_STEP_METRIC_MAX];
     int32_t n, *number = numbers_of(s->a, plan, ml_trainer_shards(p->trainer), &n);
@@ -104,6 +106,8 @@ static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule
     for (int32_t i = 0; i < n; i++)
         view[i] = &s->row[number[i]];
     st = ml_step_loss_init(&loss, s->a, r, p->loss, &b, err);
+    if (st == ML_OK && control && control->step.loss)
+        ml_step_loss_add(&loss, s->a, control->step.loss);
     if (st == ML_OK)
         st = ml_step_run_on(
             p->trainer,
@@ -112,6 +116,7 @@ static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule
                             .list = s->train,
                             .step = plan,
                             .rank = ml_trainer_first_shard(p->trainer),
+                            .changes = control ? &control->changes : NULL,
                             .old_is_now = p->is_actor && r->skip_actor_forward_only,
                             .observer = { s, p->is_actor ? on_sample_loss : NULL } },
             out, metric, err);
@@ -146,6 +151,28 @@ static void expect_steps(const ml_learner *l, const ml_schedule *plan, bool want
             ml_work_count_expect(l->work_count, plan->step[k].rank[first + i].n);
 }
 
+/* A train step of the actor, with what hooks change about it.  `whole` is the plan in which
+ * all samples have a backward pass: a loss of a hook may have a gradient anywhere. */
+static ml_status begin_step(ml_learn_run *s, const trainee *actor,
+                            const ml_schedule_step *plan, const ml_schedule_step *whole,
+                            ml_step_metrics *done, ml_err *err) {
+    bool hook = s->l->step_hook;
+    ml_step_control c;
+    ml_status st;
+
+    ml_step_control_init(&c, s->a, actor->trainer, &done->metrics);
+    st = ml_learn_tell(
+        s, (ml_loop_event){ .kind = ML_ON_STEP_BEGIN, .step = s->step, .control = &c.step },
+        err);
+    if (st == ML_OK && hook)
+        st = ml_step_control_share(&c, actor->trainer, err);
+    if (st == ML_OK)
+        st = train_step(s, actor, c.step.loss ? whole : plan, hook ? &c : NULL, &done->step,
+                        &done->metrics, err);
+    ml_step_control_release(&c);
+    return st;
+}
+
 /* Runs all train steps of the critic, then those of the actor; step k of both has the same
  * samples. */
 ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
@@ -171,16 +198,14 @@ ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && critic.trainer; k++) {
         ml_step_metrics *done = &s->out->step[k];
         done->has_critic = true;
-        st = train_step(s, &critic, &critic_plan.step[k], &done->critic, &done->metrics,
-                        err);
+        st = train_step(s, &critic, &critic_plan.step[k], NULL, &done->critic,
+                        &done->metrics, err);
     }
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && !s->critic_only; k++) {
         ml_step_metrics *done = &s->out->step[k];
         done->has_step = true;
         s->step = k;
-        st = tell_step(s, ML_ON_STEP_BEGIN, err);
-        if (st == ML_OK)
-            st = train_step(s, &actor, &plan.step[k], &done->step, &done->metrics, err);
+        st = begin_step(s, &actor, &plan.step[k], &critic_plan.step[k], done, err);
     }
     return st;
 }

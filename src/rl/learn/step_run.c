@@ -116,6 +116,7 @@ ml_status ml_step_run_on(ml_trainer *t, const ml_step_run *r, ml_step_result *ou
                                      .denominator = 1,
                                      .loss = loss_of_micro,
                                      .ud = &b,
+                                     .changes = r->changes,
                                      .entropy = r->loss->num.entropy_coef != 0 },
                          out, err);
     if (st == ML_OK)

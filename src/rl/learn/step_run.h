@@ -14,9 +14,10 @@ typedef struct ml_step_run {
     const int32_t *sample; /* [loss->n] their indices in the list below */
     const ml_train_sample *list;
     const ml_schedule_step *step;
-    int32_t rank;         /* this one, which computes the loss of its samples */
-    bool old_is_now;      /* the old log-probs are those of this forward pass */
-    ml_observer observer; /* of ML_ON_SAMPLE_LOSS; zeros: none */
+    int32_t rank;                   /* this one, which computes the loss of its samples */
+    const ml_step_changes *changes; /* NULL: none */
+    bool old_is_now;                /* the old log-probs are those of this forward pass */
+    ml_observer observer;           /* of ML_ON_SAMPLE_LOSS; zeros: none */
 } ml_step_run;
 
 /* out->loss is the recipe's loss; metric [loss->n_metric] receives its metrics.  Both are of

@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "rl/builtins.h"
+#include "rl/learn/loss/covariance.h"
 #include "rl/learn/reduce/divisors.h"
 
 static bool any_has(const miles_batch *b, size_t field) {
@@ -55,6 +57,20 @@ static ml_status correct(ml_step_loss *s, ml_arena *a, const miles_correction *c
     return ML_OK;
 }
 
+/* The tokens that a loss treats in another way, by their covariance. */
+static ml_status choose(ml_step_loss *s, ml_arena *a, const miles_batch *b, ml_err *err) {
+    bool clips = s->loss == &ml_loss_clip_cov;
+    uint8_t **chosen;
+
+    if (!clips && s->loss != &ml_loss_kl_cov)
+        return ML_OK;
+    chosen = ML_NEW(a, uint8_t *, b->n + 1);
+    for (int64_t i = 0; i < b->n; i++)
+        s->sample[i].chosen = chosen[i] = ML_NEW(a, uint8_t, b->sample[i]->n + 1);
+    return clips ? ml_covariance_clip(chosen, b, &s->num, a, err)
+                 : ml_covariance_largest(chosen, b, &s->num, a, err);
+}
+
 static ml_status divide(ml_step_loss *s, ml_arena *a, const miles_reducer *reducer,
                         const miles_batch *b, ml_err *err) {
     miles_error why = { "" };
@@ -89,6 +105,8 @@ ml_status ml_step_loss_init(ml_step_loss *out, ml_arena *a, const ml_recipe *r,
     if (correction)
         st = correct(out, a, correction, batch, err);
     if (st == ML_OK)
+        st = choose(out, a, batch, err);
+    if (st == ML_OK)
         st = divide(out, a, r->reducer, batch, err);
     return st;
 }
@@ -96,6 +114,39 @@ ml_status ml_step_loss_init(ml_step_loss *out, ml_arena *a, const ml_recipe *r,
 static void clear(double *x, int64_t n) {
     if (x)
         memset(x, 0, (size_t)n * sizeof *x);
+}
+
+void ml_step_loss_add(ml_step_loss *s, ml_arena *a,
+                      int (*more)(const miles_sample *sample, const miles_algo *algo,
+                                  miles_loss_out *out, miles_error *err)) {
+    int64_t longest = 1;
+
+    for (int64_t i = 0; i < s->n; i++)
+        longest = s->sample[i].n > longest ? s->sample[i].n : longest;
+    s->more = more;
+    s->more_d_log_prob = ML_NEW(a, double, longest);
+    s->more_d_entropy = ML_NEW(a, double, longest);
+}
+
+static int run_more(const ml_step_loss *s, const miles_sample *in, miles_loss_out *out,
+                    miles_error *err) {
+    miles_loss_out own = *out;
+
+    own.policy = own.other = 0;
+    own.d_log_prob = s->more_d_log_prob;
+    own.d_entropy = s->more_d_entropy;
+    own.metric = NULL;
+    clear(own.d_log_prob, in->n);
+    clear(own.d_entropy, in->n);
+    if (s->more(in, &s->num, &own, err))
+        return 1;
+    out->policy += own.policy;
+    out->other += own.other;
+    for (int64_t t = 0; t < in->n; t++) {
+        out->d_log_prob[t] += own.d_log_prob[t];
+        out->d_entropy[t] += own.d_entropy[t];
+    }
+    return 0;
 }
 
 ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
@@ -118,7 +169,8 @@ ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
     clear(d.log_prob, in.n);
     clear(d.entropy, in.n);
     clear(d.value, in.n);
-    if (s->loss->run(&in, &s->num, &out, &why)) {
+    if (s->loss->run(&in, &s->num, &out, &why) ||
+        (s->more && run_more(s, &in, &out, &why))) {
         ml_status st = refused(&s->loss->base, &why, err);
         ml_err_prefix(err, "sample %lld", (long long)i);
         return st;

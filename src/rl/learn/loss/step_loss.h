@@ -31,6 +31,10 @@ typedef struct ml_step_loss {
     int32_t n_metric, n_loss_metric;
     double *loss_number;       /* [n, n_loss_metric] */
     double *correction_number; /* [n, n_metric - n_loss_metric] */
+    /* A further loss of a hook (miles_step.loss); NULL: none.  Its derivatives [longest]. */
+    int (*more)(const miles_sample *sample, const miles_algo *algo, miles_loss_out *out,
+                miles_error *err);
+    double *more_d_log_prob, *more_d_entropy;
 } ml_step_loss;
 
 /* `loss` is the recipe's, or its critic's.  The arrays known in advance (masks, old,
@@ -38,6 +42,11 @@ typedef struct ml_step_loss {
  * new log-probs, entropies and values are passed later.  Memory is allocated from a. */
 ml_status ml_step_loss_init(ml_step_loss *out, ml_arena *a, const ml_recipe *r,
                             const miles_loss *loss, const miles_batch *batch, ml_err *err);
+
+/* Adds the loss of a hook to that of each sample. */
+void ml_step_loss_add(ml_step_loss *s, ml_arena *a,
+                      int (*more)(const miles_sample *sample, const miles_algo *algo,
+                                  miles_loss_out *out, miles_error *err));
 
 /* The model's current outputs for sample i; NULL if the loss does not need them. */
 typedef struct ml_model_outputs {

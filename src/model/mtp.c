@@ -1,0 +1,58 @@
+#include "model/mtp.h"
+
+#include "base/bug.h"
+
+ml_status ml_mtp_open(ml_spec *out, const char *dir, ml_err *err) {
+    return ml_spec_open_with(out, dir, &(ml_spec_opts){ .mtp = true }, err);
+}
+
+/* Whether it is the trunk's embedding or LM head. */
+static bool is_shared(const ml_spec *m, int32_t param) {
+    return param == m->node[0].w[0] || param == m->node[m->n_node - 1].w[0];
+}
+
+const ml_shard_range *ml_mtp_parts(const ml_spec *m, ml_layout linear, ml_arena *a) {
+    ml_shard_range *range = ML_NEW(a, ml_shard_range, m->n_param);
+
+    for (int32_t i = 0; i < m->n_param; i++) {
+        ml_tensor t = ml_weights_tensor(&m->param[i], ML_F32, linear);
+        range[i] = is_shared(m, i) ? (ml_shard_range){ 0 } : ml_shard_range_whole(&t);
+    }
+    return range;
+}
+
+void ml_mtp_share(ml_weights *w, const ml_spec *m, const ml_spec *trunk,
+                  const ml_weights *of) {
+    for (int32_t i = 0; i < m->n_param; i++) {
+        int32_t member,
+            theirs = is_shared(m, i)
+                         ? ml_spec_find(trunk, ml_str_of(m->param[i].name), &member)
+                         : ML_NONE;
+        ML_BUG_IF(is_shared(m, i) && theirs == ML_NONE);
+        if (theirs != ML_NONE)
+            w->t[i] = of->t[theirs];
+    }
+    w->version = of->version;
+}
+
+ml_status ml_mtp_load(ml_weights *out, const ml_spec *m, const ml_checkpoint *c,
+                      ml_weight_dtype dtype, const ml_spec *trunk, const ml_weights *of,
+                      ml_backend *be, ml_arena *a, ml_err *err) {
+    ml_status st =
+        ml_weights_load_part(out, m, c, dtype, ml_mtp_parts(m, be->linear, a), be, a, err);
+    if (st == ML_OK)
+        ml_mtp_share(out, m, trunk, of);
+    return st;
+}
+
+void ml_mtp_take(const ml_plan *module, const ml_rows *rows, int32_t to,
+                 const ml_tensor *hidden, int32_t from, int32_t n, ml_backend *be) {
+    ml_tensor port[ML_PORTS];
+    size_t row = ml_dtype_bytes(hidden->dtype) * (size_t)hidden->shape[1];
+    int32_t n_port = ml_plan_port(module, ML_PORT_IN, rows, 0, port);
+
+    ML_BUG_IF(n_port != 1 || port[0].dtype != hidden->dtype);
+    be->dev->copy(be->stream, (unsigned char *)port[0].data + (size_t)to * row,
+                  (const unsigned char *)hidden->data + (size_t)from * row,
+                  (size_t)n * row);
+}

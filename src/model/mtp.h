@@ -1,0 +1,36 @@
+/* mtp.h - the multi-token prediction (MTP) module of a model, as a spec of its own.
+ *
+ * At position p it reads the trunk's hidden state h of p (after the final norm) and token
+ * p + 1, and predicts token p + 2.  Embedding and LM head are the trunk's: the module's set
+ * of weights refers to the tensors of the trunk's set, which must outlive it, and has no
+ * gradients of them.  Node 0 of the spec stands for the trunk: plans have the nodes from
+ * ML_MTP_FIRST on, and their only input port is h.
+ *
+ * thread: any; no state. */
+#ifndef ML_MODEL_MTP_H
+#define ML_MODEL_MTP_H
+
+#include "model/plan.h"
+
+enum { ML_MTP_FIRST = 1 };
+
+/* The module of the model in dir.  ML_EUNSUP: its family has none. */
+ml_status ml_mtp_open(ml_spec *out, const char *dir, ml_err *err);
+
+/* The parts of its parameters that a set has, [n_param] in the arena: all but the trunk's. */
+const ml_shard_range *ml_mtp_parts(const ml_spec *m, ml_layout linear, ml_arena *a);
+
+/* Loads the module's own weights, and shares the trunk's. */
+ml_status ml_mtp_load(ml_weights *out, const ml_spec *m, const ml_checkpoint *c,
+                      ml_weight_dtype dtype, const ml_spec *trunk, const ml_weights *of,
+                      ml_backend *be, ml_arena *a, ml_err *err);
+/* Lets the set refer to these weights of the trunk. */
+void ml_mtp_share(ml_weights *w, const ml_spec *m, const ml_spec *trunk,
+                  const ml_weights *of);
+
+/* Copies n rows of a trunk's hidden states, from row `from` on, to the input port of a
+ * module's plan, from row `to` on. */
+void ml_mtp_take(const ml_plan *module, const ml_rows *rows, int32_t to,
+                 const ml_tensor *hidden, int32_t from, int32_t n, ml_backend *be);
+
+#endif

@@ -1,0 +1,147 @@
+#include "train/mtp_runner.h"
+
+#include "base/bug.h"
+
+ml_status ml_mtp_runner_open(ml_mtp_runner *r, const ml_spec *s, const ml_weights *w,
+                             bool backward, bool logits, ml_backend *be, ml_arena *a,
+                             ml_err *err) {
+    *r = (ml_mtp_runner){
+        .spec = s, .weights = w, .be = be, .backward = backward, .logits = logits
+    };
+    ml_arena_init(&r->arena, "multi-token prediction");
+    if (!backward)
+        return ML_OK;
+    return ml_grads_open(&r->grads, s, ml_mtp_parts(s, be->linear, a), true, be, a, err);
+}
+
+void ml_mtp_runner_release(ml_mtp_runner *r) {
+    ml_plan_free(r->plan);
+    r->plan = NULL;
+    r->caps = (ml_batch_caps){ 0 };
+    ml_arena_release(&r->arena);
+}
+
+void ml_mtp_runner_close(ml_mtp_runner *r) {
+    if (!r->spec)
+        return;
+    ml_mtp_runner_release(r);
+    ml_grads_close(&r->grads);
+    *r = (ml_mtp_runner){ 0 };
+}
+
+/* --- rows ------------------------------------------------------------------- */
+
+/* Token p + 3 of the sample is in the loss. */
+static bool counts(const ml_train_sample *s, int32_t p) {
+    int32_t at = p + 3 - (s->n_token - s->n_response);
+
+    return at >= 0 && at < s->n_response && (!s->mask || s->mask[at]);
+}
+
+int64_t ml_mtp_rows(const ml_train_sample *s) {
+    int64_t n = 0;
+
+    for (int32_t p = 0; p + 1 < s->n_token; p++)
+        n += counts(s, p);
+    return n;
+}
+
+static ml_batch_caps need_of(const ml_mtp_runner *r, const ml_train_sample *s,
+                             const ml_bin *bin) {
+    ml_batch_caps c = { .n_token = 1, .n_seq = 1, .n_loss = 1, .n_page = 1 };
+
+    for (int32_t i = 0; i < bin->n; i++) {
+        const ml_train_sample *x = &s[bin->item[i]];
+        c.n_token += x->n_token - 1;
+        c.n_loss += r->logits ? x->n_token - 1 : (int32_t)ml_mtp_rows(x);
+        c.n_page += ml_kv_pages_for(x->n_token);
+        c.n_seq++;
+    }
+    return ml_micro_max(c, r->caps);
+}
+
+static bool same_caps(ml_batch_caps a, ml_batch_caps b) {
+    return a.n_token == b.n_token && a.n_seq == b.n_seq && a.n_loss == b.n_loss &&
+           a.n_page == b.n_page;
+}
+
+static ml_status grow(ml_mtp_runner *r, ml_batch_caps caps, ml_err *err) {
+    ml_status st;
+
+    if (r->plan && same_caps(caps, r->caps))
+        return ML_OK;
+    ml_mtp_runner_release(r);
+    r->caps = caps;
+    st = ml_plan_new(&r->plan, r->spec, r->be,
+                     (ml_plan_opts){ .caps = caps,
+                                     .backward = r->backward,
+                                     .logits = r->logits,
+                                     .first = ML_MTP_FIRST,
+                                     .end = r->spec->n_node },
+                     err);
+    if (st == ML_OK)
+        st = ml_plan_alloc(r->plan, err);
+    ml_batch_init(&r->batch, &r->arena, caps);
+    r->target = ML_NEW(&r->arena, int32_t, caps.n_token);
+    r->logprob = ML_NEW(&r->arena, float, caps.n_loss);
+    r->dlogprob = ML_NEW(&r->arena, float, caps.n_loss);
+    return st;
+}
+
+static void add_sample(ml_mtp_runner *r, const ml_train_sample *s, const ml_rows *rows,
+                       int32_t seq, const ml_tensor *hidden) {
+    int32_t n = s->n_token - 1, at = r->batch.rows.n_token;
+
+    if (n < 1)
+        return;
+    for (int32_t p = 0; p < n; p++)
+        r->target[p] = counts(s, p) ? s->token[p + 2]
+                       : r->logits  ? ML_TARGET_NONE
+                                    : ML_TARGET_SKIP;
+    ml_batch_add(&r->batch, s->token + 1, r->target, n, 0, NULL);
+    ml_mtp_take(r->plan, &r->batch.rows, at, hidden, rows->seq_start[seq], n, r->be);
+}
+
+/* --- the module --------------------------------------------------------------- */
+
+/* The rows that count, summed in their order; `by` times their derivatives. */
+static double sum_of(ml_mtp_runner *r, float by) {
+    double sum = 0;
+
+    for (int32_t k = 0; k < r->batch.rows.n_loss; k++) {
+        bool target = r->batch.rows.loss_id[k] >= 0;
+        sum -= target ? (double)r->logprob[k] : 0.0;
+        r->dlogprob[k] = target ? -by : 0.0f;
+    }
+    return sum;
+}
+
+ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_rows *rows,
+                            const ml_train_sample *s, const ml_bin *bin, float by,
+                            double *sum, ml_err *err) {
+    ml_tensor hidden = ml_plan_hidden(trunk, rows);
+    ml_run run = { .weights = r->weights, .rows = &r->batch.rows };
+    ml_status st = grow(r, need_of(r, s, bin), err);
+
+    *sum = 0;
+    if (st != ML_OK)
+        return st;
+    ML_BUG_IF(rows->n_seq != bin->n);
+    ml_batch_clear(&r->batch);
+    r->batch.rows.temperature = 1;
+    for (int32_t i = 0; i < bin->n; i++)
+        add_sample(r, &s[bin->item[i]], rows, i, &hidden);
+    if (!r->batch.rows.n_token || !r->batch.rows.n_loss)
+        return ML_OK;
+    ml_plan_forward(r->plan, &run);
+    ml_plan_read(r->plan, &r->batch.rows, r->logprob, NULL, NULL);
+    st = r->be->dev->sync(r->be->stream, err);
+    if (st != ML_OK)
+        return st;
+    *sum = sum_of(r, by);
+    if (!r->backward || by == 0.0f)
+        return ML_OK;
+    ml_grads_bind(&r->grads, &run);
+    ml_plan_backward(r->plan, &run, r->dlogprob, NULL);
+    return r->be->dev->sync(r->be->stream, err);
+}

@@ -1,0 +1,50 @@
+/* mtp_runner.h - runs the multi-token prediction module (model/mtp.h) on the hidden states of a
+ * micro-batch of the trunk: its logits, its loss, its gradients.
+ *
+ * Row p of a sample predicts token p + 2.  The loss is the cross entropy of the rows that
+ * count.  Which do is Miles' rule, which moves the loss mask twice although it is given for
+ * the predicted token already: row p counts if token p + 3 is in the loss.
+ *
+ * thread: the backend's stream. */
+#ifndef ML_TRAIN_MTP_RUNNER_H
+#define ML_TRAIN_MTP_RUNNER_H
+
+#include "model/mtp.h"
+#include "train/grads.h"
+#include "train/micro.h"
+
+typedef struct ml_mtp_runner {
+    const ml_spec *spec;
+    const ml_weights *weights;
+    ml_backend *be;
+    bool backward, logits;
+    ml_plan *plan; /* grown to the largest micro-batch */
+    ml_batch batch;
+    ml_batch_caps caps;
+    ml_grads grads;            /* with `backward` */
+    int32_t *target;           /* [n_token] */
+    float *logprob, *dlogprob; /* [n_loss] */
+    ml_arena arena;            /* of the plan's arrays */
+} ml_mtp_runner;
+
+/* spec, weights and backend must outlive it; `grads` is in the arena.  logits: of all rows,
+ * not only of those that count. */
+ml_status ml_mtp_runner_open(ml_mtp_runner *r, const ml_spec *s, const ml_weights *w,
+                             bool backward, bool logits, ml_backend *be, ml_arena *a,
+                             ml_err *err);
+void ml_mtp_runner_close(ml_mtp_runner *r); /* zero-initialized is allowed */
+
+/* Frees the plan; the next micro-batch builds it again. */
+void ml_mtp_runner_release(ml_mtp_runner *r);
+
+/* How many rows of a sample count. */
+int64_t ml_mtp_rows(const ml_train_sample *s);
+
+/* The sum of the cross entropies of a micro-batch's rows that count, after a forward of the
+ * trunk over whole samples with opts.hidden.  Adds the gradients of `by` times the sum, if
+ * it is not 0. */
+ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_rows *rows,
+                            const ml_train_sample *s, const ml_bin *bin, float by,
+                            double *sum, ml_err *err);
+
+#endif
