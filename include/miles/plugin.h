@@ -65,8 +65,9 @@ typedef struct miles_sample {
                                       rewards */
     const double *opd_reverse_kl;  /* student against teacher */
     const int64_t *weight_version; /* of the weights that sampled each token */
-    const uint8_t *chosen; /* 1: a token of the step that clip_cov_loss or kl_cov_loss
+    const uint8_t *chosen;    /* 1: a token of the step that clip_cov_loss or kl_cov_loss
                               treats in another way */
+    const double *preference; /* private to the host */
 } miles_sample;
 
 typedef struct miles_batch {

@@ -28,6 +28,11 @@ static const char sft_flags[] =
     "max-tokens-per-gpu lr lr-decay-style num-epoch save save-interval load "
     "custom-config-path dry-run";
 
+static const char dpo_flags[] =
+    "hf-checkpoint prompt-data preference-loss beta ref-load rollout-batch-size "
+    "max-tokens-per-gpu lr lr-decay-style num-epoch save save-interval load "
+    "lora-rank custom-config-path dry-run";
+
 static const char eval_flags[] =
     "hf-checkpoint eval-prompt-data input-key label-key apply-chat-template "
     "rm-type custom-rm-path n-samples-per-eval-prompt eval-max-response-len "
@@ -77,6 +82,11 @@ const ml_command ml_commands[] = {
       "      --prompt-data chats.jsonl --input-key messages \\\n"
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
       "      --save runs/sft --save-interval 100" },
+    { "dpo", ML_CMD_DPO, ml_cmd_dpo, "training on preferences: DPO, IPO, SimPO, ORPO, KTO",
+      dpo_flags,
+      "miles dpo --hf-checkpoint ./Qwen3-0.6B --prompt-data pairs.jsonl \\\n"
+      "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-6 --beta 0.1 \\\n"
+      "      --save runs/dpo --save-interval 100" },
     { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "show the samples of a run" },
     { "dashboard", ML_CMD_DASHBOARD, ml_cmd_dashboard, "show runs in the browser", NULL,
       "miles dashboard runs/first runs/second" },

@@ -16,6 +16,8 @@ extern const miles_reducer ml_reducer_drgrpo, ml_reducer_dapo,
 extern const miles_loss ml_loss_policy, ml_loss_cispo, ml_loss_sapo, ml_loss_gmpo,
     ml_loss_vespo, ml_loss_clip_cov, ml_loss_kl_cov; /* learn/loss/ */
 extern const miles_loss ml_loss_value, ml_loss_sft;
+extern const miles_loss ml_loss_preference;  /* learn/preference.c: of miles dpo, */
+extern const miles_reducer ml_reducer_pairs; /* not to be chosen by name */
 
 extern const miles_reward ml_reward_math, ml_reward_deepscaler; /* reward/graders/ */
 extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,

@@ -3,6 +3,8 @@
 #include "rl/builtins.h"
 
 bool ml_recipe_is_flat(const ml_recipe *r) {
+    if (r->preference.on)
+        return true;
     return ml_loss_is_flat(r->loss) && r->num.entropy_coef == 0.0 &&
            !(r->num.use_kl_loss && r->num.kl_loss_coef != 0.0);
 }

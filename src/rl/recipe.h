@@ -23,6 +23,23 @@ typedef struct ml_algo_opts {
     ml_str args; /* the flags of the run, a JSON object, for Python functions */
 } ml_algo_opts;
 
+/* Losses on preferences (learn/preference.h). */
+typedef enum ml_preference_kind {
+    ML_PREFERENCE_DPO,
+    ML_PREFERENCE_HINGE,
+    ML_PREFERENCE_IPO,
+    ML_PREFERENCE_SIMPO,
+    ML_PREFERENCE_ORPO,
+    ML_PREFERENCE_KTO
+} ml_preference_kind;
+
+typedef struct ml_preference_opts {
+    bool on;
+    ml_preference_kind kind;
+    double beta, label_smoothing, gamma;
+    double desirable, undesirable; /* kto: weights */
+} ml_preference_opts;
+
 typedef struct ml_recipe {
     miles_algo num;
     const miles_advantage *advantage;
@@ -30,6 +47,7 @@ typedef struct ml_recipe {
     const miles_reducer *reducer;       /* NULL: the mean over the rollout */
     const miles_loss *loss;
     const miles_loss *critic_loss; /* NULL: no critic */
+    ml_preference_opts preference;
     double opd_kl_coef;
     bool centre_rewards, scale_rewards;
     bool compute_advantages, normalize_advantages, use_opd;

@@ -42,6 +42,7 @@ typedef struct ml_sample {
     /* The routing record of each token but the last, as reported by the last request for
      * this sample; n 0: not known. */
     ml_routing routed[ML_N_ROUTING];
+    int32_t n_answer; /* of a preference: the last tokens, which are compared */
     double reward;
     bool has_reward;
     ml_reward_value part[ML_REWARD_PARTS]; /* [n_part] further numbers of the reward */

@@ -445,6 +445,8 @@ static ml_status join_rollout(ml_assembly *m, ml_train_loop *loop,
 
     if (!m->extensions) {
         ml_sft_rollout_init(&m->sft, &feed, m->run->tokenizer, m->run->chat_template);
+        m->sft.preference = m->run->opts.recipe.preference;
+        m->sft.end_token = ml_tokenizer_role(m->run->tokenizer, ML_TOKEN_EOS);
         loop->rollout = ml_rollout_sft(&m->sft);
         return ML_OK;
     }

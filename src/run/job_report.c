@@ -62,7 +62,7 @@ static ml_status fill_request(ml_job_plan *p, const ml_run_opts *o, int64_t samp
         .weight_bytes = ml_weights_bytes(&p->spec, NULL, dtype),
         .bf16 = dtype == ML_WEIGHT_BF16,
         .n_set = 1 + o->wants_ref + (o->teacher_load != NULL) + o->second_set,
-        .scores = o->recipe.compute_advantages,
+        .scores = o->recipe.compute_advantages || o->recipe.preference.on,
         .mem_fraction = o->rollout.mem_fraction,
         .in_turns = o->mode.offload || o->mode.colocate,
         .stages = { .n_first = (int32_t)place->first_layers,

@@ -289,6 +289,41 @@ ml_status ml_run_opts_sft(ml_run_opts *o, ml_arena *a, ml_err *err) {
     return st;
 }
 
+/* The loss of a pair depends on both log-probs under the weights of the step, which are
+ * scored once, before the rollout's only step. */
+static ml_status check_preference(const ml_run_opts *o, ml_err *err) {
+    int64_t n = o->rollout_batch_size * 2;
+
+    if (o->trainer.batch.global_batch_size == n)
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "miles dpo takes one step on a rollout batch: remove "
+                   "--global-batch-size and --num-steps-per-rollout, or set "
+                   "--global-batch-size to %lld, two samples of each of the "
+                   "--rollout-batch-size %lld rows",
+                   (long long)n, (long long)o->rollout_batch_size);
+}
+
+ml_status ml_run_opts_dpo(ml_run_opts *o, ml_arena *a, ml_err *err) {
+    const ml_preference_kind kind = o->preference.kind;
+    ml_status st;
+
+    o->preference.on = true;
+    o->data.input_key = kind == ML_PREFERENCE_KTO ? "completion" : "chosen";
+    st = ml_run_opts_complete(o, err);
+    if (st == ML_OK)
+        st = check_preference(o, err);
+    o->recipe = (ml_recipe){ .num = { .size = sizeof(miles_algo) },
+                             .preference = o->preference,
+                             .reducer = &ml_reducer_pairs,
+                             .loss = &ml_loss_preference };
+    o->wants_ref = kind != ML_PREFERENCE_SIMPO && kind != ML_PREFERENCE_ORPO;
+    share(o, a,
+          ml_arena_printf(a, ", \"preference\": %d, \"beta\": %.17g", (int)kind,
+                          o->preference.beta));
+    return st;
+}
+
 /* Whether an estimator of a shared object needs a critic is known only now; for the
  * others, the rules between flags have checked it. */
 static ml_status check_critic(const ml_run_opts *o, bool named, ml_err *err) {

@@ -223,6 +223,7 @@ typedef struct ml_run_opts {
     ml_string_list recompute_modules;
     ml_algo_opts algo;
     bool per_token;                                           /* the loss of sft */
+    ml_preference_opts preference;                            /* of miles dpo */
     bool keep_old_actor, reset_optimizer, on_policy, entropy; /* as in ml_learner */
     /* The critic of a recipe that has a loss for one; NULL: as below. */
     const char *critic_load; /* <load>_critic if the actor continues, else hf_checkpoint */
@@ -308,8 +309,10 @@ static inline bool ml_run_elsewhere(const ml_run_opts *o) {
     return ml_run_external(o) || o->mode.n_engine > 0;
 }
 
-/* Samples per prompt; sft has one. */
+/* Samples per prompt; sft has one, dpo two. */
 static inline int32_t ml_run_per_prompt(const ml_run_opts *o) {
+    if (o->preference.on)
+        return 2;
     return o->source.n_samples_per_prompt ? o->source.n_samples_per_prompt : 1;
 }
 
@@ -328,6 +331,7 @@ ml_status ml_run_opts_complete(ml_run_opts *o, ml_err *err);
 /* That, and the recipe of miles sft, or that of miles train with its extensions.  Text
  * goes to the arena. */
 ml_status ml_run_opts_sft(ml_run_opts *o, ml_arena *a, ml_err *err);
+ml_status ml_run_opts_dpo(ml_run_opts *o, ml_arena *a, ml_err *err);
 ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
                             ml_err *err);
 

@@ -310,7 +310,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         .generates_only = !trains,
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,
-        .scores = o->recipe.compute_advantages,
+        .scores = o->recipe.compute_advantages || o->recipe.preference.on,
         .async_save = o->saver.async,
         .saves_ref = o->ref_interval > 0,
         .base_bytes = r->base_bytes,

@@ -1,5 +1,5 @@
 /* miles train and train-async: reinforcement learning.  miles sft: supervised fine-tuning on
- * conversations, by the same loop.  Every rank of a job runs this. */
+ * conversations, by the same loop; miles dpo: on preferences.  Every rank of a job runs this. */
 #include "cli/cli.h"
 #include "cli/machine.h"
 #include "cli/progress.h"
@@ -59,7 +59,7 @@ static ml_status place_rank(train_job *j, ml_err *err) {
 
 static ml_status open_job(train_job *j, ml_err *err) {
     const ml_run_opts *c = &j->opts;
-    bool sft = j->cmd == ML_CMD_SFT;
+    bool sft = j->cmd & ML_CMD_SFT;
     ml_run_opts opts = *c;
     ml_status st = ML_OK;
 
@@ -70,8 +70,9 @@ static ml_status open_job(train_job *j, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_dumps_open(&j->dumps, c, err);
     if (st == ML_OK)
-        st = sft ? ml_run_opts_sft(&opts, &j->arena, err)
-                 : ml_run_opts_train(&opts, &j->arena, &j->extensions, err);
+        st = j->cmd == ML_CMD_DPO ? ml_run_opts_dpo(&opts, &j->arena, err)
+             : sft                ? ml_run_opts_sft(&opts, &j->arena, err)
+                   : ml_run_opts_train(&opts, &j->arena, &j->extensions, err);
     if (st != ML_OK)
         return st;
     opts.trainer.dump_score = j->dumps.score;
@@ -172,4 +173,8 @@ ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
 
 ml_status ml_cmd_sft(const ml_config *c, ml_err *err) {
     return run_command(c, ML_CMD_SFT, err);
+}
+
+ml_status ml_cmd_dpo(const ml_config *c, ml_err *err) {
+    return run_command(c, ML_CMD_DPO, err);
 }

@@ -7,6 +7,7 @@
 #include "rl/learn/advantage/advantages.h"
 #include "rl/learn/advantage/reward_norm.h"
 #include "rl/learn/learner_priv.h"
+#include "rl/learn/preference.h"
 
 /* Routing replay: training uses the routing record of the rollout. */
 static ml_status take_routing(ml_learn_run *s, int32_t i, ml_routing_kind route,
@@ -110,12 +111,24 @@ static ml_status check_on_policy(const ml_learn_run *s, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status take_preferences(ml_learn_run *s, ml_err *err) {
+    ml_preference_row *row = ML_NEW(s->a, ml_preference_row, s->n + 1);
+
+    for (int32_t i = 0; i < s->n; i++)
+        row[i] = (ml_preference_row){ .row = &s->row[i],
+                                      .n_answer = s->in[i]->n_answer,
+                                      .desirable = s->in[i]->reward > 0 };
+    return ml_preferences_compute(s->a, &s->l->recipe->preference, row, s->n, err);
+}
+
 static ml_status take_advantages(ml_learn_run *s, ml_err *err) {
     ml_recipe recipe = *s->l->recipe;
     miles_batch b = batch_of(s);
     ml_advantages adv;
     ml_status st;
 
+    if (recipe.preference.on)
+        return take_preferences(s, err);
     if (!recipe.compute_advantages)
         return ML_OK;
     if (s->critic_only)

@@ -125,7 +125,7 @@ static ml_status score_values(ml_learn_run *s, ml_err *err) {
 ml_status ml_learn_score(ml_learn_run *s, ml_err *err) {
     ml_status st = ML_OK;
 
-    if (!s->l->recipe->compute_advantages)
+    if (!s->l->recipe->compute_advantages && !s->l->recipe->preference.on)
         return ML_OK;
     st = score_values(s, err);
     if (st != ML_OK || s->critic_only)

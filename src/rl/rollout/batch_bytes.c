@@ -12,7 +12,7 @@ typedef struct head {
     int32_t n_token, n_response, n_turn, status;
     int32_t n_routed[ML_N_ROUTING];
     uint8_t has, has_reward, has_shaped, remove;
-    uint8_t zeros[4]; /* no byte of the struct is undefined */
+    int32_t n_answer; /* no byte of the struct is undefined */
 } head;
 
 /* --- writing ------------------------------------------------------------------ */
@@ -32,6 +32,7 @@ static head head_of(const ml_sample *s) {
                .n_token = s->n_token,
                .n_response = s->n_response,
                .n_turn = s->n_turn,
+               .n_answer = s->n_answer,
                .status = (int32_t)s->status,
                .has_reward = s->has_reward,
                .has_shaped = s->has_shaped,
@@ -120,7 +121,8 @@ static void read_sample(reader *r, ml_sample *s) {
     head h = { 0 };
 
     take(r, &h, sizeof h);
-    r->bad |= h.n_token < 0 || h.n_response < 0 || h.n_response > h.n_token;
+    r->bad |= h.n_token < 0 || h.n_response < 0 || h.n_response > h.n_token ||
+              h.n_answer < 0 || h.n_answer > h.n_response;
     *s = (ml_sample){ .index = h.index,
                       .group = h.group,
                       .rollout = h.rollout,
@@ -130,6 +132,7 @@ static void read_sample(reader *r, ml_sample *s) {
                       .n_token = h.n_token,
                       .n_response = h.n_response,
                       .n_turn = h.n_turn,
+                      .n_answer = h.n_answer,
                       .status = (ml_sample_status)h.status,
                       .has_reward = h.has_reward,
                       .has_shaped = h.has_shaped,

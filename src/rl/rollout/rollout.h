@@ -8,6 +8,7 @@
 #ifndef ML_RL_ROLLOUT_ROLLOUT_H
 #define ML_RL_ROLLOUT_ROLLOUT_H
 
+#include "rl/recipe.h"
 #include "rl/data/data_source.h"
 #include "rl/record/metrics.h"
 #include "rl/sample.h"
@@ -54,9 +55,12 @@ typedef struct ml_rollout {
     void *ud;
 } ml_rollout;
 
-/* The conversations of the run's data set as samples; nothing is generated. */
+/* The conversations of the run's data set as samples; nothing is generated.  Preferences: two
+ * samples of a row (data/preference_sample.h). */
 typedef struct ml_sft_rollout {
     ml_prompt_feed feed;
+    ml_preference_opts preference;
+    int32_t end_token; /* of preferences that are text */
     const ml_chat_template *chat_template;
     ml_encoder *encoder;
 } ml_sft_rollout;

@@ -1,6 +1,9 @@
-/* Supervised fine-tuning as a rollout: samples are conversations of a data set. */
+/* Supervised fine-tuning as a rollout: samples are conversations of a data set, or preferences
+ * between answers. */
+#include <string.h>
+
 #include "rl/rollout/rollout.h"
-#include "rl/data/sft_sample.h"
+#include "rl/data/preference_sample.h"
 
 void ml_sft_rollout_init(ml_sft_rollout *s, const ml_prompt_feed *feed,
                          const ml_tokenizer *tokenizer,
@@ -44,6 +47,80 @@ static ml_status read_sample(const ml_sft_rollout *s, const ml_group *group, ml_
     return ML_OK;
 }
 
+/* --- preferences ----------------------------------------------------------------- */
+
+static ml_status read_preference(const ml_sft_rollout *s, const ml_group *group,
+                                 ml_preference *out, ml_arena *a, ml_err *err) {
+    const ml_dataset *data = s->feed.dataset;
+    ml_sft_text text = { .chat_template = s->chat_template,
+                         .encoder = s->encoder,
+                         .kwargs = data->template_kwargs,
+                         .n_vocab = s->feed.n_vocab };
+    bool single = s->preference.kind == ML_PREFERENCE_KTO;
+    ml_prompt prompt;
+    ml_status st = ml_dataset_prompt(&prompt, data, group->row, a, err);
+
+    if (st == ML_OK)
+        st = ml_preference_read(out, a, &text, &prompt, single, s->end_token, err);
+    if (st != ML_OK)
+        ml_dataset_blame(data, group->row, err);
+    return st;
+}
+
+/* ORPO trains all tokens of a conversation, the others those of the answer. */
+static ml_sample sample_of(const ml_sft_rollout *s, const ml_group *group, int which,
+                           ml_preference_answer x, bool liked) {
+    bool whole = s->preference.kind == ML_PREFERENCE_ORPO;
+
+    return (ml_sample){ .index = group->first_index + which,
+                        .group = group->group_index,
+                        .rollout = group->first_index + which,
+                        .row = group->row,
+                        .token = x.token,
+                        .n_token = x.n_token,
+                        .n_response = x.n_token - (whole ? 1 : x.n_prompt),
+                        .n_answer = x.n_token - x.n_prompt,
+                        .reward = liked ? 1 : 0,
+                        .has_reward = true,
+                        .status = ML_SAMPLE_COMPLETED };
+}
+
+/* The prompt of one row with the answer of another. */
+static ml_preference_answer mixed(ml_arena *a, ml_preference_answer prompt,
+                                  ml_preference_answer answer) {
+    int32_t n = answer.n_token - answer.n_prompt;
+    int32_t *token = ML_NEW(a, int32_t, prompt.n_prompt + n + 1);
+
+    memcpy(token, prompt.token, (size_t)prompt.n_prompt * sizeof *token);
+    memcpy(token + prompt.n_prompt, answer.token + answer.n_prompt,
+           (size_t)n * sizeof *token);
+    return (ml_preference_answer){ token, prompt.n_prompt + n, prompt.n_prompt };
+}
+
+static ml_status collect_preferences(const ml_sft_rollout *s, ml_rollout_batch *out,
+                                     const ml_group *group, int64_t n, ml_arena *a,
+                                     ml_err *err) {
+    ml_preference *row = ML_NEW(a, ml_preference, n + 1);
+    ml_sample *sample = ML_NEW(a, ml_sample, 2 * n + 1);
+    ml_status st = ML_OK;
+
+    for (int64_t i = 0; i < n && st == ML_OK; i++)
+        st = read_preference(s, &group[i], &row[i], a, err);
+    for (int64_t i = 0; i < n && st == ML_OK; i++) {
+        const ml_preference *x = &row[i];
+        const ml_preference_answer *other = &row[(i + n - 1) % n].answer[0];
+        sample[2 * i] = sample_of(s, &group[i], 0, x->answer[0], x->n == 2 || x->desirable);
+        sample[2 * i + 1] =
+            sample_of(s, &group[i], 1,
+                      x->n == 2 ? x->answer[1] : mixed(a, x->answer[0], *other), false);
+    }
+    out->n = 2 * n;
+    out->sample = ML_NEW(a, const ml_sample *, out->n + 1);
+    for (int64_t i = 0; i < out->n; i++)
+        out->sample[i] = &sample[i];
+    return st;
+}
+
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     const ml_sft_rollout *s = ud;
@@ -54,6 +131,8 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
 
     (void)rollout;
     out->n = ml_data_source_get(s->feed.source, group, want);
+    if (s->preference.on)
+        return collect_preferences(s, out, group, out->n, a, err);
     out->sample = ML_NEW(a, const ml_sample *, out->n + 1);
     for (int64_t i = 0; i < out->n && st == ML_OK; i++) {
         st = read_sample(s, &group[i], &sample[i], a, err);
