@@ -13,6 +13,7 @@ wandb and trackio need their Python packages, an offline directory of W&B and ML
 variables (WANDB_API_KEY, WANDB_BASE_URL, MLFLOW_TRACKING_TOKEN, ...) apply."""
 import argparse
 import base64
+import importlib.util
 import json
 import math
 import os
@@ -131,10 +132,11 @@ class WandbDirectory:
         self.file = open(os.path.join(self.dir, f"run-{mine['id']}.wandb"), "wb")
         self.file.write(b":W&B" + struct.pack("<HB", 0xBEE1, 0))
         self.number, self.step, self.summary = 0, 0, {}
+        self.record(21, field(1, field(1, "0.19.0") + field(2, "0.13.0")))  # written as by, readable from
         self.record(17, self.run_record(mine["id"]))
         for name, axis in AXES.items():
-            self.record(14, field(1, axis))
-            self.record(14, field(2, name) + field(4, axis))
+            self.record(12, field(1, axis))
+            self.record(12, field(2, name) + field(4, axis))
 
     def run_record(self, run_id):
         out = field(1, run_id)
@@ -341,6 +343,9 @@ class Feeder(threading.Thread):
 
 def make_trackers(o, state, config):
     trackers = {}
+    if o.wandb == "online" and not importlib.util.find_spec("wandb"):
+        print("the Python package wandb is missing: writing a directory for wandb sync", file=sys.stderr, flush=True)
+        o.wandb = "offline"
     if o.wandb:
         trackers["wandb" if o.wandb == "online" else "wandb-offline"] = (
             Wandb if o.wandb == "online" else WandbDirectory)(o, state, config)

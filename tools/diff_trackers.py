@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """diff_trackers.py --build BUILD - every number of a run is read back from the trackers that got it.
 
-    W&B       the offline directory that we write, by wandb's own reader of run files; `wandb sync --dry-run` finds it
+    W&B       the offline directory that we write, by wandb's messages; `wandb sync --dry-run` finds it
     MLflow    a local `mlflow server`, which starts only after the run has ended: nothing is lost in the outage
     Trackio   its package's own storage
 
@@ -13,12 +13,14 @@ import json
 import os
 import pathlib
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+import zlib
 
 
 def train(build, d, name, *more, env=None):
@@ -56,15 +58,32 @@ def axis_of(row):
     raise AssertionError(f"a row without a step: {row}")
 
 
-def check_wandb(run):
+def records(path):
+    """The records of a .wandb file, by wandb's messages: a log of LevelDB behind a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
+    data = pathlib.Path(path).read_bytes()
+    assert data[:7] == b":W&B\xe1\xbe\0", data[:7]
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # the rest of a block
+            at += 32768 - at % 32768
+            continue
+        crc, length, kind = struct.unpack("<IHB", data[at:at + 7])
+        part = data[at + 7:at + 7 + length]
+        assert crc == zlib.crc32(part, zlib.crc32(bytes([kind]))), f"{path}: bad checksum at {at}"
+        parts += part
+        at += 7 + length
+        if kind in (1, 4):  # FULL, LAST
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def check_wandb(run):
     file, = glob.glob(str(run / "wandb/offline-run-*/run-*.wandb"))
-    store, got, kinds = DataStore(), {}, []
-    store.open_for_scan(file)
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    got, kinds = {}, []
+    for record in records(file):
         kinds.append(record.WhichOneof("record_type"))
         if kinds[-1] == "history":
             row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
@@ -75,7 +94,7 @@ def check_wandb(run):
             assert any(c.key == "lr" for c in record.run.config.update), "the flags are missing"
         if kinds[-1] == "metric" and record.metric.glob_name == "train/*":
             assert record.metric.step_metric == "train/step"
-    assert kinds[0] == "run" and kinds[-1] == "exit" and "metric" in kinds and "summary" in kinds, set(kinds)
+    assert kinds[:2] == ["header", "run"] and kinds[-1] == "exit" and "metric" in kinds and "summary" in kinds, set(kinds)
     compare("W&B's run file", got, expected(run))
     found = subprocess.run([sys.executable, "-m", "wandb", "sync", "--dry-run", os.path.dirname(file)], capture_output=True, text=True,
                            env=dict(os.environ, WANDB_SILENT="false"))

@@ -17,8 +17,8 @@
 typedef struct ml_tracker_opts {
     bool wandb, mlflow, trackio;
     const char *wandb_mode; /* online, offline, disabled; NULL: online */
-    const char *wandb_project, *wandb_team, *wandb_group, *wandb_id, *wandb_name, *wandb_dir,
-        *wandb_key, *wandb_host;
+    const char *wandb_project, *wandb_team, *wandb_group, *wandb_id, *wandb_name,
+        *wandb_dir, *wandb_key, *wandb_host;
     const char *mlflow_uri, *mlflow_experiment, *mlflow_name, *mlflow_id;
     const char *trackio_project;
     double linger_s; /* how long the run's end waits for trackers */

@@ -30,7 +30,7 @@ def command(build, d, name, *more):
     return [build / "miles", "train", "--hf-checkpoint", d / "model", "--save", d / name, "--prompt-data", d / "prompts.jsonl",
             "--input-key", "messages", "--label-key", "label", "--apply-chat-template", "--num-rollout", "4",
             "--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "4",
-            "--global-batch-size", "4", "--lr", "1e-3", "--custom-rm-path", d / "reward.py", "--reward-threads", "1",
+            "--global-batch-size", "4", "--lr", "1e-3", "--custom-rm-path", d / "reward.py", "--reward-workers", "1", "--lr-decay-style", "constant",
             "--threads", "1", *more]
 
 
