@@ -36,7 +36,7 @@ quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) 
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
-  unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_job_cost \
+  unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_sandbox unit/test_job_cost \
   unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
   golden/test_golden golden/test_training golden/test_model_plugin)
 
@@ -48,9 +48,9 @@ CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 
 # What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
 # whose threads the other programs have, too.
-ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
-  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file \
-  host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
+ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench calculator checkpoint choices cli \
+  cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file grammar \
+  host_memory jinja json jsonl loss math packing philox prompter pyrandom random_schemas run_dir safetensors sample \
   spec_shard train_lr train_replay train_sft turn_text weight_delta)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
 
@@ -134,7 +134,9 @@ $(call load,tsan,60,--no-rss)
 $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
+900 grammar-schemas tools/with-python.sh jsonschema tests/e2e/grammar_schemas.py --build $(B)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
+900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1200 ranks tests/e2e/ranks.sh $(B) long
 900 rank-kills tests/e2e/rank_kills.sh $(B) 6
 2400 mutants tools/mutants.sh
@@ -154,7 +156,10 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 1200 diff/peft tools/with-python.sh torch,transformers,peft tools/diff_peft.py --build $(B)
 1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
 1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
-900 diff/trackers tools/with-python.sh wandb,mlflow,trackio tools/diff_trackers.py --build $(B)
+900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
+900 e2e/verifiers tools/with-python.sh verifiers,datasets tests/e2e/environments.py --build $(B) verifiers
+900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
+900 diff/trackers tools/with-python.sh wandb tools/diff_trackers.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
@@ -279,6 +284,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_ranks || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
+	$(B)/bench/bench_grammar || status=1; \
 	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \
 	exit $$status
 $(filter-out $(GPU_BENCH:%=%.o),$(BENCH:%=%.o)): | $(B)/deps-bench.ok

@@ -286,8 +286,6 @@ def record_of(sample):
     if not isinstance(sample, Sample):
         raise TypeError(f"the function returned a {type(sample).__name__}; expected Sample")
     sample.validate()
-    if sample.response_length and sample.rollout_log_probs is None:
-        raise ValueError(f"sample {sample.index} has no rollout_log_probs; request return_logprob")
     versions = [v for v in sample.weight_versions if str(v).isdigit()]
     return {
         "index": sample.index,

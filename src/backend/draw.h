@@ -1,7 +1,7 @@
 /* draw.h - sampling a token from a row of logits, with its log-probability.
  *
- * The order for one row is: the model's logits; penalties and bias; division by the
- * temperature; top-k, top-p and min-p, each computed on the distribution before any of
+ * The order for one row is: the model's logits; penalties and bias; the tokens that a
+ * grammar allows; division by the temperature; top-k, top-p and min-p, each computed on the distribution before any of
  * the three; the draw.  With temperature 0 the draw is the largest logit, ties to the
  * lowest id.
  *
@@ -19,7 +19,7 @@
 typedef enum ml_dist {
     ML_DIST_RAW,   /* logits / temperature: the distribution that a trainer computes */
     ML_DIST_MODEL, /* the model's logits */
-    ML_DIST_DRAWN, /* the sampling distribution: penalties, bias and filters included */
+    ML_DIST_DRAWN, /* the sampling distribution: penalties, bias, masks and filters included */
 } ml_dist;
 
 typedef struct ml_bias {
@@ -49,6 +49,8 @@ typedef struct ml_draw {
     int32_t n_prompt;
     const int32_t *ban; /* [n_ban] never drawn: end tokens before the minimum length */
     int32_t n_ban;
+    const uint32_t
+        *allowed;        /* bit i % 32 of word i / 32: token i may be drawn; NULL: all */
     int32_t given;       /* a token to score instead of a draw, or -1 */
     int32_t n_top;       /* number of most probable tokens to return, at most n_vocab */
     const int32_t *also; /* [n_also] further tokens whose log-probability is returned; -1:

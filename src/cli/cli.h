@@ -39,6 +39,7 @@ ml_cmd_fn ml_cmd_doctor;        /* cmd_doctor.c */
 ml_cmd_fn ml_cmd_plan;          /* cmd_plan.c */
 ml_cmd_fn ml_cmd_list;          /* cmd_list.c */
 ml_cmd_fn ml_cmd_convert;       /* cmd_convert.c */
+ml_cmd_fn ml_cmd_sandbox;       /* cmd_sandbox.c */
 ml_cmd_fn ml_cmd_tokenize;      /* cmd_tokenize.c */
 ml_cmd_fn ml_cmd_chat_template; /* cmd_chat_template.c */
 ml_cmd_fn ml_cmd_bench_engine;  /* cmd_bench_engine.c */

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/arena.h"
+#include "base/sandbox.h"
 #include "dash/dash.h"
 #include "run/opts.h"
 #include "serve/router.h"
@@ -43,7 +44,7 @@ typedef struct ml_config {
     bool chat_check;
     int64_t reward_seed;
     const char *loss_type, *qkv_format;
-    bool gradient_checkpointing, freeze_gate;
+    bool gradient_checkpointing, freeze_gate, precision_aware;
     const char *single; /* for flags with only one possible value */
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
@@ -59,6 +60,10 @@ typedef struct ml_config {
         int64_t max_shard_bytes;         /* 0: keep the sharding */
         const char *lora_adapter_path;   /* merged into the weights; NULL: none */
     } convert;
+    struct {
+        ml_sandbox_opts opts;
+        int64_t code_bytes; /* of standard input; 0: all */
+    } sandbox;
     struct {
         bool add_special, decode, skip_special;
     } text;
@@ -77,7 +82,8 @@ typedef struct ml_config {
         double request_rate;           /* 0: all at once */
     } bench;
     struct {
-        const char *tokenizer_path, *tool_parser, *model_name, *sampling_defaults;
+        const char *tokenizer_path, *tool_parser, *reasoning_parser, *model_name,
+            *sampling_defaults;
         ml_string_list weight_prefix; /* none: the parent of the model directory */
         struct {
             bool enable;

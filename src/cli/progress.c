@@ -2,9 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
@@ -14,15 +12,11 @@
 #include "base/shown.h"
 #include "cli/wrap.h"
 #include "cli/stop.h"
-#include "rl/loop/iteration.h"
-#include "train/memory.h"
 
 enum {
     BAR = 30,
-    LEAST_BAR = 10, /* beside the reward, speed and memory */
-    COLUMNS = 80,   /* of a terminal that does not report its width */
-    REWARDS = 16    /* in the sparkline */
-};
+    COLUMNS = 80
+}; /* width of the bar; width of a terminal that reports none */
 
 #define TICK_S 0.2 /* between two redraws */
 #define SILENCE_S                                                                          \
@@ -40,13 +34,10 @@ static struct {
                                          not known */
     const atomic_int *stop;
     const char *save;
-    bool told;              /* the stop message was printed */
-    int stage;              /* ml_stage; ML_N_STAGE: none yet */
-    int64_t rollout, last;  /* the current rollout; the last, if a stop is requested now */
-    int64_t saved;          /* the newest snapshot that this process wrote; -1: none */
-    double reward[REWARDS]; /* of rollout n in place n % REWARDS */
-    int64_t n_reward;
-    double tok_per_s;             /* of the last rollout; 0: not known */
+    bool told;             /* the stop message was printed */
+    int stage;             /* ml_stage; ML_N_STAGE: none yet */
+    int64_t rollout, last; /* the current rollout; the last, if a stop is requested now */
+    int64_t saved;         /* the newest snapshot that this process wrote; -1: none */
     ml_work_count answers, micro; /* of the current rollout; workers count without the
                                      lock */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER };
@@ -122,63 +113,14 @@ static void add_state(ml_text *t) {
     }
 }
 
-/* Whether the terminal shows UTF-8, as the user's environment says. */
-static bool has_blocks(void) {
-    static const char *const names[] = { "LC_ALL", "LC_CTYPE", "LANG" };
-    const char *locale = NULL;
-
-    for (int i = 0; i < 3 && !(locale && *locale); i++)
-        locale = getenv(names[i]);
-    return locale && (strcasestr(locale, "utf-8") || strcasestr(locale, "utf8"));
-}
-
-/* A block per reward, whose height is its place between the least and the greatest; returns
- * their number. */
-static int add_sparkline(ml_text *t) {
-    int n = the.n_reward < REWARDS ? (int)the.n_reward : REWARDS;
-    double low = (double)INFINITY, high = -(double)INFINITY;
-
-    for (int i = 0; i < n; i++) {
-        low = fmin(low, the.reward[i]);
-        high = fmax(high, the.reward[i]);
-    }
-    for (int i = 0; i < n; i++) {
-        double x = the.reward[(the.n_reward - n + i) % REWARDS];
-        char block[] = "\xE2\x96\x81"; /* U+2581 to U+2588 */
-        block[2] =
-            (char)(block[2] + (high > low ? (int)(7.99 * (x - low) / (high - low)) : 3));
-        ml_text_add(t, block, 3);
-    }
-    return n;
-}
-
-/* Rewards, speed and memory; returns their width. */
-static int add_news(ml_text *t) {
-    double last = the.reward[(the.n_reward + REWARDS - 1) % REWARDS];
-    int blocks = 0;
-
-    if (the.n_reward) {
-        ml_text_printf(t, "  reward %.3g ", last);
-        if (has_blocks())
-            blocks = add_sparkline(t);
-    }
-    if (the.tok_per_s > 0)
-        ml_text_printf(t, "  %.0f tok/s  %.1f GB", the.tok_per_s,
-                       (double)ml_memory_resident() / 1e9);
-    return (int)t->len - 2 * blocks; /* a block has three bytes */
-}
-
 static void draw(void) {
-    int columns = width() - 1, bar, full, more;
-    ml_text t = { 0 }, news = { 0 };
+    int columns = width() - 1, bar, full;
+    ml_text t = { 0 };
 
     if (!the.bar || !the.total || the.ending)
         return;
     add_state(&t);
-    more = add_news(&news);
-    if ((int)t.len + more + LEAST_BAR + (int)strlen("[] ") > columns)
-        more = 0;
-    bar = columns - (int)t.len - more - (int)strlen("[] ");
+    bar = columns - (int)t.len - (int)strlen("[] ");
     bar = bar > BAR ? BAR : bar;
     full = (int)(bar * the.done / the.total);
     putchar('\r');
@@ -188,10 +130,9 @@ static void draw(void) {
             putchar(i < full ? '#' : '-');
         fputs("] ", stdout);
     }
-    printf("%.*s%s\033[K", columns, t.ptr, more ? news.ptr : "");
+    printf("%.*s\033[K", columns, t.ptr);
     the.drawn = true;
     ml_text_release(&t);
-    ml_text_release(&news);
 }
 
 static void print_line(const char *line) {
@@ -300,15 +241,6 @@ static void begin_rollout(const ml_loop_event *e) {
     fflush(stdout);
 }
 
-/* What the rollout tells about itself; a run without rewards has none. */
-static void see_rollout(const ml_iteration *r) {
-    double reward = ml_metrics_get(&r->result.rollout, "rollout/raw_reward", (double)NAN);
-
-    if (isfinite(reward))
-        the.reward[the.n_reward++ % REWARDS] = reward;
-    the.tok_per_s = ml_rate(r->batch.n_drawn, ml_iteration_seconds(r));
-}
-
 static ml_status on(void *self, const ml_loop_event *e, ml_err *err) {
     (void)self, (void)err;
     if (e->kind > ML_ON_RUN_END)
@@ -320,8 +252,6 @@ static ml_status on(void *self, const ml_loop_event *e, ml_err *err) {
         the.stage = (int)e->stage;
     if (e->kind == ML_ON_SAVED)
         the.saved = e->rollout;
-    if (e->kind == ML_ON_LEARNED && e->iteration)
-        see_rollout(e->iteration);
     if (e->kind == ML_ON_RUN_BEGIN || e->kind == ML_ON_ROLLOUT_END)
         begin_rollout(e);
     pthread_mutex_unlock(&the.lock);
@@ -336,8 +266,6 @@ ml_display ml_progress_open(const atomic_int *stop, const char *save, bool lines
     the.ending = the.told = false;
     the.stage = ML_N_STAGE;
     the.saved = -1;
-    the.n_reward = 0;
-    the.tok_per_s = 0;
     the.ticks = pthread_create(&the.ticker, NULL, tick, NULL) == 0;
     return (ml_display){ .say = say,
                          .compact = the.bar,

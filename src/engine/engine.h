@@ -37,6 +37,7 @@ typedef struct ml_engine_opts {
     const int32_t *eos;        /* the model's end tokens */
     int32_t n_eos;
     const ml_tokenizer *tokenizer; /* for stop strings; may be NULL */
+    ml_grammar_cache *grammars;    /* NULL: requests with a grammar are refused */
     /* NULL, or the group of a spec that is cut for several ranks.  Every rank calls the
      * same functions in the same order, with the same arguments (gen/local.h sees to it). */
     ml_comm *comm;
@@ -70,7 +71,7 @@ bool ml_engine_abort(ml_engine *e, uint64_t ticket, const char *why);
 void ml_engine_abort_all(ml_engine *e, const char *why);
 
 /* Runs one step; false: there was nothing to do.  Invokes the callbacks of requests that
- * got tokens or ended.  Allocates nothing. */
+ * got tokens or ended.  Allocates nothing, except for masks of grammars. */
 bool ml_engine_step(ml_engine *e);
 
 /* Changes the weights, between steps.  FINISH: returns ML_EAGAIN while started requests

@@ -81,6 +81,10 @@ void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const m
                       "the model's logits are NaN; its weights may be damaged");
         return;
     }
+    if (entry->draws && r->unmatched[0]) {
+        ml_engine_end(e, &e->running, r, r->unmatched);
+        return;
+    }
     add_prompt_output(r, &u);
     if (entry->draws)
         add_token(e, r, d, &u);

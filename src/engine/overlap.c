@@ -8,12 +8,12 @@
 #include "base/bug.h"
 #include "engine/engine_priv.h"
 
-/* Whether its draws depend on tokens that the host must know (penalties), or return results
+/* Whether its draws depend on tokens that the host must know (penalties, masks), or return results
  * that the next draw would overwrite (top-n log-probs). */
 static bool needs_host(const ml_request *r) {
     const ml_draw_opts *o = &r->params.draw;
     return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f ||
-           r->params.n_top || r->params.n_also;
+           r->params.n_top || r->params.n_also || r->matcher;
 }
 
 /* Whether its limits allow a token after the one being drawn; a stop may end it earlier. */

@@ -65,6 +65,22 @@ static ml_status check_draw(const ml_draw_opts *d, int64_t n_vocab, ml_err *err)
     return ML_OK;
 }
 
+static ml_status check_grammar(const ml_engine_opts *o, const ml_gen_request *r,
+                               ml_err *err) {
+    if (r->grammar.kind == ML_GRAMMAR_NONE)
+        return ML_OK;
+    if (!o->grammars)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"%s\" needs a tokenizer, which this engine does not have",
+                       ml_grammar_kind_name(r->grammar.kind));
+    if (!o->n_eos && !r->n_stop_id)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"%s\" needs a token that ends the answer, and the model has none: "
+                       "set stop_token_ids",
+                       ml_grammar_kind_name(r->grammar.kind));
+    return ML_OK;
+}
+
 static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_request *r,
                        ml_err *err) {
     if (r->n_prompt < 1)
@@ -105,6 +121,8 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
     for (int32_t i = 0; i < r->n_stop; i++)
         if (r->stop[i].len == 0)
             return ml_fail(err, ML_EUSAGE, "stop string %d is empty", i);
+    if (check_grammar(o, r, err) != ML_OK)
+        return ML_EUSAGE;
     if (ml_request_check_ids("prompt", r->prompt, r->n_prompt, n_vocab, err) != ML_OK ||
         check_also(r, n_vocab, err) != ML_OK)
         return ML_EUSAGE;
@@ -154,7 +172,7 @@ static void take_stops(block *b, ml_request *q, const ml_gen_request *r) {
 /* The model's end tokens and the request's own. */
 static void take_ends(block *b, ml_request *q, const ml_engine_opts *o,
                       const ml_gen_request *r) {
-    int32_t n = r->ignore_eos ? 0 : o->n_eos;
+    int32_t n = r->ignore_eos && !r->grammar.kind ? 0 : o->n_eos;
     int32_t *end = take(b, (size_t)(n + r->n_stop_id), sizeof *end);
     if (end && n)
         memcpy(end, o->eos, (size_t)n * sizeof *end);
@@ -164,8 +182,8 @@ static void take_ends(block *b, ml_request *q, const ml_engine_opts *o,
     q->n_end = n + r->n_stop_id;
 }
 
-static ml_request *lay_out(block *b, const ml_engine_opts *o, const ml_gen_request *r,
-                           ml_request *q) {
+static ml_request *lay_out(block *b, const ml_engine_opts *o, int64_t n_vocab,
+                           const ml_gen_request *r, ml_request *q) {
     int64_t all = (int64_t)r->n_prompt + r->max_new;
     ml_request *self = take(b, 1, sizeof *self);
 
@@ -177,6 +195,10 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, const ml_gen_reque
     q->page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *q->page);
     q->params.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
     q->params.also = copied(b, r->also, also_ids(r), sizeof(int32_t));
+    q->params.grammar.text.ptr =
+        copied(b, r->grammar.text.ptr, (int32_t)r->grammar.text.len, 1);
+    q->mask =
+        take(b, r->grammar.kind ? (size_t)ml_mask_words(n_vocab) : 0, sizeof *q->mask);
     take_ends(b, q, o, r);
     take_stops(b, q, r);
     take_scores(b, &q->prompt, (size_t)(r->n_prompt - q->prompt_from), r);
@@ -198,6 +220,20 @@ static void score_first_token(ml_request *q) {
     q->n_prompt_scored = 1;
 }
 
+static ml_status open_matcher(ml_request *q, const ml_engine_opts *o, ml_err *err) {
+    ml_grammar *g;
+    ml_status st;
+
+    if (q->params.grammar.kind == ML_GRAMMAR_NONE)
+        return ML_OK;
+    st = ml_grammar_get(&g, o->grammars, q->params.grammar, err);
+    if (st != ML_OK)
+        return st;
+    q->matcher = ml_matcher_new(g);
+    ml_grammar_release(g);
+    return ML_OK;
+}
+
 ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n_vocab,
                          const ml_gen_request *r, ml_err *err) {
     block b = { 0 };
@@ -205,14 +241,18 @@ ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n
 
     if (check(opts, n_vocab, r, err) != ML_OK)
         return ML_EUSAGE;
-    lay_out(&b, opts, r, &scratch);
+    lay_out(&b, opts, n_vocab, r, &scratch);
     b.ptr = calloc(1, b.at);
     if (!b.ptr)
         return ml_fail(err, ML_ENOMEM, "out of memory for a request of %d tokens",
                        scratch.cap);
     b.at = 0;
-    q = lay_out(&b, opts, r, &scratch);
+    q = lay_out(&b, opts, n_vocab, r, &scratch);
     *q = scratch;
+    if (open_matcher(q, opts, err) != ML_OK) {
+        free(q);
+        return ML_EUSAGE;
+    }
     memcpy(q->token, r->prompt, (size_t)r->n_prompt * sizeof *q->token);
     q->params.prompt = NULL; /* from here on, use q->token */
     q->submitted_s = ml_clock_s();
@@ -232,6 +272,7 @@ void ml_request_free(ml_request *r) {
         return;
     if (r->detok)
         ml_detok_free(r->detok);
+    ml_matcher_free(r->matcher);
     ml_stops_release(&r->stops);
     ml_text_release(&r->piece);
     ml_text_release(&r->kept);
@@ -239,6 +280,38 @@ void ml_request_free(ml_request *r) {
 }
 
 /* --- tokens ------------------------------------------------------------------- */
+
+/* The model's end tokens are allowed where the text is complete, and nowhere else; a stop
+ * token of the request may also be text.  Returns how many tokens are no longer allowed. */
+static int32_t mask_ends(ml_request *r, bool complete) {
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < r->n_end; i++) {
+        uint32_t bit = 1u << (r->end_id[i] % 32), *word = &r->mask[r->end_id[i] / 32];
+        if (complete)
+            *word |= bit;
+        else if (i < r->n_end - r->params.n_stop_id && *word & bit) {
+            *word &= ~bit;
+            n++;
+        }
+    }
+    return n;
+}
+
+bool ml_request_mask(ml_request *r) {
+    int32_t n_prompt = r->params.n_prompt;
+    ml_matched m = { 0 };
+    ml_err err;
+
+    if (ml_matcher_mask(r->matcher, r->token + n_prompt, r->n_token - n_prompt, r->mask, &m,
+                        &err) != ML_OK)
+        ml_str_copy(r->unmatched, sizeof r->unmatched, ml_str_of(err.msg));
+    else if (mask_ends(r, m.complete) == m.n && !m.complete)
+        ml_str_copy(r->unmatched, sizeof r->unmatched,
+                    ml_str_of("no token of the vocabulary continues the answer by its "
+                              "grammar"));
+    return m.complete && !m.n;
+}
 
 static int find_stop(ml_request *r, int32_t id) {
     r->piece.len = r->kept.len = 0;

@@ -32,6 +32,9 @@ typedef struct ml_request {
     ml_detok *detok; /* for stop strings, or NULL */
     ml_stops stops;
     ml_text piece, kept; /* text of a token; the part that cannot be a stop string */
+    ml_matcher *matcher; /* of its grammar, or NULL */
+    uint32_t *mask;      /* [ml_mask_words(n_vocab)] the tokens that it allows next */
+    char unmatched[200]; /* why no token does; empty otherwise */
 
     int32_t *token; /* [cap] */
     int32_t n_token, cap;
@@ -60,6 +63,9 @@ ml_status ml_request_check_ids(const char *what, const int32_t *id, int32_t n,
 ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n_vocab,
                          const ml_gen_request *r, ml_err *err);
 void ml_request_free(ml_request *r); /* NULL is allowed */
+
+/* Computes the mask for the next token.  True: the answer can only end. */
+bool ml_request_mask(ml_request *r);
 
 /* Appends a drawn token; returns whether it ends the answer and sets *matched as in
  * ml_gen_update. */

@@ -252,6 +252,21 @@ static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32
                       .n_also = r->params.n_also };
 }
 
+/* The draw of a request's next token. */
+static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t loss) {
+    ml_draw d = draw_of(e, r, n, loss);
+    bool ends = r->matcher && ml_request_mask(r);
+
+    if (r->matcher && !r->unmatched[0])
+        d.allowed = r->mask;
+    if (n - r->params.n_prompt < r->params.min_new && !ends) {
+        d.ban = r->end_id;
+        d.n_ban = r->n_end;
+    }
+    score_at(r, &r->answer, 0, &d);
+    return d;
+}
+
 static void prepare_draws(ml_engine *e) {
     ml_inflight_step *f = e->step;
     ml_draw *d = f->draw;
@@ -259,7 +274,7 @@ static void prepare_draws(ml_engine *e) {
     f->n_draw = 0;
     for (int32_t i = 0; i < f->n_entry; i++) {
         const ml_batch_entry *entry = &f->entry[i];
-        const ml_request *r = entry->r;
+        ml_request *r = entry->r;
         int32_t n = r->n_token + entry->unknown;
         for (int32_t k = 0; k < entry->n_score; k++, f->n_draw++) {
             int32_t at = r->n_prompt_scored + k;
@@ -268,12 +283,8 @@ static void prepare_draws(ml_engine *e) {
             score_at(r, &r->prompt, at, &d[f->n_draw]);
         }
         if (entry->draws) {
-            d[f->n_draw] = draw_of(e, r, n, f->n_draw);
-            if (n - r->params.n_prompt < r->params.min_new) {
-                d[f->n_draw].ban = r->end_id;
-                d[f->n_draw].n_ban = r->n_end;
-            }
-            score_at(r, &r->answer, 0, &d[f->n_draw++]);
+            d[f->n_draw] = next_draw(e, r, n, f->n_draw);
+            f->n_draw++;
         }
     }
     ML_BUG_IF(f->n_draw != e->batch.rows.n_loss);

@@ -15,6 +15,7 @@
 #include "backend/ops.h"
 #include "base/err.h"
 #include "base/str.h"
+#include "text/grammar/grammar.h"
 
 typedef enum ml_finish {
     ML_FINISH_NOT,    /* more will come */
@@ -36,6 +37,9 @@ typedef struct ml_gen_request {
     bool ignore_eos;    /* the model's end tokens do not end the answer */
     const ml_str *stop; /* stop strings; need a tokenizer */
     int32_t n_stop;
+    /* The answer's text is one of this grammar; needs a tokenizer.  End tokens are drawn
+     * where the text is complete, also those of the model with ignore_eos. */
+    ml_grammar_source grammar;
     /* Prompt tokens from this index on are scored (-1: none), as is each answer token.
      * Token 0 has no context: its log-probabilities are NaN, its top_id -1. */
     int32_t score_from;

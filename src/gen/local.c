@@ -336,12 +336,20 @@ ml_status ml_local_group_do(ml_gen *g, ml_group_op op, const char *json, uint64_
     return st;
 }
 
-ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const char *dir, ml_err *err) {
-    ml_command c = { .kind = ML_DO_ADAPTER, .slot = slot, .err = err };
+ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const ml_adapter_source *from,
+                               ml_err *err) {
+    const char *text = from->json ? from->json : from->dir;
+    ml_command c = { .kind = ML_DO_ADAPTER,
+                     .slot = slot,
+                     .version = from->version,
+                     .how = from->how,
+                     .crc64 = from->crc64 ? strtoull(from->crc64, NULL, 16) : 0,
+                     .flag = { from->json != NULL, from->crc64 != NULL },
+                     .err = err };
     ml_status st;
 
-    c.dir = dir ? strdup(dir) : NULL;
-    if (dir && !c.dir)
+    c.dir = text ? strdup(text) : NULL;
+    if (text && !c.dir)
         return ml_fail(err, ML_ENOMEM, "out of memory for a path");
     st = have_done(of(g), &c);
     if (st != ML_OK)

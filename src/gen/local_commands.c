@@ -56,6 +56,7 @@ ml_status ml_weight_set_new(ml_weight_set **out, const ml_local_opts *o, const c
 
 void ml_local_adopt(ml_local *l, ml_weight_set *s) {
     s->w.lora = l->opts.lora ? &l->adapters.table : NULL;
+    l->adapters.checked = NULL;
 }
 
 void ml_local_close_adapters(ml_local *l) {
@@ -77,21 +78,52 @@ static void add_slots(ml_local_adapters *a, int32_t n) {
     a->table = (ml_lora_table){ .adapter = a->site, .n_adapter = a->n };
 }
 
-static ml_status load_adapter(const ml_local *l, ml_lora *out, const char *dir,
-                              ml_err *err) {
-    ml_status st = ml_lora_load(out, l->opts.spec, dir, l->opts.be, err);
+/* An adapter of another base would silently be another model. */
+static ml_status check_base(ml_local *l, const ml_command *c) {
+    ml_local_adapters *a = &l->adapters;
+    const ml_weights *w = l->own ? &l->own->w : NULL;
+    ml_status st = ML_OK;
 
+    if (!c->flag[1] || !w || l->no_weights || l->opts.spec->n_rank)
+        return ML_OK;
+    if (a->checked != w)
+        st = ml_weights_crc64(&a->crc64, w, l->opts.spec, c->err);
+    a->checked = st == ML_OK ? w : NULL;
+    if (st == ML_OK && a->crc64 != c->crc64)
+        st = ml_fail(c->err, ML_EUSAGE,
+                     "the base weights of the adapter have checksum %016llx, but those of "
+                     "this engine %016llx: start it with the trainer's checkpoint and "
+                     "--dtype",
+                     (unsigned long long)c->crc64, (unsigned long long)a->crc64);
+    return st;
+}
+
+static ml_status read_adapter(ml_local *l, ml_lora *out, const ml_command *c) {
+    const char *where = c->flag[0] ? "the adapter over TCP" : c->dir;
+    ml_status st = check_base(l, c);
+
+    if (st == ML_OK)
+        st = c->flag[0] ? ml_local_receive_adapter(l, out, c->dir, c->err)
+                        : ml_lora_load(out, l->opts.spec, c->dir, l->opts.be, c->err);
     if (st != ML_OK)
         return st;
-    st = ml_lora_check(out, l->opts.lora, dir, err);
+    st = ml_lora_check(out, l->opts.lora, where, c->err);
     if (st != ML_OK)
         ml_lora_close(out);
     return st;
 }
 
+/* Requests in flight continue with the adapter's new values. */
+static ml_status switch_version(ml_local *l, const ml_command *c) {
+    if (!c->version || !l->own)
+        return ML_OK;
+    l->own->w.version = c->version;
+    return ml_engine_switch(l->engine, &l->own->w, c->how);
+}
+
 static ml_status do_adapter(ml_local *l, ml_command *c) {
     ml_lora fresh = { 0 };
-    ml_status st = c->dir ? load_adapter(l, &fresh, c->dir, c->err) : ML_OK;
+    ml_status st = c->dir ? read_adapter(l, &fresh, c) : ML_OK;
 
     st = ml_rank_group_agree(&l->group, st, c->err);
     if (st != ML_OK) {
@@ -104,7 +136,7 @@ static ml_status do_adapter(ml_local *l, ml_command *c) {
     l->adapters.site[c->slot] = fresh.site;
     free(c->dir);
     c->dir = NULL;
-    return ML_OK;
+    return switch_version(l, c);
 }
 
 /* --- operations ----------------------------------------------------------------- */

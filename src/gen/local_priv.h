@@ -66,6 +66,7 @@ struct ml_command {
     ml_switch how;
     ml_group_op op;
     int32_t slot;
+    uint64_t crc64; /* of the base, if flag[1] */
     bool flag[2];
 };
 
@@ -75,6 +76,8 @@ typedef struct ml_local_adapters {
     const ml_lora_site **site; /* [n] as the table has them */
     int32_t n;
     ml_lora_table table;
+    const ml_weights *checked; /* whose checksum crc64 is, or NULL */
+    uint64_t crc64;
 } ml_local_adapters;
 
 struct ml_local {
@@ -137,6 +140,9 @@ void ml_local_close_adapters(ml_local *l);
 /* local_group.c: weights over TCP. */
 ml_status ml_local_do_group(ml_local *l, ml_command *c);
 void ml_local_leave_groups(ml_local *l);
+/* Reads an adapter that a request (JSON) describes from a group. */
+ml_status ml_local_receive_adapter(ml_local *l, ml_lora *out, const char *json,
+                                   ml_err *err);
 
 /* version: of the new set.  dir NULL: dummy weights. */
 ml_status ml_weight_set_new(ml_weight_set **out, const ml_local_opts *o, const char *dir,

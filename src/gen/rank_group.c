@@ -113,6 +113,7 @@ void ml_rank_group_put_request(ml_rank_group *g, const ml_request *r) {
                       (size_t)p->n_stop_id * sizeof *r->end_id);
     ml_rank_group_put(g, p->also, (size_t)p->n_also * sizeof *p->also);
     ml_rank_group_put(g, p->draw.bias, (size_t)p->draw.n_bias * sizeof *p->draw.bias);
+    ml_rank_group_put(g, p->grammar.text.ptr, p->grammar.text.len);
     for (int32_t i = 0; i < p->n_stop; i++) {
         ml_rank_group_put_int(g, (int64_t)p->stop[i].len);
         ml_rank_group_put(g, p->stop[i].ptr, p->stop[i].len);
@@ -132,6 +133,7 @@ ml_status ml_rank_group_get_request(ml_rank_group *g, ml_request **out,
     p.stop_id = ml_rank_group_get(g, (size_t)p.n_stop_id * sizeof *p.stop_id);
     p.also = ml_rank_group_get(g, (size_t)p.n_also * sizeof *p.also);
     p.draw.bias = ml_rank_group_get(g, (size_t)p.draw.n_bias * sizeof *p.draw.bias);
+    p.grammar.text.ptr = ml_rank_group_get(g, p.grammar.text.len);
     stop = ml_memory_grow(NULL, ((size_t)p.n_stop + 1) * sizeof *stop, "stop strings");
     for (int32_t i = 0; i < p.n_stop; i++) {
         stop[i].len = (size_t)ml_rank_group_get_int(g);

@@ -237,6 +237,7 @@ static void keep(ml_remote_call *c, const ml_gen_request *r) {
     }
     c->max_reply = ml_remote_reply_bytes(r, &c->remote->opts);
     c->params.draw.bias = NULL;
+    c->params.grammar = (ml_grammar_source){ 0 };
 }
 
 static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, void *ud,

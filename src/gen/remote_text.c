@@ -81,6 +81,8 @@ static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
     ml_json_put_bool(o, "ignore_eos", r->ignore_eos);
     write_stops(o, r);
     write_bias(o, d);
+    if (r->grammar.kind)
+        ml_json_put_str(o, ml_grammar_kind_name(r->grammar.kind), r->grammar.text);
     write_seed(o, opts, d);
     ml_json_end(o, '}');
 }
@@ -168,6 +170,8 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
     ml_json_ids(o, r->prompt, r->n_prompt);
     ml_json_put_word(o, "rid", rid);
     ml_json_put_bool(o, "return_logprob", true);
+    if (opts->adapter)
+        ml_json_put_word(o, "lora_path", opts->adapter);
     write_sampling(o, opts, r);
     ml_json_put_int(o, "logprob_start_len", list_from(opts, r));
     if (r->n_top)

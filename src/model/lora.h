@@ -51,6 +51,10 @@ typedef struct ml_lora {
 ml_status ml_lora_load(ml_lora *out, const ml_spec *base, const char *dir, ml_backend *be,
                        ml_err *err);
 
+/* The same from tensors and the text of the configuration in memory. */
+ml_status ml_lora_load_tensors(ml_lora *out, const ml_spec *base, ml_str config,
+                               ml_st_file *tensors, ml_backend *be, ml_err *err);
+
 /* How a new adapter is made; the names are those of Miles' flags. */
 typedef struct ml_lora_opts {
     int32_t rank;
@@ -102,6 +106,9 @@ void ml_lora_join_grads(ml_lora *l);
 /* The tensors of its file, in the order of the spec, without those that repeat others; in
  * the arena. */
 const ml_named *ml_lora_named(const ml_lora *l, ml_arena *a, int32_t *n);
+
+/* All tensors of its file, those that repeat others, too; in the arena. */
+const ml_named *ml_lora_tensors(const ml_lora *l, ml_arena *a, int32_t *n);
 
 /* Writes both files into an existing directory; PEFT reads them.  w: its weights, or a copy of
  * them. */

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -76,6 +77,8 @@ static ml_demand demand_of(const ml_assembly *m, const ml_run_opts *c) {
     for (int32_t i = 0; i < evals->n; i++)
         d.n_running =
             most(d.n_running, evals->set[i].dataset.rows.n * evals->set[i].n_per_prompt);
+    if (c->opd.context_key) /* the teacher's prompts are not known yet */
+        d.longest = ML_NONE;
     d.n_running = most(d.n_running, most(c->mode.max_samples, 1));
     return d;
 }
@@ -115,6 +118,8 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     o.write.source = o.dir;
     o.write.file_bytes = (size_t)o.shard_bytes;
     m->generator.copy_dir = o.copy;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, o.dir, NULL, 0, m->run, err);
     return ml_publisher_disk(&m->publisher, &o, m->run, err);
 }
 
@@ -147,9 +152,13 @@ static ml_status open_tcp(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
 
     if (st == ML_OK && c->mode.n_engine)
         st = make_weight_dir(m, &dir, c, err);
-    return st == ML_OK ? ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
-                                          60 * c->place.timeout_min, m->run, err)
-                       : st;
+    if (st != ML_OK)
+        return st;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, NULL, address,
+                                           60 * c->place.timeout_min, m->run, err);
+    return ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
+                            60 * c->place.timeout_min, m->run, err);
 }
 
 /* What gives weights to engines in other processes; a dry run creates nothing. */
@@ -238,6 +247,8 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
     if (ml_run_ranks_moves(&c->ranks))
         return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,
                                   c->debug.check_sync, err);
+    if (w->lora && c->lora.train_only)
+        return ml_publisher_base(&m->publisher, w, err);
     if (ml_generator_own_set(c) && w->lora)
         return ml_publisher_adapter(&m->publisher, w, &m->run->lora, &m->generator.be, err);
     return ml_generator_own_set(c)
@@ -297,7 +308,7 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
     st = tell_address(m, c, err);
     if (st == ML_OK)
         st = ml_publisher_start(m->publisher, &m->generator, w, err);
-    m->publisher->frozen = c->debug.skip_sync;
+    m->publisher->frozen = c->debug.skip_sync || c->lora.train_only;
     return st;
 }
 
@@ -391,32 +402,37 @@ static ml_status join_generation(ml_assembly *m, ml_train_loop *loop,
     return st;
 }
 
-static ml_distill distill_of(const ml_assembly *m, const ml_run_opts *c) {
-    return (ml_distill){ .teacher = m->teachers.teacher,
-                         .n_teacher = m->teachers.n,
-                         .key = c->opd.key,
-                         .student = { m->generator.gen, "the engine",
-                                      (float)c->rollout.temperature },
-                         .top_k = (int32_t)c->opd.top_k,
-                         .set = c->opd.set,
-                         .weight = c->opd.weight };
+static ml_reward_shaping shaping_of(ml_assembly *m, const ml_run_opts *c) {
+    const ml_string_list *keys = &c->shaping.keys, *weights = &c->shaping.weights;
+    double *weight = ML_NEW(&m->arena, double, keys->n + 1);
+
+    for (int i = 0; i < keys->n; i++)
+        weight[i] = i < weights->n ? strtod(weights->word[i], NULL) : 1.0;
+    return (ml_reward_shaping){ .max_response = c->rollout.max_response,
+                                .overlong_buffer = c->shaping.overlong_buffer,
+                                .overlong_factor = c->shaping.overlong_factor,
+                                .length_coef = c->shaping.length_coef,
+                                .key = keys->word,
+                                .weight = weight,
+                                .n_key = keys->n };
 }
 
 /* Wraps the rollout with the extensions that process its samples. */
 static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
-    m->hooks =
-        (ml_rollout_hooks){ .inner = inner,
-                            .inject = { c->record.inject, c->record.inject_from,
-                                        c->record.inject_least, m->run->spec.n_vocab },
-                            .distill = distill_of(m, c),
-                            .n_critic_only =
-                                m->run->critic.from ? m->run->opts.n_critic_only : 0,
-                            .rescore = { c->debug.prefill ? m->generator.gen : NULL,
-                                         "the engine", (float)c->rollout.temperature },
-                            .post = m->extensions->reward_post,
-                            .filter = m->extensions->sample_filter,
-                            .metrics = m->extensions->metrics,
-                            .hook = m->extensions->samples_hook };
+    m->hooks = (ml_rollout_hooks){
+        .inner = inner,
+        .inject = { c->record.inject, c->record.inject_from, c->record.inject_least,
+                    m->run->spec.n_vocab },
+        .distill = ml_run_teachers_distill(&m->teachers, m->generator.gen),
+        .shaping = shaping_of(m, c),
+        .n_critic_only = m->run->critic.from ? m->run->opts.n_critic_only : 0,
+        .rescore = { c->debug.prefill ? m->generator.gen : NULL, "the engine",
+                     (float)c->rollout.temperature },
+        .post = m->extensions->reward_post,
+        .filter = m->extensions->sample_filter,
+        .metrics = m->extensions->metrics,
+        .hook = m->extensions->samples_hook
+    };
     return ml_rollout_with_hooks(&m->hooks);
 }
 

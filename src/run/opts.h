@@ -99,6 +99,7 @@ typedef struct ml_lora_flags {
     const char *target, *exclude;
     const char *path; /* the initial adapter; NULL: a new one */
     bool rslora, shared_outer;
+    bool train_only; /* rollouts use the model without the adapter */
 } ml_lora_flags;
 
 typedef struct ml_mode_opts {
@@ -181,9 +182,16 @@ typedef struct ml_run_opts {
         int64_t top_k; /* 0: the tokens of the answer are compared */
         ml_opd_set set;
         ml_opd_weight weight;
-        bool per_position; /* servers of teachers score ids per position */
-        const char *key;   /* member of the metadata that names a sample's teacher */
+        bool per_position;       /* servers of teachers score ids per position */
+        const char *key;         /* member of the metadata that names a sample's teacher */
+        const char *context_key; /* that with the teacher's prompt; NULL: the student's */
+        double sibling_reward;   /* as in ml_teacher_prompt */
     } opd;
+    struct {
+        int64_t overlong_buffer;
+        double overlong_factor, length_coef;
+        ml_string_list keys, weights;
+    } shaping;            /* as in ml_reward_shaping */
     ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts per rollout */
@@ -263,6 +271,9 @@ static inline bool ml_run_names_critic(const ml_run_opts *o) {
     return o->critic_load || o->critic_save || o->n_critic_only || o->critic_warmup_iters ||
            !isnan(o->critic_lr);
 }
+
+/* The name by which engines of other processes know the adapter; Miles' functions send it. */
+#define ML_TRAINED_ADAPTER "miles_lora"
 
 /* Whether an adapter is trained. */
 static inline bool ml_run_has_lora(const ml_run_opts *o) {

@@ -158,11 +158,13 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
                        "--lora-rank: the backend %s does not compute adapters yet; use "
                        "--device cpu",
                        r->be.name);
-    if (ml_run_ranks_size(&r->opts.ranks) > 1)
-        return ml_fail(
-            err, ML_EUNSUP,
-            "--lora-rank: several ranks do not train LoRA adapters yet; start one "
-            "process");
+    if (ml_run_ranks_moves(&r->opts.ranks) || r->opts.ranks.sizes.size[ML_MESH_TP] > 1 ||
+        r->opts.ranks.sizes.size[ML_MESH_CP] > 1)
+        return ml_fail(err, ML_EUNSUP,
+                       "--lora-rank: every rank has the whole model (data parallelism); "
+                       "remove the flags that divide it (tensor, context, pipeline and "
+                       "expert parallel sizes, FSDP), --rollout-num-gpus-per-engine and "
+                       "--rollout-num-gpus");
     st = make_lora(r, err);
     if (st != ML_OK)
         return st;
@@ -326,10 +328,11 @@ static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
 static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
                                const ml_checkpoint *from, bool bf16) {
     bool lora = ml_run_has_lora(&r->opts) && s == &r->spec;
-    uint64_t state = r->opts.save_optim
-                         ? ml_optimizer_bytes(lora ? &r->lora.spec : s,
-                                              &r->opts.trainer.optimizer, bf16 && !lora)
-                         : 0;
+    uint64_t state =
+        r->opts.save_optim
+            ? ml_optimizer_saved_bytes(lora ? &r->lora.spec : s, &r->opts.trainer.optimizer,
+                                       bf16 && !lora)
+            : 0;
     return (lora ? r->lora.weights.buf.bytes : checkpoint_bytes(from)) + state;
 }
 

@@ -53,7 +53,7 @@ ml_status ml_run_teachers_choose(ml_train_run *r, ml_err *err) {
         st = is_another(r, &another, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--opd-teacher-load");
-    r->teacher_engine = another || o->opd.top_k > 0;
+    r->teacher_engine = another || o->opd.top_k > 0 || o->opd.context_key;
     return st;
 }
 
@@ -140,13 +140,6 @@ static ml_status open_engine(ml_run_teachers *t, int32_t context, ml_err *err) {
     return st;
 }
 
-ml_status ml_run_teachers_open(ml_run_teachers *t, ml_train_run *r, int32_t context,
-                               ml_err *err) {
-    *t = (ml_run_teachers){ .run = r };
-    ml_arena_init(&t->arena, "teachers");
-    return r->teacher_engine ? open_engine(t, context, err) : ML_OK;
-}
-
 static ml_status start_engine(ml_run_teachers *t, ml_err *err) {
     const ml_run_opts *o = &t->run->opts;
     ml_local_opts local = { .engine = t->engine,
@@ -195,11 +188,24 @@ static ml_teacher *find(ml_run_teachers *t, const char *name) {
     return NULL;
 }
 
-static ml_status connect_one(ml_run_teachers *t, const char *name, ml_err *err) {
+/* The names in --opd-teacher-urls. */
+static void list_names(ml_run_teachers *t) {
+    const ml_string_list *words = &t->run->opts.teacher_urls;
+
+    t->teacher = ML_NEW(&t->arena, ml_teacher, words->n + 1);
+    for (int i = 0; i < words->n; i++) {
+        const char *name = name_of(&t->arena, words->word[i]);
+        if (!find(t, name))
+            t->teacher[t->n++] = (ml_teacher){
+                name, { NULL, ml_arena_printf(&t->arena, "the teacher %s", name), 1 }
+            };
+    }
+}
+
+static ml_status connect_one(ml_run_teachers *t, ml_teacher *to, ml_err *err) {
     const ml_run_opts *o = &t->run->opts;
     const ml_string_list *words = &o->teacher_urls;
     const char **url = ML_NEW(&t->arena, const char *, words->n);
-    ml_teacher *to = &t->teacher[t->n];
     ml_remote_opts remote = { .url = url,
                               .api_key = ml_secret_text(&t->run->teacher_key),
                               .spec = &t->run->spec,
@@ -212,40 +218,123 @@ static ml_status connect_one(ml_run_teachers *t, const char *name, ml_err *err) 
                               .check_s = 30,
                               .check_timeout_s = 30,
                               .warn_s = 30 };
-    ml_status st;
 
     for (int i = 0; i < words->n; i++)
-        if (strcmp(name_of(&t->arena, words->word[i]), name) == 0)
+        if (strcmp(name_of(&t->arena, words->word[i]), to->name) == 0)
             url[remote.n_url++] = address_of(&t->arena, words->word[i]);
-    *to = (ml_teacher){ name,
-                        { NULL, ml_arena_printf(&t->arena, "the teacher %s", name), 1 } };
-    st = ml_remote_open(&to->by.gen, &remote, err);
-    t->n += st == ML_OK;
-    return st;
+    return ml_remote_open(&to->by.gen, &remote, err);
 }
 
 static ml_status connect_all(ml_run_teachers *t, ml_err *err) {
-    const ml_string_list *words = &t->run->opts.teacher_urls;
     ml_status st = ML_OK;
 
-    t->teacher = ML_NEW(&t->arena, ml_teacher, words->n + 1);
-    for (int i = 0; i < words->n && st == ML_OK; i++) {
-        const char *name = name_of(&t->arena, words->word[i]);
-        if (!find(t, name))
-            st = connect_one(t, name, err);
+    for (int32_t i = 0; i < t->n && st == ML_OK; i++)
+        st = connect_one(t, &t->teacher[i], err);
+    return st;
+}
+
+/* --- what rows say ------------------------------------------------------------------ */
+
+/* Whether the metadata of a row has what its teacher needs. */
+static ml_status check_row(const ml_run_teachers *t, const ml_distill *d, int64_t row,
+                           ml_arena *a, ml_err *err) {
+    const ml_dataset *ds = &t->run->dataset;
+    const ml_teacher *found;
+    ml_prompt p;
+    ml_str metadata = { 0 };
+    ml_status st = ml_dataset_prompt(&p, ds, row, a, err);
+
+    if (st != ML_OK)
+        return st;
+    if (p.metadata)
+        metadata = (ml_str){ p.source.ptr + p.metadata->begin,
+                             p.metadata->end - p.metadata->begin };
+    if (d->n_teacher)
+        st = ml_teacher_of(&found, d, metadata, err);
+    if (st == ML_OK && d->prompt.key && !ml_json_get(p.metadata, d->prompt.key))
+        st = ml_fail(err, ML_EFORMAT,
+                     "metadata has no \"%s\", the teacher's prompt (--opd-context-key)",
+                     d->prompt.key);
+    if (st != ML_OK)
+        ml_dataset_blame(ds, row, err);
+    return st;
+}
+
+static ml_status check_rows(const ml_run_teachers *t, ml_err *err) {
+    const ml_dataset *ds = &t->run->dataset;
+    const ml_run_opts *o = &t->run->opts;
+    ml_distill d = { .teacher = t->teacher,
+                     .n_teacher = t->n,
+                     .key = o->opd.key,
+                     .prompt = { .key = o->opd.context_key } };
+    ml_status st = ML_OK;
+
+    if (ds->opts.make || (t->n < 2 && !o->opd.context_key) || o->rollout.load_debug)
+        return ML_OK;
+    for (int64_t i = 0; i < ds->rows.n && st == ML_OK; i++) {
+        ml_arena a;
+        ml_arena_init(&a, "a row");
+        st = check_row(t, &d, i, &a, err);
+        ml_arena_release(&a);
     }
     return st;
 }
 
+/* --- open, start, close -------------------------------------------------------------- */
+
+ml_status ml_run_teachers_open(ml_run_teachers *t, ml_train_run *r, int32_t context,
+                               ml_err *err) {
+    ml_status st;
+
+    *t = (ml_run_teachers){ .run = r };
+    ml_arena_init(&t->arena, "teachers");
+    if (!r->opts.algo.use_opd)
+        return ML_OK;
+    list_names(t);
+    st = check_rows(t, err);
+    return st == ML_OK && r->teacher_engine ? open_engine(t, context, err) : st;
+}
+
 ml_status ml_run_teachers_start(ml_run_teachers *t, ml_err *err) {
+    if (t->run->opts.opd.context_key)
+        t->encoder = ml_encoder_new(t->run->tokenizer);
     return t->run->teacher_engine ? start_engine(t, err) : connect_all(t, err);
+}
+
+ml_distill ml_run_teachers_distill(ml_run_teachers *t, ml_gen *student) {
+    const ml_run_opts *o = &t->run->opts;
+    ml_scorer engine = { student, "the engine", (float)o->rollout.temperature };
+    ml_distill d = { .teacher = t->teacher,
+                     .n_teacher = t->n,
+                     .key = o->opd.key,
+                     .student = engine,
+                     .top_k = (int32_t)o->opd.top_k,
+                     .set = o->opd.set,
+                     .weight = o->opd.weight,
+                     .prompt = { .key = o->opd.context_key,
+                                 .sibling_reward = o->opd.sibling_reward,
+                                 .chat = o->data.apply_chat_template,
+                                 .encoder = t->encoder,
+                                 .chat_template = t->run->chat_template,
+                                 .kwargs = t->run->dataset.template_kwargs } };
+
+    if (o->algo.use_opd && student && o->opd_type && strcmp(o->opd_type, "self") == 0) {
+        ml_teacher *self = ML_NEW(&t->arena, ml_teacher, 1);
+        *self = (ml_teacher){ ML_TEACHER_DEFAULT, engine };
+        d.teacher = self;
+        d.n_teacher = 1;
+    }
+    return d;
 }
 
 void ml_run_teachers_close(ml_run_teachers *t) {
     if (!t->run)
         return;
     for (int32_t i = 0; i < t->n; i++)
-        t->teacher[i].by.gen->close(t->teacher[i].by.gen);
+        if (t->teacher[i].by.gen)
+            t->teacher[i].by.gen->close(t->teacher[i].by.gen);
+    if (t->encoder)
+        ml_encoder_free(t->encoder);
     if (t->be.name)
         ml_backend_close(&t->be);
     ml_spec_close(&t->spec);

@@ -22,17 +22,21 @@ typedef struct ml_run_teachers {
     ml_spec spec;
     ml_backend be;
     ml_engine_opts engine;
+    ml_encoder *encoder; /* of teachers' prompts; NULL: those of the students */
 } ml_run_teachers;
 
 /* Finds --opd-teacher-load, and who scores with it: teacher_dir and teacher_engine. */
 ml_status ml_run_teachers_choose(ml_train_run *r, ml_err *err);
 
-/* Checks the engine's model, and adds its memory to the plan.  context: tokens of the longest
+/* Checks the metadata of all rows and the engine's model, and adds its memory to the plan.  context: tokens of the longest
  * sample; 0: not known. */
 ml_status ml_run_teachers_open(ml_run_teachers *t, ml_train_run *r, int32_t context,
                                ml_err *err);
 /* Connects to servers, or loads the weights. */
 ml_status ml_run_teachers_start(ml_run_teachers *t, ml_err *err);
+/* How the started teachers score.  student: the engine of the run, which is its own teacher
+ * with --opd-type self. */
+ml_distill ml_run_teachers_distill(ml_run_teachers *t, ml_gen *student);
 void ml_run_teachers_close(ml_run_teachers *t); /* zeros are allowed */
 
 #endif

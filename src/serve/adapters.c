@@ -1,5 +1,6 @@
 #include "serve/adapters.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +54,8 @@ static void free_entry(ml_adapters *a, ml_adapter *e) {
     *at = e->next;
     free(e->name);
     free(e->dir);
+    free(e->json);
+    free(e->crc64);
     free(e);
 }
 
@@ -117,7 +120,15 @@ static void run_slot(ml_admin *admin, ml_admin_task *t) {
         t->st =
             ml_weight_path_check(&t->dir, &t->arena, &roots, t->dir, "lora_path", &t->err);
     if (t->st == ML_OK)
-        t->st = o->lora.set(o->gen, t->slot, t->dir, &t->err);
+        t->st = o->lora.set(o->gen, t->slot,
+                            &(ml_adapter_source){ .dir = t->dir,
+                                                  .json = t->source,
+                                                  .version = t->version,
+                                                  .how = admin->mode == ML_PAUSE_IN_PLACE
+                                                             ? ML_SWITCH_INEXACT_KV
+                                                             : ML_SWITCH_RECOMPUTE,
+                                                  .crc64 = t->crc64 },
+                            &t->err);
 }
 
 static void leave_queue(ml_adapters *a, ml_adapter_wait *w) {
@@ -141,16 +152,28 @@ static void finish(ml_adapters *a, ml_adapter_wait *w, const ml_err *err) {
     w->ready(w->ud, err);
 }
 
+static void label_version(ml_server *s, uint64_t version) {
+    char number[24];
+
+    snprintf(number, sizeof number, "%llu", (unsigned long long)version);
+    if (version)
+        ml_server_set_label(s, version, ml_str_of(number));
+}
+
 static void slot_done(ml_admin_task *t) {
     ml_adapter *e = t->adapter;
     ml_adapters *a = e->all;
     ml_adapter_wait *w = a->first;
+    bool load = t->dir || t->source;
 
     a->busy = false;
-    if (t->dir && t->st == ML_OK)
+    e->in = t->weights; /* of a replaced one that remains */
+    if (load && t->st == ML_OK) {
         set_in(a, e, t->slot);
-    else if (t->dir && w && w->n_held < w->n_need && w->need[w->n_held] == e)
+        label_version(a->server, t->version);
+    } else if (load && w && w->n_held < w->n_need && w->need[w->n_held] == e) {
         finish(a, w, &t->err);
+    }
     pump(a);
 }
 
@@ -160,11 +183,15 @@ static void begin_slot(ml_adapters *a, ml_adapter *e, int32_t slot, bool load) {
 
     t->adapter = e;
     t->slot = slot;
-    t->dir = load ? ml_arena_printf(&t->arena, "%s", e->dir) : NULL;
+    t->dir = load && !e->json ? ml_arena_printf(&t->arena, "%s", e->dir) : NULL;
+    t->source = load && e->json ? ml_arena_printf(&t->arena, "%s", e->json) : NULL;
+    t->crc64 = e->crc64 ? ml_arena_printf(&t->arena, "%s", e->crc64) : NULL;
+    t->version = load ? e->version : 0;
+    t->weights = load && e->in;
     t->prefix = e->asked;
     t->run = run_slot;
     t->done = slot_done;
-    e->in = e->leaving = false; /* nobody may hold it meanwhile */
+    e->in = e->leaving = e->stale = false; /* nobody may hold it meanwhile */
     a->busy = true;
     ml_admin_hand_over(t);
 }
@@ -226,10 +253,12 @@ static bool any_unloading(const ml_adapters *a) {
 
 /* Loads an adapter for the first waiter; false: it must wait for others. */
 static bool bring_in(ml_adapters *a, ml_adapter_wait *w, ml_adapter *e) {
-    int32_t slot = free_slot(a);
+    int32_t slot = e->in ? e->slot : free_slot(a);
     ml_adapter *victim;
     ml_err err = { 0 };
 
+    if (e->in && !e->version && e->n_user)
+        return false; /* its requests finish with the values that they began with */
     if (slot >= 0) {
         begin_slot(a, e, slot, true);
         return true;
@@ -271,7 +300,7 @@ static bool advance(ml_adapters *a, ml_adapter_wait *w) {
             finish(a, w, &err);
             return true;
         }
-        if (!e->in)
+        if (!e->in || e->stale)
             return bring_in(a, w, e);
         hold(a, w);
     }
@@ -309,7 +338,8 @@ bool ml_adapters_hold(ml_adapters *a, ml_adapter_wait *w) {
     bool ready = true;
 
     for (int32_t i = 0; i < w->n_need; i++)
-        ready = ready && w->need[i]->in && w->need[i]->known && !w->need[i]->leaving;
+        ready = ready && w->need[i]->in && w->need[i]->known && !w->need[i]->leaving &&
+                !w->need[i]->stale;
     if (ready) {
         while (w->n_held < w->n_need)
             hold(a, w);
@@ -336,17 +366,39 @@ void ml_adapters_release(ml_adapters *a, ml_adapter_wait *w) {
 /* --- endpoints ------------------------------------------------------------------ */
 
 typedef struct lora_body {
-    ml_str name, path;
-    bool pinned;
+    ml_str name, path, crc64, version, group;
+    bool pinned, upsert;
 } lora_body;
 
-static const ml_field load_rows[] = {
+static const ml_field common_rows[] = {
     { "lora_name", ML_FIELD_STR, offsetof(lora_body, name) },
-    { "lora_path", ML_FIELD_STR, offsetof(lora_body, path) },
     { "pinned", ML_FIELD_BOOL, offsetof(lora_body, pinned) },
+    /* An adapter of this name is replaced, also while requests use it. */
+    { "upsert", ML_FIELD_BOOL, offsetof(lora_body, upsert) },
+    /* miles only: generation has this version from then on; the base must have this
+     * checksum */
+    { "weight_version", ML_FIELD_STR, offsetof(lora_body, version) },
+    { "base_crc64", ML_FIELD_STR, offsetof(lora_body, crc64) },
     { "lora_id", ML_FIELD_IGNORE },
     { "added_tokens_config", ML_FIELD_REFUSE,
       .why = "adapters change linear layers alone" },
+    { 0 },
+};
+
+static const ml_field load_rows[] = {
+    { "lora_path", ML_FIELD_STR, offsetof(lora_body, path) },
+    { "", ML_FIELD_MORE, .more = common_rows },
+    { 0 },
+};
+
+/* The generator reads the fields of the group and the tensors. */
+static const ml_field receive_rows[] = {
+    { "group_name", ML_FIELD_STR, offsetof(lora_body, group) },
+    { "config_text", ML_FIELD_IGNORE },
+    { "names", ML_FIELD_IGNORE },
+    { "dtypes", ML_FIELD_IGNORE },
+    { "shapes", ML_FIELD_IGNORE },
+    { "", ML_FIELD_MORE, .more = common_rows },
     { 0 },
 };
 
@@ -356,7 +408,7 @@ static const ml_field unload_rows[] = {
     { 0 },
 };
 
-/* Reads a request of either endpoint; false: it was refused. */
+/* Reads a request of an endpoint; false: it was refused. */
 static bool read_body(ml_server *s, ml_http_call *c, const ml_field *rows, lora_body *b,
                       ml_arena *arena) {
     const ml_json *json = NULL;
@@ -369,34 +421,18 @@ static bool read_body(ml_server *s, ml_http_call *c, const ml_field *rows, lora_
         st = ml_read_body(&json, c, arena, false, &err);
     if (st == ML_OK)
         st = ml_fields_read(b, rows, json, "request body", &err);
-    if (st == ML_OK && !b->name.len)
-        st = ml_fail(&err, ML_EUSAGE, "expected \"lora_name\", the adapter's name");
+    if (st == ML_OK && (!b->name.len || memchr(b->name.ptr, 0, b->name.len)))
+        st = ml_fail(&err, ML_EUSAGE,
+                     "expected \"lora_name\", the adapter's name without NUL bytes");
     if (st != ML_OK)
         refuse(c, s->adapters, &err);
     return st == ML_OK;
 }
 
-static ml_status check_load(ml_server *s, const lora_body *b, ml_arena *arena,
-                            ml_err *err) {
-    const char *dir;
-
-    if (!b->path.len)
-        return ml_fail(err, ML_EUSAGE, "expected \"lora_path\", the adapter's directory");
-    if (ml_adapters_find(s->adapters, b->name))
-        return ml_fail(
-            err, ML_EUSAGE,
-            "an adapter named %.*s is loaded already: unload it first, or choose "
-            "another name",
-            (int)(b->name.len < 200 ? b->name.len : 200), b->name.ptr);
-    if (memchr(b->name.ptr, 0, b->name.len))
-        return ml_fail(err, ML_EUSAGE, "\"lora_name\" contains a NUL byte");
-    return ml_weight_path_of(&dir, arena, b->path, "lora_path", err);
-}
-
 static void was_loaded(void *ud, const ml_err *err) {
     ml_adapter *e = ud;
 
-    e->known = !err;
+    e->known = e->in || !err;
     answer(e->all, &e->load_call, err);
     ml_adapters_release(e->all, &e->loading);
 }
@@ -409,26 +445,88 @@ static void unload_gone(void *ud) {
     ((ml_adapter *)ud)->unload_call = NULL;
 }
 
+static void set_text(char **at, ml_str text) {
+    free(*at);
+    *at = text.len ? copy_of(text) : NULL;
+}
+
+/* A new adapter, or a new version of one that no other request is loading. */
+static ml_status find_entry(ml_adapter **out, ml_server *s, const lora_body *b,
+                            ml_str where, ml_err *err) {
+    ml_adapter *e = ml_adapters_find(s->adapters, b->name);
+    uint64_t version = 0;
+    ml_status st = ml_weight_version_read(&version, b->version, err);
+
+    if (st != ML_OK)
+        return st;
+    if (e && (!b->upsert || e->load_call || e->loading.queued))
+        return ml_fail(err, ML_EUSAGE,
+                       "an adapter named %s is loaded already: unload it first, set "
+                       "\"upsert\", or choose another name",
+                       e->name);
+    if (!e)
+        e = add_entry(s->adapters, b->name, where, b->pinned);
+    set_text(&e->dir, where);
+    set_text(&e->crc64, b->crc64);
+    e->version = version;
+    e->stale = e->in;
+    *out = e;
+    return ML_OK;
+}
+
+static void begin_load(ml_adapters *a, ml_adapter *e, ml_http_call *c) {
+    e->asked = true;
+    e->self = e;
+    e->load_call = c;
+    e->loading =
+        (ml_adapter_wait){ .need = &e->self, .n_need = 1, .ready = was_loaded, .ud = e };
+    ml_http_on_gone(c, load_gone, e);
+    if (ml_adapters_hold(a, &e->loading))
+        was_loaded(e, NULL);
+}
+
 void ml_serve_load_lora(ml_server *s, ml_http_call *c) {
     lora_body b = { 0 };
+    ml_adapter *e = NULL;
+    const char *dir;
     ml_err err = { 0 };
     ml_arena arena;
-    ml_adapter *e;
+    ml_status st = ML_OK;
 
     ml_arena_init(&arena, "a request for an adapter");
     if (read_body(s, c, load_rows, &b, &arena)) {
-        if (check_load(s, &b, &arena, &err) != ML_OK) {
-            refuse(c, s->adapters, &err);
+        if (!b.path.len)
+            st =
+                ml_fail(&err, ML_EUSAGE, "expected \"lora_path\", the adapter's directory");
+        if (st == ML_OK)
+            st = ml_weight_path_of(&dir, &arena, b.path, "lora_path", &err);
+        if (st == ML_OK)
+            st = find_entry(&e, s, &b, b.path, &err);
+        if (st == ML_OK) {
+            set_text(&e->json, (ml_str){ 0 });
+            begin_load(s->adapters, e, c);
         } else {
-            e = add_entry(s->adapters, b.name, b.path, b.pinned);
-            e->asked = true;
-            e->self = e;
-            e->load_call = c;
-            e->loading = (ml_adapter_wait){
-                .need = &e->self, .n_need = 1, .ready = was_loaded, .ud = e
-            };
-            ml_http_on_gone(c, load_gone, e);
-            ml_adapters_hold(s->adapters, &e->loading);
+            refuse(c, s->adapters, &err);
+        }
+    }
+    ml_arena_release(&arena);
+}
+
+/* The trainer keeps the tensors of its newest version alone: they are not evicted. */
+void ml_serve_receive_lora(ml_server *s, ml_http_call *c) {
+    lora_body b = { 0 };
+    ml_adapter *e = NULL;
+    ml_err err = { 0 };
+    ml_arena arena;
+
+    ml_arena_init(&arena, "a request for an adapter");
+    if (read_body(s, c, receive_rows, &b, &arena)) {
+        b.pinned = true;
+        if (find_entry(&e, s, &b, ml_str_of("over TCP"), &err) == ML_OK) {
+            set_text(&e->json, ml_http_body(c));
+            begin_load(s->adapters, e, c);
+        } else {
+            refuse(c, s->adapters, &err);
         }
     }
     ml_arena_release(&arena);
@@ -471,7 +569,7 @@ static ml_status load_first(ml_adapters *a, const ml_server_adapter *x, ml_err *
         return ml_fail(err, ML_EUSAGE,
                        "--lora-paths names more adapters than --max-loaded-loras %d allows",
                        a->max_loaded);
-    st = o->lora.set(o->gen, slot, x->dir, err);
+    st = o->lora.set(o->gen, slot, &(ml_adapter_source){ .dir = x->dir }, err);
     if (st != ML_OK)
         return st;
     e = add_entry(a, ml_str_of(x->name), ml_str_of(x->dir), x->pinned);

@@ -37,6 +37,10 @@ struct ml_adapter {
     bool known;       /* false: unloaded, and freed when nobody holds it any more */
     bool in;          /* in memory */
     bool leaving;     /* to be evicted: it gets no new holders */
+    bool stale;       /* in memory, and to be replaced by a new version */
+    char *json;       /* over TCP: the request; NULL: from dir */
+    char *crc64;      /* checksum of the base, or NULL */
+    uint64_t version; /* of generation, when it is in use; 0: that does not change */
     int32_t slot, id; /* as in ml_gen_request, the slot from 0 on; id: of this load */
     int32_t n_user, n_wait;
     uint64_t last_use;

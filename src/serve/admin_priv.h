@@ -39,6 +39,7 @@ struct ml_admin_task {
     ml_text_work work;
     ml_group_op op;
     struct ml_adapter *adapter;
+    const char *crc64;
     int32_t slot;
     bool abort_all, prefix, kv, weights, flushed;
     int64_t n_paused;

@@ -278,6 +278,8 @@ static ml_status list_adapters(ml_job *j, ml_err *err) {
     for (int32_t i = 0; i < j->n_choice; i++) {
         ml_str name = j->choice[i].adapter;
         ml_adapter *e = ml_adapters_find(s->adapters, name);
+        if (s->opts.lora.trained && ml_str_is(name, s->opts.lora.trained))
+            continue;
         if (name.len && !s->opts.lora.set)
             return ml_fail(err, ML_EUSAGE,
                            "\"lora_path\": start the server with --enable-lora");
@@ -338,6 +340,25 @@ static void refuse(ml_job *j, const ml_err *err) {
         ml_job_free(j);
 }
 
+/* Compiles the grammars of a request, so that submitting it on the event loop finds them in
+ * the cache. */
+static ml_status compile_grammars(const ml_job *j, ml_err *err) {
+    const ml_sampling_params *last = NULL;
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < j->n_choice && j->server->opts.grammars && !st; i++) {
+        const ml_sampling_params *p = j->choice[i].params;
+        ml_grammar *g;
+        if (p == last || !p->grammar.kind)
+            continue;
+        last = p;
+        st = ml_grammar_get(&g, j->server->opts.grammars, p->grammar, err);
+        if (!st)
+            ml_grammar_release(g);
+    }
+    return st;
+}
+
 static void read_body(void *ud) {
     ml_job *j = ud;
     ml_str body = { j->raw.ptr ? j->raw.ptr : "", j->raw.len };
@@ -345,6 +366,8 @@ static void read_body(void *ud) {
     j->st = ml_json_parse(&j->body, &j->scratch, body, "request body", &j->err);
     if (j->st == ML_OK)
         j->st = j->api->read(j, &j->err);
+    if (j->st == ML_OK)
+        j->st = compile_grammars(j, &j->err);
 }
 
 static void submit_read(void *ud) {
@@ -415,6 +438,20 @@ static void was_read(void *ud) {
     submit_or_refuse(j);
 }
 
+/* Whether the request seems to have a grammar, which takes longer to compile than a small
+ * body takes to parse. */
+static bool may_have_grammar(const ml_text *body) {
+    static const char *const names[] = {
+        "\"json_schema\"",     "\"regex\"",       "\"ebnf\"",   "\"structural_tag\"",
+        "\"response_format\"", "\"tool_choice\"", "\"strict\"", "\"parallel_tool_calls\""
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names && body->len; i++)
+        if (memmem(body->ptr, body->len, names[i], strlen(names[i])))
+            return true;
+    return false;
+}
+
 void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
     new_request n = { .server = s, .call = c, .api = api };
     ml_job *j;
@@ -429,7 +466,7 @@ void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
     ml_http_on_gone(c, on_gone, j);
     ml_http_take_body(c, &j->raw);
     j->work = (ml_text_work){ run_read, was_read, j, NULL };
-    if (j->raw.len > SMALL_BODY) {
+    if (j->raw.len > SMALL_BODY || may_have_grammar(&j->raw)) {
         j->away = j->reading = true;
         s->n_reading++;
         j->encoder = s->text_encoder;

@@ -1,7 +1,6 @@
 #include "serve/openai.h"
 
 #define AT(field) offsetof(ml_openai_body, field)
-static const char no_grammar[] = "constrained decoding is not supported";
 
 const ml_field ml_openai_rows[] = {
     { "model", ML_FIELD_STR, AT(model) },
@@ -46,9 +45,11 @@ const ml_field ml_openai_rows[] = {
     { "routed_dp_rank", ML_FIELD_IGNORE },
     { "data_parallel_rank", ML_FIELD_IGNORE },
     { "routed_experts_start_len", ML_FIELD_IGNORE },
-    { "regex", ML_FIELD_REFUSE, .why = no_grammar },
-    { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
-    { "json_schema", ML_FIELD_REFUSE, .why = no_grammar },
+    { "response_format", ML_FIELD_JSON, AT(format) },
+    { "regex", ML_FIELD_STR, AT(sampling.source[ML_GRAMMAR_REGEX]) },
+    { "ebnf", ML_FIELD_STR, AT(sampling.source[ML_GRAMMAR_EBNF]) },
+    { "json_schema", ML_FIELD_STR, AT(sampling.source[ML_GRAMMAR_JSON_SCHEMA]) },
+    { "structural_tag", ML_FIELD_STR, AT(sampling.source[ML_GRAMMAR_STRUCTURAL_TAG]) },
     { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
     { "session_params", ML_FIELD_REFUSE, .why = "sessions are not supported" },
     { "custom_params", ML_FIELD_REFUSE,
@@ -118,7 +119,7 @@ ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
     if (j->server->opts.defaults)
         b->sampling = *j->server->opts.defaults;
     b->max_tokens = b->max_completion_tokens = b->n_logprob = -1;
-    b->parallel_calls = true;
+    b->parallel_calls = b->separate_reasoning = b->stream_reasoning = true;
     j->ud = b;
     st = ml_fields_read(b, rows, j->body, "request body", err);
     if (!st && b->stream_options)

@@ -22,6 +22,9 @@ typedef struct ml_openai_body {
     const ml_json *messages, *tools, *tool_choice, *template_kwargs, *input_ids, *format;
     int32_t max_completion_tokens, top_logprobs;
     bool logprobs, continue_final, parallel_calls;
+    bool separate_reasoning, stream_reasoning;
+    /* A grammar makes the answer calls without other text; or, a JSON list of calls. */
+    bool calls_only, calls_as_list;
     const char *call_prefix; /* of the ids of tool calls; NULL: "call_" */
     /* from stream_options */
     bool usage, usage_each;
@@ -53,9 +56,12 @@ void ml_openai_finish(const ml_choice *c, const char *word, ml_json_out *o);
 
 /* Of a choice of a chat: the tool-call parser, and how much has been sent. */
 typedef struct ml_chat_choice {
+    ml_reasoning_reader reasoner;
     ml_tool_reader reader;
-    size_t n_read;   /* bytes of the choice's text that the reader has parsed */
-    ml_text content; /* text outside calls; in a stream, its unsent part */
+    size_t n_read;     /* bytes of the choice's text that the readers have parsed */
+    ml_text reasoning; /* in a stream, its unsent part */
+    ml_text content;   /* text outside calls; in a stream, its unsent part */
+    ml_text rest;      /* text after the reasoning, on its way to the reader of calls */
     int32_t sent_calls;
     uint64_t call_key; /* makes the ids of its calls unique */
     /* Anthropic's streams: content blocks that have ended; whether one is open */

@@ -3,6 +3,7 @@
 
 #include "serve/chat_messages.h"
 #include "serve/openai.h"
+#include "serve/output_form.h"
 
 #define AT(field) offsetof(ml_openai_body, field)
 #define WHOLE "chat.completion"
@@ -19,9 +20,8 @@ static const ml_field rows[] = {
     { "logprobs", ML_FIELD_BOOL, AT(logprobs) },
     { "top_logprobs", ML_FIELD_I32, AT(top_logprobs), 0, ML_MAX_TOP },
     { "max_completion_tokens", ML_FIELD_I32, AT(max_completion_tokens), 1, INT32_MAX },
-    { "response_format", ML_FIELD_JSON, AT(format) },
-    { "separate_reasoning", ML_FIELD_IGNORE }, /* reasoning is ordinary text */
-    { "stream_reasoning", ML_FIELD_IGNORE },
+    { "separate_reasoning", ML_FIELD_BOOL, AT(separate_reasoning) },
+    { "stream_reasoning", ML_FIELD_BOOL, AT(stream_reasoning) },
     { "reasoning_effort", ML_FIELD_REFUSE,
       .why = "use chat_template_kwargs with the template's own name" },
     { "functions", ML_FIELD_REFUSE, .why = "use tools" },
@@ -35,41 +35,6 @@ static const ml_field rows[] = {
 };
 
 /* --- reading ---------------------------------------------------------------- */
-
-static ml_status check_tools(const ml_job *j, ml_openai_body *b, ml_err *err) {
-    const ml_json *t = b->tool_choice;
-    bool none = t && t->type == ML_JSON_STRING && ml_str_is(t->text, "none");
-
-    if (b->tools && b->tools->type != ML_JSON_ARRAY)
-        return ml_fail(err, ML_EUSAGE, "\"tools\" is %s; expected a list",
-                       ml_json_what(b->tools));
-    if (t && !none && !(t->type == ML_JSON_STRING && ml_str_is(t->text, "auto")))
-        return ml_fail(err, ML_EUNSUP,
-                       "\"tool_choice\": only \"auto\" and \"none\" are supported: there "
-                       "is no constrained decoding");
-    if (!b->parallel_calls && b->tools)
-        return ml_fail(err, ML_EUNSUP,
-                       "\"parallel_tool_calls\": false is not supported: there is no "
-                       "constrained decoding");
-    if (none || (b->tools && b->tools->n == 0))
-        b->tools = NULL;
-    if (b->tools && j->server->opts.tools == ML_TOOLS_NONE)
-        return ml_fail(err, ML_EUNSUP,
-                       "\"tools\" need a tool call parser: start the server with "
-                       "--tool-call-parser, or remove \"tools\"");
-    return ML_OK;
-}
-
-static ml_status check_format(const ml_openai_body *b, ml_err *err) {
-    const ml_json *type = b->format ? ml_json_get(b->format, "type") : NULL;
-
-    if (!b->format ||
-        (type && type->type == ML_JSON_STRING && ml_str_is(type->text, "text")))
-        return ML_OK;
-    return ml_fail(err, ML_EUNSUP,
-                   "\"response_format\": only {\"type\": \"text\"} is supported: there is "
-                   "no constrained decoding");
-}
 
 /* Rejects tools if the template ignores them: they would never reach the model. */
 static ml_status check_rendered(ml_job *j, const ml_chat *chat, ml_str text, ml_err *err) {
@@ -128,11 +93,11 @@ static ml_status read_prompt(ml_job *j, ml_openai_body *b, ml_err *err) {
     return render(j, b, c, err);
 }
 
-static ml_status check_body(const ml_job *j, ml_openai_body *b, ml_err *err) {
-    ml_status st = check_tools(j, b, err);
+static ml_status check_body(ml_job *j, ml_openai_body *b, ml_err *err) {
+    ml_status st = ml_response_format_read(j, b, err);
 
     if (!st)
-        st = check_format(b, err);
+        st = ml_tool_choice_read(j, b, err);
     if (!st && b->template_kwargs && b->template_kwargs->type != ML_JSON_OBJECT)
         st = ml_fail(err, ML_EUSAGE, "\"chat_template_kwargs\" is %s; expected an object",
                      ml_json_what(b->template_kwargs));
@@ -145,17 +110,28 @@ static ml_status check_body(const ml_job *j, ml_openai_body *b, ml_err *err) {
     return st;
 }
 
+/* Most grammars leave no room for reasoning. */
+static bool has_free_text(const ml_openai_body *b) {
+    ml_grammar_kind k = b->sampling.grammar.kind;
+    return k == ML_GRAMMAR_NONE || (k == ML_GRAMMAR_STRUCTURAL_TAG && !b->calls_only);
+}
+
+static bool separates(const ml_job *j) {
+    return j->server->opts.reasoning && ((const ml_openai_body *)j->ud)->separate_reasoning;
+}
+
 ml_status ml_chat_prepare(ml_job *j, ml_err *err) {
     ml_openai_body *b = j->ud;
-    ml_tool_format format = j->server->opts.tools;
+    ml_tool_format format;
     ml_status st = check_body(j, b, err);
 
     if (st)
         return st;
     if (b->max_completion_tokens > 0)
         b->sampling.max_new = b->max_completion_tokens;
-    /* In Llama 3's format a special token opens a call. */
-    if (b->tools && format == ML_TOOLS_LLAMA3)
+    format = b->calls_as_list ? ML_TOOLS_LIST : j->server->opts.tools;
+    if ((b->tools && ml_tool_format_has_special(format)) ||
+        (separates(j) && j->server->opts.reasoning->special))
         b->sampling.skip_special = false;
     st = ml_openai_choices(j, 1, err);
     if (!st)
@@ -168,6 +144,8 @@ ml_status ml_chat_prepare(ml_job *j, ml_err *err) {
         j->keep_body = b->tools != NULL; /* the reader looks up tool names in the body */
         ml_tool_reader_init(&x->reader, b->tools ? format : ML_TOOLS_NONE, b->tools,
                             &j->arena);
+        if (separates(j) && has_free_text(b))
+            x->reasoner.format = j->server->opts.reasoning;
         x->call_key = ml_server_new_key(j->server);
         j->choice[i].ud = x;
     }
@@ -184,8 +162,11 @@ static ml_status read_request(ml_job *j, ml_err *err) {
 void ml_chat_release(ml_choice *c) {
     ml_chat_choice *x = c->ud;
 
+    ml_reasoning_release(&x->reasoner);
     ml_tool_reader_release(&x->reader);
+    ml_text_release(&x->reasoning);
     ml_text_release(&x->content);
+    ml_text_release(&x->rest);
 }
 
 /* --- the content of a choice ------------------------------------------------ */
@@ -193,11 +174,16 @@ void ml_chat_release(ml_choice *c) {
 void ml_chat_read_text(ml_choice *c) {
     ml_chat_choice *x = c->ud;
 
+    x->rest.len = 0;
     if (c->text.len > x->n_read)
-        ml_tool_reader_push(&x->reader,
-                            (ml_str){ c->text.ptr + x->n_read, c->text.len - x->n_read },
-                            &x->content);
+        ml_reasoning_push(&x->reasoner,
+                          (ml_str){ c->text.ptr + x->n_read, c->text.len - x->n_read },
+                          &x->reasoning, &x->rest);
     x->n_read = c->text.len;
+    if (c->finish != ML_FINISH_NOT)
+        ml_reasoning_finish(&x->reasoner, &x->reasoning, &x->rest);
+    if (x->rest.len)
+        ml_tool_reader_push(&x->reader, (ml_str){ x->rest.ptr, x->rest.len }, &x->content);
     if (c->finish != ML_FINISH_NOT)
         ml_tool_reader_finish(&x->reader, &x->content);
 }
@@ -317,6 +303,15 @@ static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
 
 /* --- whole replies ---------------------------------------------------------- */
 
+/* As in SGLang, null if there is none. */
+static void write_reasoning(const ml_chat_choice *x, ml_json_out *o) {
+    ml_json_key(o, "reasoning_content");
+    if (x->reasoning.len)
+        ml_json_str(o, (ml_str){ x->reasoning.ptr, x->reasoning.len });
+    else
+        ml_json_null(o);
+}
+
 /* As in OpenAI's API, content is null if the answer has tool calls and no text. */
 static void write_message(const ml_choice *c, ml_json_out *o) {
     const ml_chat_choice *x = c->ud;
@@ -329,6 +324,8 @@ static void write_message(const ml_choice *c, ml_json_out *o) {
         ml_json_null(o);
     else
         ml_json_str(o, (ml_str){ x->content.ptr, x->content.len });
+    if (x->reasoner.format)
+        write_reasoning(x, o);
     if (x->reader.n)
         write_calls(c, o);
     ml_json_end(o, '}');
@@ -354,6 +351,15 @@ static void write_whole(ml_job *j, ml_json_out *o) {
 
 /* --- streams ---------------------------------------------------------------- */
 
+/* With stream_reasoning false, reasoning is sent when it is complete. */
+static bool sends_reasoning(const ml_choice *c) {
+    const ml_chat_choice *x = c->ud;
+    const ml_openai_body *b = c->job->ud;
+
+    return x->reasoning.len && (b->stream_reasoning || c->finish != ML_FINISH_NOT ||
+                                x->reasoner.state == ML_REASONING_AFTER);
+}
+
 static void write_delta(const ml_choice *c, ml_json_out *o) {
     const ml_chat_choice *x = c->ud;
     bool calls = x->reader.n > x->sent_calls;
@@ -363,6 +369,8 @@ static void write_delta(const ml_choice *c, ml_json_out *o) {
         ml_json_key(o, "role");
         ml_json_word(o, "assistant");
     }
+    if (sends_reasoning(c))
+        write_reasoning(x, o);
     if (x->content.len || !c->begun) {
         ml_json_key(o, "content");
         ml_json_str(o, (ml_str){ x->content.ptr, x->content.len });
@@ -379,7 +387,7 @@ static void write_piece(ml_job *j, ml_choice *c) {
     bool tokens = (b->logprobs || b->token_ids) && c->answer.n > c->sent_tokens;
 
     ml_chat_read_text(c);
-    if (c->begun && c->finish == ML_FINISH_NOT && !x->content.len &&
+    if (c->begun && c->finish == ML_FINISH_NOT && !x->content.len && !sends_reasoning(c) &&
         x->reader.n == x->sent_calls && !tokens)
         return;
     j->out.len = 0;
@@ -397,6 +405,8 @@ static void write_piece(ml_job *j, ml_choice *c) {
     c->begun = true;
     c->sent_tokens = c->answer.n;
     x->sent_calls = x->reader.n;
+    if (sends_reasoning(c))
+        x->reasoning.len = 0;
     x->content.len = 0;
     ml_job_send(j, &j->out);
 }

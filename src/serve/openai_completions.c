@@ -1,5 +1,6 @@
 /* POST /v1/completions */
 #include "serve/openai.h"
+#include "serve/output_form.h"
 
 #define AT(field) offsetof(ml_openai_body, field)
 #define OBJECT "text_completion"
@@ -76,6 +77,8 @@ static ml_status read_request(ml_job *j, ml_err *err) {
     ml_openai_body *b = j->ud;
     int32_t n_prompt = count_prompts(b->prompt);
 
+    if (!st)
+        st = ml_response_format_read(j, b, err);
     if (st)
         return st;
     if (b->best_of > 1)

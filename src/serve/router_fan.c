@@ -42,6 +42,7 @@ static const struct {
     { "/update_weights_from_distributed", true, true },
     { "/end_weight_update", true, true },
     { "/load_lora_adapter", false, true },
+    { "/load_lora_adapter_from_distributed", true, true },
     { "/unload_lora_adapter", false, true },
     /* A worker that missed it keeps its weights until a load request. */
     { "/pull_weights", false, true },

@@ -9,8 +9,6 @@
 
 #define AT(field) offsetof(ml_sampling_params, field)
 
-static const char no_grammar[] = "constrained decoding is not supported";
-
 static const ml_field rows[] = {
     { "max_new_tokens", ML_FIELD_I32, AT(max_new), 0, INT32_MAX },
     { "min_new_tokens", ML_FIELD_I32, AT(min_new), 0, INT32_MAX },
@@ -33,10 +31,10 @@ static const ml_field rows[] = {
     { "sample", ML_FIELD_JSON, AT(sample_json) },
     { "logprob_distribution", ML_FIELD_JSON, AT(dist_json) },
     { "stream_interval", ML_FIELD_IGNORE },
-    { "json_schema", ML_FIELD_REFUSE, .why = no_grammar },
-    { "regex", ML_FIELD_REFUSE, .why = no_grammar },
-    { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
-    { "structural_tag", ML_FIELD_REFUSE, .why = no_grammar },
+    { "json_schema", ML_FIELD_STR, AT(source[ML_GRAMMAR_JSON_SCHEMA]) },
+    { "regex", ML_FIELD_STR, AT(source[ML_GRAMMAR_REGEX]) },
+    { "ebnf", ML_FIELD_STR, AT(source[ML_GRAMMAR_EBNF]) },
+    { "structural_tag", ML_FIELD_STR, AT(source[ML_GRAMMAR_STRUCTURAL_TAG]) },
     { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
     { "custom_params", ML_FIELD_REFUSE,
       .why = "custom logit processors are not supported" },
@@ -205,6 +203,22 @@ static ml_status read_dist(ml_sampling_params *p, ml_err *err) {
                    "\"logprob_distribution\": expected \"raw\", \"model\" or \"drawn\"");
 }
 
+/* At most one grammar. */
+static ml_status read_grammar(ml_sampling_params *p, ml_arena *a, ml_err *err) {
+    for (int k = ML_GRAMMAR_NONE + 1; k < ML_N_GRAMMAR; k++) {
+        if (!p->source[k].len)
+            continue;
+        if (p->grammar.kind)
+            return ml_fail(err, ML_EUSAGE,
+                           "\"%s\" and \"%s\" are both set; expected one grammar",
+                           ml_grammar_kind_name(p->grammar.kind),
+                           ml_grammar_kind_name((ml_grammar_kind)k));
+        p->grammar =
+            (ml_grammar_source){ (ml_grammar_kind)k, ml_str_keep(a, p->source[k]) };
+    }
+    return ML_OK;
+}
+
 ml_status ml_sampling_params_check(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
                                    ml_err *err) {
     ml_status st = ml_strings_read(&p->stop, &p->n_stop, p->stop_json, ML_MAX_STOPS,
@@ -221,6 +235,8 @@ ml_status ml_sampling_params_check(ml_sampling_params *p, int32_t n_vocab, ml_ar
         st = read_u64(&p->sample, &p->has_sample, p->sample_json, "sample", err);
     if (!st)
         st = read_dist(p, err);
+    if (!st)
+        st = read_grammar(p, a, err);
     return st ? st : check_ranges(p, err);
 }
 
@@ -242,4 +258,5 @@ void ml_sampling_params_apply(const ml_sampling_params *p, ml_gen_request *r) {
     r->stop_id = p->stop_id;
     r->n_stop_id = p->n_stop_id;
     r->ignore_eos = p->ignore_eos;
+    r->grammar = p->grammar;
 }

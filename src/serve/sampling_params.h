@@ -25,6 +25,7 @@ typedef struct ml_sampling_params {
     bool ignore_eos, skip_special, no_stop_trim;
     const ml_json *stop_json, *stop_id_json, *bias_json, *seed_json, *sample_json;
     const ml_json *dist_json;
+    ml_str source[ML_N_GRAMMAR]; /* grammars */
     /* derived from the above */
     const ml_str *stop;
     const int32_t *stop_id;
@@ -33,6 +34,7 @@ typedef struct ml_sampling_params {
     bool has_seed, has_sample;
     uint64_t seed, sample;
     ml_dist dist;
+    ml_grammar_source grammar;
 } ml_sampling_params;
 
 void ml_sampling_params_init(ml_sampling_params *p);

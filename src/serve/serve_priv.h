@@ -218,8 +218,9 @@ ml_endpoint ml_serve_metrics;                                       /* serve_met
 ml_endpoint ml_serve_abort, ml_serve_pause, ml_serve_continue, ml_serve_flush,
     ml_serve_release_memory, ml_serve_resume_memory; /* admin.c */
 ml_endpoint ml_serve_update_from_disk, ml_serve_update_version,
-    ml_serve_pull_weights;                            /* admin_weights.c */
-ml_endpoint ml_serve_load_lora, ml_serve_unload_lora; /* adapters.c */
+    ml_serve_pull_weights; /* admin_weights.c */
+ml_endpoint ml_serve_load_lora, ml_serve_receive_lora,
+    ml_serve_unload_lora; /* adapters.c */
 ml_endpoint ml_serve_init_group, ml_serve_destroy_group, ml_serve_begin_update,
     ml_serve_update_from_group, ml_serve_end_update; /* admin_group.c */
 

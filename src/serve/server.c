@@ -68,6 +68,7 @@ static const route routes[] = {
     { "/start_profile", GET | POST, NULL, "see /metrics" },
     { "/stop_profile", GET | POST, NULL, "see /metrics" },
     { "/load_lora_adapter", POST, ml_serve_load_lora },
+    { "/load_lora_adapter_from_distributed", POST, ml_serve_receive_lora },
     { "/unload_lora_adapter", POST, ml_serve_unload_lora },
     { "/encode", POST | PUT, NULL, "embedding models are not supported" },
     { "/v1/embeddings", POST, NULL, "embedding models are not supported" },

@@ -12,6 +12,8 @@
 #include "gen/local.h"
 #include "net/loop.h"
 #include "serve/access.h"
+#include "text/grammar/grammar.h"
+#include "text/chat/reasoning.h"
 #include "text/chat/tool_calls.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
@@ -33,7 +35,8 @@ typedef struct ml_server_adapter {
 
 /* LoRA adapters: `set` as in gen/local.h, or NULL if the generator has none. */
 typedef struct ml_server_lora {
-    ml_status (*set)(ml_gen *g, int32_t slot, const char *dir, ml_err *err);
+    ml_status (*set)(ml_gen *g, int32_t slot, const ml_adapter_source *from, ml_err *err);
+    const char *trained; /* the name of the adapter that all requests use; NULL: none */
     const ml_server_adapter *adapter; /* [n] */
     int n;
     int32_t max_loaded; /* adapters in memory; 0: any number */
@@ -52,7 +55,9 @@ typedef struct ml_server_opts {
     ml_server_lora lora;
     const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
+    ml_grammar_cache *grammars;    /* of the generator; NULL: it compiles them itself */
     ml_tool_format tools;
+    const ml_reasoning_format *reasoning;      /* NULL: reasoning stays in the text */
     const struct ml_sampling_params *defaults; /* of OpenAI requests; NULL: OpenAI's */
     int32_t n_vocab, context;
     const char *model_path, *tokenizer_path, *model_name, *model_type;

@@ -99,10 +99,48 @@ def test_tools(c, s):
     assert plain.choices[0].finish_reason == "stop"
 
 
+SCHEMA = {"type": "object", "required": ["hue", "size"], "properties": {
+    "hue": {"enum": ["red", "blue"]}, "size": {"type": "integer", "minimum": 10, "maximum": 99},
+    "note": {"type": "string", "maxLength": 4}}}
+
+
+def test_formats(c, s):
+    """A random model under a grammar: its answers have the form that was asked for.  (The letter c ends an answer.)"""
+    for seed in range(4):
+        more = {"model": "tiny", "messages": HELLO, "seed": seed, "max_tokens": 400,
+                "logit_bias": {str(CHARS.index(x)): -8 for x in " \n\t" if x in CHARS}}
+        form = {"type": "json_schema", "json_schema": {"name": "shirt", "schema": SCHEMA, "strict": True}}
+        r = c.chat.completions.create(response_format=form, **more)
+        got = json.loads(r.choices[0].message.content)
+        assert r.choices[0].finish_reason == "stop" and got["hue"] in ("red", "blue") and 10 <= got["size"] <= 99
+        parts = c.chat.completions.create(response_format=form, stream=True, **more)
+        assert "".join(p.choices[0].delta.content or "" for p in parts) == r.choices[0].message.content
+        r = c.chat.completions.create(extra_body={"regex": "(ab|d){2,5}"}, **more)
+        assert not r.choices[0].message.content.strip("abd")
+    assert json.loads(c.completions.create(model="tiny", prompt="x", max_tokens=200, extra_body={
+        "json_schema": json.dumps({"type": "array", "items": {"type": "null"}, "maxItems": 3})}).choices[0].text) is not None
+
+
+def test_required_tools(c, s):
+    tools = [{"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}, TOOL]
+    more = {"model": "tiny", "messages": HELLO, "tools": tools, "max_tokens": 400,
+            "logit_bias": {str(CHARS.index(x)): -8 for x in " \n\t" if x in CHARS}}
+    for seed in range(3):
+        r = c.chat.completions.create(tool_choice={"type": "function", "function": {"name": "paint"}},
+                                      parallel_tool_calls=False, seed=seed, **more)
+        calls = r.choices[0].message.tool_calls
+        assert [x.function.name for x in calls] == ["paint"] and r.choices[0].finish_reason == "tool_calls"
+        assert json.loads(calls[0].function.arguments)["hue"] in ("red", "blue")
+        r = c.chat.completions.create(tool_choice="required", parallel_tool_calls=False, seed=seed, **more)
+        assert r.choices[0].message.tool_calls[0].function.name in ("paint", "get")
+
+
 def test_errors(c, s):
     for wrong, kind in (({"model": "other"}, openai.NotFoundError),
                         ({"top_p": 2}, openai.BadRequestError),
-                        ({"tools": [TOOL], "tool_choice": "required"}, openai.BadRequestError)):
+                        ({"tool_choice": "required"}, openai.BadRequestError),
+                        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema":
+                                              {"type": "array", "uniqueItems": True}}}}, openai.BadRequestError)):
         try:
             c.chat.completions.create(**dict({"model": "tiny", "messages": HELLO}, **wrong))
             raise AssertionError(wrong)
@@ -143,16 +181,19 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
     miles = parser.parse_args().miles
-    tests = (test_models, test_completions, test_completion_stream, test_chat, test_chat_stream, test_errors)
+    tests = (test_models, test_completions, test_completion_stream, test_chat, test_chat_stream, test_formats,
+             test_errors)
     with Server(miles, "--api-key", "k") as s:
         c = client(s)
         for test in tests:
             test(c, s)
     with Server(miles, "--api-key", "k", "--tool-call-parser", "qwen25", make=make_calling) as s:
-        test_tools(client(s), s)
+        c = client(s)
+        test_tools(c, s)
+        test_required_tools(c, s)
     with Server(miles, "--api-key", "k", "--lora-paths", "alpha=" + DIRS["alpha"], make=make_qwen) as s:
         test_adapters(client(s), s)
-    print(f"{len(tests) + 2} passed, 0 failed, 0 skipped")
+    print(f"{len(tests) + 3} passed, 0 failed, 0 skipped")
 
 
 main()

@@ -301,13 +301,16 @@ static ml_status take_memory(ml_gen *g, bool kv, bool weights, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status set_adapter(ml_gen *g, int32_t slot, const char *dir, ml_err *err) {
+static ml_status set_adapter(ml_gen *g, int32_t slot, const ml_adapter_source *from,
+                             ml_err *err) {
     priv *p = (priv *)g;
+    const char *dir = from->dir;
 
     if (dir && strstr(dir, "/missing"))
         return ml_fail(err, ML_EIO, "missing/adapter_config.json: no such file");
     pthread_mutex_lock(&p->lock);
-    ML_BUG_IF(slot > 3 || !dir == !*p->f->slot[slot]);
+    ML_BUG_IF(slot > 3 || (!dir && !*p->f->slot[slot]));
+    p->version = from->version ? from->version : p->version;
     snprintf(p->f->slot[slot], sizeof p->f->slot[slot], "%s",
              dir ? strrchr(dir, '/') + 1 : "");
     p->f->n_set++;

@@ -172,6 +172,33 @@ static void unload_waits(void) {
     stop();
 }
 
+/* With a version requests continue with the new values, without one they finish first. */
+static void replaces(void) {
+    int a, b;
+
+    start(0, true);
+    load(200, "a", "");
+    a = hold("a");
+    load(400, "a", "");
+    load(200, "a", ", \"upsert\": true, \"weight_version\": \"5\"");
+    CHECK(ml_serve_count(&f, &f.n_set) == 2);
+    CHECK(ml_serve_ask(&f, "GET", "/weight_version", NULL, NULL, &body) == 200);
+    CHECK_HAS(body, "\"weight_version\": \"5\", \"version\": 5");
+    load(400, "a", ", \"upsert\": true, \"weight_version\": \"99999999999999999999\"");
+    b = ml_serve_send(
+        &f, "/load_lora_adapter",
+        "{\"lora_name\": \"a\", \"lora_path\": \"/tmp/b\", \"upsert\": true}");
+    for (int i = 0; !strstr(body, "/tmp/b") && i < 20000; i++, usleep(500))
+        CHECK(ml_serve_ask(&f, "GET", "/v1/models", NULL, NULL, &body) == 200);
+    CHECK(ml_serve_count(&f, &f.n_set) == 2);
+    post(200, "/abort_request", "{\"rid\": \"a\"}");
+    CHECK(ml_serve_wait(&f, &f.n_set, 3));
+    CHECK(strcmp(f.slot[0], "b") == 0);
+    close(a);
+    close(b);
+    stop();
+}
+
 static void leaves_queue(void) {
     int a, b;
 
@@ -194,6 +221,7 @@ int main(int argc, char **argv) {
         { "the least recently used adapter is evicted, and read again", evicts },
         { "an adapter that a request uses is not evicted", keeps_used },
         { "unloading an adapter waits for its requests", unload_waits },
+        { "a new version of an adapter replaces it", replaces },
         { "a client that waits for an adapter may disconnect", leaves_queue },
         { 0 },
     };

@@ -428,6 +428,46 @@ static void samples_name_their_teachers(void) {
     end_server(pid[1]);
 }
 
+/* With its own prompt a model teaches itself nothing, to the bit; with a hint it does. */
+static void a_model_teaches_itself(void) {
+    static const struct {
+        const char *more;
+        bool learns;
+    } of[] = {
+        { "--opd-context-key same", false },
+        { "--opd-context-key same --opd-log-prob-top-k 3", false },
+        { "--opd-context-key hint", true },
+        { "--opd-context-key hint --opd-log-prob-top-k 3 --opd-top-k-strategy union",
+          true },
+        { "--opd-context-key another --opd-sibling-reward 1e9", false },
+        { "--opd-context-key another --opd-sibling-reward -1e9 --opd-log-prob-top-k 3",
+          true },
+    };
+    ml_text t = { 0 };
+    char flags[1500], name[32];
+
+    make_inputs();
+    for (int i = 0; i < 12; i++)
+        ml_text_printf(&t,
+                       "{\"input\": \"what is %d+1?\", \"label\": \"%d\", \"metadata\": "
+                       "{\"same\": \"what is %d+1?\", \"hint\": [{\"role\": \"user\", "
+                       "\"content\": \"what is %d+1? it is %d.\"}], \"another\": \"what is "
+                       "%d+1? one said: {sibling}.\"}}\n",
+                       i, i + 1, i, i, i + 1, i);
+    ml_toy_file("data.jsonl", t.ptr);
+    ml_text_release(&t);
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        snprintf(name, sizeof name, "run_%zu", i);
+        snprintf(flags, sizeof flags, "--use-opd --opd-type self %s", of[i].more);
+        must_run(ml_test_path(name), 1, flags);
+        if ((figure(ml_test_path(name), 0, "rollout/opd_reverse_kl") != 0) != of[i].learns)
+            ml_test_fail(__FILE__, __LINE__, "%s", flags);
+    }
+    CHECK(run(ml_test_path("none"), 1, "--use-opd --opd-type self --opd-context-key no") !=
+          0);
+    CHECK_HAS(out, "metadata has no \"no\", the teacher's prompt (--opd-context-key)");
+}
+
 static void teachers_that_are_missing_are_named(void) {
     const char *save = ml_test_path("run");
 
@@ -560,6 +600,7 @@ static const ml_test tests[] = {
     { "top-k tokens of student and teacher are compared", top_k_tokens_are_compared },
     { "a teacher may have another architecture", another_architecture_teaches },
     { "each sample is scored by the teacher that it names", samples_name_their_teachers },
+    { "a model with privileged context teaches itself", a_model_teaches_itself },
     { "a missing teacher is named", teachers_that_are_missing_are_named },
     { "--ref-update-interval updates and saves the reference",
       the_reference_follows_and_is_saved },

@@ -108,18 +108,32 @@ static void sample_penalize(draw_scratch *r, const ml_draw *w) {
     }
 }
 
+/* Tokens that are not allowed have no probability. */
+static void sample_mask(draw_scratch *r, const uint32_t *allowed) {
+    for (int64_t i = 0; i < r->n; i += 32) {
+        uint32_t word = allowed[i / 32];
+        int64_t end = i + 32 < r->n ? i + 32 : r->n;
+        if (word == UINT32_MAX)
+            continue;
+        for (int64_t k = i; k < end; k++)
+            r->z[k] = word >> (k - i) & 1 ? r->z[k] : -INFINITY;
+    }
+}
+
 /* The logits to sample from: the model's own if nothing changes them. */
 static const float *sample_logits(draw_scratch *r, const ml_draw *w) {
     const ml_draw_opts *o = w->opts;
     bool penalty = sample_has_penalty(o);
 
-    if (!penalty && o->n_bias == 0 && w->n_ban == 0)
+    if (!penalty && o->n_bias == 0 && w->n_ban == 0 && !w->allowed)
         return w->logits;
     memcpy(r->z, w->logits, (size_t)r->n * sizeof *r->z);
     if (penalty)
         sample_penalize(r, w);
     for (int32_t i = 0; i < o->n_bias; i++)
         r->z[o->bias[i].id] += o->bias[i].add;
+    if (w->allowed)
+        sample_mask(r, w->allowed);
     for (int32_t i = 0; i < w->n_ban; i++)
         r->z[w->ban[i]] = -INFINITY;
     return r->z;

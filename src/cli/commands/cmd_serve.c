@@ -32,6 +32,7 @@ typedef struct serve_job {
     ml_chat_template *chat;
     ml_end_tokens eos;
     ml_engine_opts engine;
+    ml_grammar_cache *grammars;
     ml_sampling_params defaults; /* for OpenAI requests */
     ml_arena arena;
     ml_serve_adapters adapters;
@@ -117,6 +118,8 @@ static ml_status open_text(serve_job *j, ml_err *err) {
         return ml_fail(err, st, "%s (to use token ids only, add --skip-tokenizer-init)",
                        why.msg);
     ml_end_tokens_add(&j->eos, ml_tokenizer_role(j->tokenizer, ML_TOKEN_EOS));
+    j->grammars = ml_grammar_cache_new(&(ml_grammar_opts){
+        .tokenizer = j->tokenizer, .n_vocab = (int32_t)j->spec.n_vocab });
     st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->run.chat_template, &why);
     if (st && c->run.chat_template) {
         *err = why;
@@ -202,6 +205,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .eos = j->eos.id,
                           .n_eos = j->eos.n,
                           .tokenizer = j->tokenizer,
+                          .grammars = j->grammars,
                           .comm = j->world->size > 1 ? j->world : NULL };
     return ML_OK;
 }
@@ -242,7 +246,7 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
 static ml_tool_format tool_format(const ml_config *c) {
     if (!c->serve.tool_parser)
         return ML_TOOLS_NONE;
-    return strcmp(c->serve.tool_parser, "llama3") == 0 ? ML_TOOLS_LLAMA3 : ML_TOOLS_QWEN;
+    return ml_tool_format_find(c->serve.tool_parser);
 }
 
 /* --sampling-defaults */
@@ -277,6 +281,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "dtype", dtype_name[c->run.dtype]);
     ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
     ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
+    ml_json_put_word(&o, "reasoning_parser", c->serve.reasoning_parser);
     ml_json_put_word(&o, "weight_version", c->server.weight_version);
     ml_json_put_word(&o, "sampling_defaults", c->serve.sampling_defaults);
     ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
@@ -349,8 +354,11 @@ static ml_status open_server(serve_job *j, ml_err *err) {
                                    .n = j->adapters.n,
                                    .max_loaded = (int32_t)c->serve.lora.max_loaded };
     o.tokenizer = j->tokenizer;
+    o.grammars = j->grammars;
     o.chat = j->chat;
     o.tools = tool_format(c);
+    o.reasoning =
+        c->serve.reasoning_parser ? ml_reasoning_find(c->serve.reasoning_parser) : NULL;
     o.n_vocab = (int32_t)j->spec.n_vocab;
     o.context = j->engine.context;
     o.model_path = j->dir;
@@ -444,6 +452,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_server_keys_release(&j.keys);
     ml_text_release(&j.flags);
     ml_chat_template_close(j.chat);
+    ml_grammar_cache_free(j.grammars);
     ml_tokenizer_close(j.tokenizer);
     if (j.be.name && j.world->size > 1)
         ml_comm_device_detach(j.world);

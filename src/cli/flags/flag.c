@@ -18,6 +18,7 @@ const ml_flag_table ml_flag_tables[] = {
     { ml_flags_score, ML_CMD_SCORE, ML_FROM_OURS },
     { ml_flags_convert, ML_CMD_CONVERT, ML_FROM_MILES },
     { ml_flags_text, 0, ML_FROM_OURS },
+    { ml_flags_sandbox, ML_CMD_SANDBOX, ML_FROM_OURS },
     { ml_flags_bench, ML_CMD_BENCH_ENGINE | ML_CMD_BENCH_SERVE, ML_FROM_SGLANG },
     { ml_flags_inspect, ML_CMD_INSPECT, ML_FROM_OURS },
     { ml_flags_plan, ML_CMD_PLAN_ONLY, ML_FROM_OURS },

@@ -1,7 +1,7 @@
 /* The models besides the actor: reference, teacher, critic. */
 #include "cli/flags/flag_rows.h"
 
-static const char *const teachers[] = { "sglang", "megatron", NULL };
+static const char *const teachers[] = { "sglang", "megatron", "self", NULL };
 static const char *const sets[] = { "only-student", "only-teacher", "intersection",
                                     "union",        "xor",          NULL };
 static const char *const weights[] = { "student_p", "teacher_p", "none", NULL };
@@ -53,7 +53,8 @@ const ml_flag ml_flags_models[] = {
       .words = teachers,
       .group = "on-policy distillation",
       .help = "Where the teacher runs: sglang: on the servers of --opd-teacher-urls; "
-              "megatron: in this process, loaded from --opd-teacher-load." },
+              "megatron: in this process, loaded from --opd-teacher-load; self: the actor "
+              "teaches itself, with the prompts of --opd-context-key." },
     { .name = "opd-teacher-load",
       .type = ML_FLAG_PATH,
       .model = true,
@@ -106,6 +107,26 @@ const ml_flag ml_flags_models[] = {
       .group = "on-policy distillation",
       .help = "Member of a row's metadata that names the sample's teacher.  Names that are "
               "missing or unknown mean the teacher named default." },
+    { .name = "opd-context-key",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.opd.context_key),
+      .value = "KEY",
+      .group = "on-policy distillation",
+      .from = ML_FROM_OURS,
+      .help =
+          "Member of a row's metadata with the prompt that the teacher sees in place of "
+          "the student's: text or messages.  {sibling} in it stands for another answer "
+          "of the group with at least --opd-sibling-reward; without one, the sample has "
+          "nothing to learn from the teacher." },
+    { .name = "opd-sibling-reward",
+      .type = ML_FLAG_F64,
+      ML_AT(run.opd.sibling_reward),
+      .def = "1",
+      .min = -1e12,
+      .max = 1e12,
+      .group = "on-policy distillation",
+      .from = ML_FROM_OURS,
+      .help = "Least reward of the answer that {sibling} stands for." },
     { .name = "opd-log-prob-top-k",
       .type = ML_FLAG_I64,
       ML_AT(run.opd.top_k),

@@ -1,7 +1,17 @@
 #include "cli/flags/flag_rows.h"
 
 static const char *const sampling_defaults[] = { "model", "openai", NULL };
-static const char *const parsers[] = { "qwen", "qwen25", "hermes", "llama3", NULL };
+/* SGLang's names; ml_tool_format_find and ml_reasoning_find know them. */
+static const char *const parsers[] = {
+    "qwen",        "qwen25",      "hermes",      "llama3",  "llama4", "pythonic", "mistral",
+    "deepseekv3",  "deepseekv31", "deepseekv32", "glm",     "glm45",  "glm47",    "kimi_k2",
+    "qwen3_coder", "nemotron_3",  "minimax-m2",  "gpt-oss", "mimo",   "interns1", NULL
+};
+static const char *const reasoning_parsers[] = {
+    "deepseek-r1", "deepseek-v3",    "glm45",   "gpt-oss", "kimi",
+    "kimi_k2",     "minimax",        "mistral", "nano_v3", "nemotron_3",
+    "qwen3",       "qwen3-thinking", NULL
+};
 static const char *const only_one[] = { "1", NULL };
 static const char *const only_page[] = { "16", NULL };
 static const char *const only_lru[] = { "lru", NULL };
@@ -26,8 +36,14 @@ const ml_flag ml_flags_serve[] = {
       .words = parsers,
       .def_note = "none: tool calls stay in the text",
       .group = "model",
-      .help = "Format of the model's tool calls: qwen, qwen25 and hermes in <tool_call> "
-              "tags, llama3 after <|python_tag|> or as a bare JSON object." },
+      .help = "Format of the model's tool calls, by SGLang's names (docs/SERVING.md)." },
+    { .name = "reasoning-parser",
+      .type = ML_FLAG_TEXT,
+      ML_AT(serve.reasoning_parser),
+      .words = reasoning_parsers,
+      .def_note = "none: reasoning stays in the text",
+      .group = "model",
+      .help = "Format of the model's reasoning, which is returned as reasoning_content." },
     { .name = "weight-version",
       .type = ML_FLAG_TEXT,
       ML_AT(server.weight_version),
@@ -356,18 +372,12 @@ const ml_flag ml_flags_serve_compat[] = {
       .state = ML_FLAG_REFUSED,
       .group = "compatibility",
       .why = "speculative decoding is not supported" },
-    { .name = "reasoning-parser",
-      .type = ML_FLAG_TEXT,
-      .value = "NAME",
-      .state = ML_FLAG_REFUSED,
-      .group = "compatibility",
-      .why = "reasoning is not separated from the text" },
     { .name = "grammar-backend",
       .type = ML_FLAG_TEXT,
       .value = "NAME",
-      .state = ML_FLAG_REFUSED,
+      .state = ML_FLAG_NOOP,
       .group = "compatibility",
-      .why = "constrained decoding is not supported" },
+      .why = "there is one implementation of grammars" },
     { .name = "lora-backend",
       .type = ML_FLAG_TEXT,
       .value = "NAME",

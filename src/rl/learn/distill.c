@@ -60,26 +60,49 @@ ml_status ml_teacher_of(const ml_teacher **out, const ml_distill *d, ml_str meta
 
 /* --- the teacher's log-probs of the answers ------------------------------------- */
 
-static ml_status teacher_item(const ml_distill *d, const ml_sample *s, float *logprob,
-                              ml_score_item *out, ml_err *err) {
-    const ml_teacher *t;
-    ml_status st = ml_teacher_of(&t, d, s->metadata, err);
+/* A batch, whose samples are siblings. */
+typedef struct batch {
+    const ml_distill *d;
+    ml_sample *const *all;
+    int64_t n;
+    ml_arena *a;
+} batch;
 
-    if (st != ML_OK)
-        ml_err_prefix(err, "sample %lld", (long long)s->index);
-    else
-        *out = ml_score_item_of(&t->by, s, logprob);
+/* An item without response tokens: the teacher sees what the student saw. */
+static ml_status see(const batch *b, const ml_sample *s, ml_score_item *out, ml_arena *a,
+                     ml_err *err) {
+    ml_status st = ml_teacher_prompt_tokens(&b->d->prompt, s, b->all, b->n, &out->token,
+                                            &out->n_token, a, err);
+    if (st == ML_OK && !out->token)
+        out->n_response = 0;
     return st;
 }
 
-static ml_status score_answers(const ml_distill *d, ml_sample *const *s, int32_t n,
-                               ml_arena *a, ml_err *err) {
+static ml_status teacher_item(const batch *b, const ml_sample *s, ml_arena *a,
+                              ml_score_item *out, ml_err *err) {
+    const ml_teacher *t;
+    ml_status st = ml_teacher_of(&t, b->d, s->metadata, err);
+
+    if (st == ML_OK)
+        *out = ml_score_item_of(&t->by, s, ML_NEW(a, float, s->n_response + 1));
+    if (st == ML_OK && b->d->prompt.key)
+        st = see(b, s, out, a, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "sample %lld", (long long)s->index);
+    return st;
+}
+
+static ml_status score_answers(const batch *b, ml_sample *const *s, int32_t n,
+                               ml_err *err) {
+    ml_arena *a = b->a;
     ml_score_item *item = ML_NEW(a, ml_score_item, n + 1);
     ml_status st = ML_OK;
 
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
-        float *logprob = ML_NEW(a, float, s[i]->n_response + 1);
-        st = teacher_item(d, s[i], logprob, &item[i], err);
+        st = teacher_item(b, s[i], a, &item[i], err);
+        if (st == ML_OK && !item[i].n_response && s[i]->logprob)
+            memcpy(item[i].logprob, s[i]->logprob,
+                   (size_t)s[i]->n_response * sizeof(float));
     }
     if (st == ML_OK)
         st = ml_gen_score(item, n, err);
@@ -123,7 +146,9 @@ static ml_status score_students(const ml_distill *d, compared *c, ml_sample *con
     for (int32_t i = 0; i < n; i++) {
         item[i] =
             ml_score_item_of(&d->student, s[i], ML_NEW(a, float, s[i]->n_response + 1));
-        if (again)
+        if (again && !c[i].teacher.n_response)
+            item[i].n_response = 0;
+        else if (again)
             ask_for_ids(&item[i], &c[i].teacher, a);
         else
             ask_for_top(&item[i], d->top_k, a);
@@ -134,15 +159,15 @@ static ml_status score_students(const ml_distill *d, compared *c, ml_sample *con
     return st;
 }
 
-static ml_status score_teachers(const ml_distill *d, compared *c, ml_sample *const *s,
-                                int32_t n, ml_arena *a, ml_err *err) {
+static ml_status score_teachers(const batch *b, compared *c, ml_sample *const *s, int32_t n,
+                                ml_arena *a, ml_err *err) {
+    const ml_distill *d = b->d;
     ml_opd_needs needs = ml_opd_needs_of(d->set);
     ml_score_item *item = ML_NEW(a, ml_score_item, n + 1);
     ml_status st = ML_OK;
 
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
-        float *logprob = ML_NEW(a, float, s[i]->n_response + 1);
-        st = teacher_item(d, s[i], logprob, &item[i], err);
+        st = teacher_item(b, s[i], a, &item[i], err);
         if (st == ML_OK && needs.teacher_top)
             ask_for_top(&item[i], d->top_k, a);
         if (st == ML_OK && needs.teacher_on_student)
@@ -172,7 +197,7 @@ static ml_status compare(const ml_distill *d, const compared *c, ml_sample *s, m
     ml_status st = ML_OK;
 
     s->opd_reverse_kl = ML_NEW(a, float, s->n_response + 1);
-    for (int32_t t = 0; t < s->n_response && st == ML_OK; t++) {
+    for (int32_t t = 0; t < c->teacher.n_response && st == ML_OK; t++) {
         ml_opd_position p = { top_at(&c->student, t), top_at(&c->teacher, t),
                               also_at(&c->teacher, t), also_at(&c->student_again, t) };
         double kl = 0;
@@ -186,8 +211,8 @@ static ml_status compare(const ml_distill *d, const compared *c, ml_sample *s, m
     return st;
 }
 
-static ml_status score_top_k(const ml_distill *d, ml_sample *const *s, int32_t n,
-                             ml_arena *a, ml_err *err) {
+static ml_status score_top_k(const batch *b, ml_sample *const *s, int32_t n, ml_err *err) {
+    const ml_distill *d = b->d;
     ml_opd_needs needs = ml_opd_needs_of(d->set);
     ml_status st = ML_OK;
     ml_arena scratch;
@@ -198,11 +223,11 @@ static ml_status score_top_k(const ml_distill *d, ml_sample *const *s, int32_t n
     if (needs.student_top)
         st = score_students(d, c, s, n, false, &scratch, err);
     if (st == ML_OK)
-        st = score_teachers(d, c, s, n, &scratch, err);
+        st = score_teachers(b, c, s, n, &scratch, err);
     if (st == ML_OK && needs.student_on_teacher)
         st = score_students(d, c, s, n, true, &scratch, err);
     for (int32_t i = 0; i < n && st == ML_OK; i++)
-        st = compare(d, &c[i], s[i], a, &scratch, err);
+        st = compare(d, &c[i], s[i], b->a, &scratch, err);
     ml_arena_release(&scratch);
     return st;
 }
@@ -215,6 +240,7 @@ static bool is_scored(const ml_distill *d, const ml_sample *s) {
 
 ml_status ml_distill_run(const ml_distill *d, ml_sample *const *s, int64_t n, ml_arena *a,
                          ml_err *err) {
+    const batch b = { d, s, n, a };
     ml_sample **open = ML_NEW(a, ml_sample *, n + 1);
     int64_t n_open = 0, most = d->top_k ? AT_ONCE : n;
     ml_status st = ML_OK;
@@ -224,8 +250,8 @@ ml_status ml_distill_run(const ml_distill *d, ml_sample *const *s, int64_t n, ml
             open[n_open++] = s[i];
     for (int64_t i = 0; i < n_open && st == ML_OK; i += most) {
         int32_t some = (int32_t)(n_open - i < most ? n_open - i : most);
-        st = d->top_k ? score_top_k(d, open + i, some, a, err)
-                      : score_answers(d, open + i, some, a, err);
+        st = d->top_k ? score_top_k(&b, open + i, some, err)
+                      : score_answers(&b, open + i, some, err);
     }
     return st;
 }

@@ -12,6 +12,7 @@
 
 #include "rl/learn/advantage/opd.h"
 #include "rl/learn/gen_score.h"
+#include "rl/learn/teacher_prompt.h"
 
 #define ML_TEACHER_DEFAULT "default" /* of samples that name no teacher of the run */
 
@@ -28,6 +29,7 @@ typedef struct ml_distill {
     int32_t top_k;     /* 0: the tokens of the answer */
     ml_opd_set set;
     ml_opd_weight weight;
+    ml_teacher_prompt prompt; /* what the teachers see */
 } ml_distill;
 
 /* The teacher of a sample with this metadata: the one that it names; otherwise the default

@@ -127,6 +127,8 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
         st = rescore(&e->rescore, own, out, a, err);
     if (st == ML_OK && e->distill.n_teacher && rollout >= e->n_critic_only)
         st = ml_distill_run(&e->distill, own, out->n, a, err);
+    if (st == ML_OK)
+        st = ml_reward_shape(&e->shaping, own, out->n, &out->metrics, a, err);
     round = ml_answers_of(a, out->sample, out->n, rollout);
     if (st == ML_OK && e->post)
         st = shape(e->post, own, round, a, err);

@@ -11,6 +11,7 @@
 
 #include "miles/plugin.h"
 #include "rl/learn/distill.h"
+#include "rl/rollout/reward_shaping.h"
 #include "rl/rollout/rollout.h"
 
 /* A recorded batch that replaces the generated one, which must resemble it. */
@@ -26,6 +27,7 @@ typedef struct ml_rollout_hooks {
     ml_inject inject;
     ml_scorer rescore; /* gen NULL: keep the log-probs recorded while sampling */
     ml_distill distill;
+    ml_reward_shaping shaping;
     int64_t n_critic_only; /* first rollouts, which need no teacher */
     /* NULL: none */
     const miles_reward_post *post;

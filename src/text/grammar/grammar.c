@@ -21,6 +21,7 @@ enum {
  * tokens depend on the stack below the state. */
 typedef struct token_set {
     bool known;
+    bool met;  /* a state's: a config with it was computed as a whole */
     int32_t n; /* tokens */
     int32_t *id;
     uint32_t *bits;
@@ -84,7 +85,8 @@ static ml_status read_source(ml_grules *rules, ml_grammar_source s, ml_err *err)
     case ML_GRAMMAR_REGEX: return ml_regex_rules(rules, s.text, err);
     case ML_GRAMMAR_EBNF: return ml_ebnf_rules(rules, s.text, err);
     case ML_GRAMMAR_STRUCTURAL_TAG: return ml_tag_rules(rules, s.text, err);
-    case ML_GRAMMAR_NONE: break;
+    case ML_GRAMMAR_NONE:
+    case ML_N_GRAMMAR: break;
     }
     return ml_fail(err, ML_EUSAGE, "a grammar of no kind");
 }
@@ -343,7 +345,7 @@ static void *copied(ml_grammar *g, const void *from, size_t bytes) {
 static void pack(ml_grammar *g, token_set *out) {
     int32_t words = words_of(g), n = 0;
 
-    *out = (token_set){ .known = true };
+    *out = (token_set){ .known = true, .met = true };
     for (int32_t i = 0; i < words; i++)
         out->n += __builtin_popcount(g->bits[i]);
     if (out->n > words) {
@@ -387,11 +389,25 @@ static const token_set *local_set(ml_grammar *g, int32_t state) {
     return s;
 }
 
-/* The subtrees to check, of all stacks of a config; -1: too many. */
+/* A state that is met for the first time may not be met in another config: its own set
+ * would cost as much as that of the config. */
+static bool meets_new_state(ml_grammar *g, int32_t config) {
+    bool new = false;
+
+    for (int32_t i = 0; i < ml_stacks_tops(g->stacks, config); i++) {
+        int32_t top = ml_stacks_top(g->stacks, config, i);
+        if (top >= 0 && !g->local[top].met)
+            new = g->local[top].met = true;
+    }
+    return new;
+}
+
+/* The subtrees to check, of all stacks of a config; -1: walk the whole trie. */
 static int32_t count_open(ml_grammar *g, int32_t config) {
     int32_t n = ml_stacks_tops(g->stacks, config), sum = 0;
 
-    if (n > MANY_TOPS || ml_stacks_depth(g->stacks, config) > NEAR_LIMIT_DEPTH)
+    if (n > MANY_TOPS || ml_stacks_depth(g->stacks, config) > NEAR_LIMIT_DEPTH ||
+        meets_new_state(g, config))
         return -1;
     for (int32_t i = 0; i < n; i++) {
         int32_t top = ml_stacks_top(g->stacks, config, i);

@@ -29,6 +29,7 @@ typedef enum ml_grammar_kind {
     ML_GRAMMAR_REGEX,       /* the whole answer matches */
     ML_GRAMMAR_EBNF,        /* XGrammar's syntax; begins with the rule root */
     ML_GRAMMAR_STRUCTURAL_TAG,
+    ML_N_GRAMMAR,
 } ml_grammar_kind;
 
 /* The name of the request field: "json_schema", ...; NULL for none. */

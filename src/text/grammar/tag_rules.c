@@ -4,7 +4,8 @@
  *      "structures": [{"begin": "<f=get>", "schema": {...}, "end": "</f>"}]}
  *
  * Text is free until a trigger; then one of the structures that begin with the trigger
- * follows, and free text after it.  The free text is the language of an Aho-Corasick
+ * follows, and free text after it.  "at_least_one": the text is tags alone, with "separator"
+ * between them.  "stop_after_first": the first tag ends the text.  The free text is the language of an Aho-Corasick
  * automaton over the triggers: each of its states is a rule. */
 #include <string.h>
 
@@ -147,9 +148,30 @@ static ml_status check(const ml_json *v, ml_err *err) {
     return ML_OK;
 }
 
+static bool is_true(const ml_json *v, const char *key) {
+    const ml_json *x = ml_json_get(v, key);
+    return x && x->type == ML_JSON_TRUE;
+}
+
+/* Tags without free text: the rule `end` continues or ends them. */
+static ml_status only_tags(ml_grules *g, const ml_json *v, ml_err *err) {
+    const ml_json *separator = ml_json_get(v, "separator");
+    int32_t tag = ml_grule_new(g, "tag"), end = ml_grule_new(g, "end");
+    ml_gnode *more = ml_gnode_new(g, ML_GNODE_ALT), *next = ml_gnode_new(g, ML_GNODE_SEQ);
+
+    ml_gnode_add(more, ml_gnode_new(g, ML_GNODE_EMPTY));
+    if (separator && separator->type == ML_JSON_STRING)
+        ml_gnode_add(next, ml_gnode_str(g, separator->text));
+    if (!is_true(v, "stop_after_first"))
+        ml_gnode_add(more, ml_gnode_add(next, ml_gnode_ref(g, tag)));
+    ml_grule_set(g, end, more);
+    ml_grule_set(g, 0, ml_gnode_ref(g, tag));
+    return tag_rule(g, tag, (ml_str){ "", 0 }, ml_json_get(v, "structures"), end, err);
+}
+
 static ml_status read_tags(search *s, const ml_json *v, ml_err *err) {
     const ml_json *triggers = ml_json_get(v, "triggers");
-    int32_t *tag = ML_NEW(s->g->arena, int32_t, triggers->n), n = 0;
+    int32_t *tag = ML_NEW(s->g->arena, int32_t, triggers->n), n = 0, after;
     ml_status st = ML_OK;
 
     for (const ml_json *c = triggers->child; c && st == ML_OK; c = c->next, n++) {
@@ -164,8 +186,13 @@ static ml_status read_tags(search *s, const ml_json *v, ml_err *err) {
     for (int32_t i = 0; i < s->n; i++)
         make_rule(s, i, tag);
     n = 0;
+    after = s->rule[0];
+    if (is_true(v, "stop_after_first")) {
+        after = ml_grule_new(s->g, "end");
+        ml_grule_set(s->g, after, ml_gnode_new(s->g, ML_GNODE_EMPTY));
+    }
     for (const ml_json *c = triggers->child; c && st == ML_OK; c = c->next, n++)
-        st = tag_rule(s->g, tag[n], c->text, ml_json_get(v, "structures"), s->rule[0], err);
+        st = tag_rule(s->g, tag[n], c->text, ml_json_get(v, "structures"), after, err);
     ml_grule_set(s->g, 0, ml_gnode_ref(s->g, s->rule[0]));
     return st;
 }
@@ -177,6 +204,8 @@ ml_status ml_tag_rules(ml_grules *g, ml_str text, ml_err *err) {
     if (ml_json_parse(&v, g->arena, text, "the structural tag", err) != ML_OK ||
         check(v, err) != ML_OK)
         return ML_EUSAGE;
+    if (is_true(v, "at_least_one"))
+        return only_tags(g, v, err);
     s = ML_NEW(g->arena, search, 1);
     s->g = g;
     s->n = 1;

@@ -256,7 +256,7 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
 static bool is_changed(const ml_draw *d) {
     const ml_draw_opts *o = d->opts;
     return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f ||
-           o->n_bias || d->n_ban;
+           o->n_bias || d->n_ban || d->allowed;
 }
 
 static bool is_filtered(const ml_draw_opts *o) {
