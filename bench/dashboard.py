@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """dashboard.py --build build/release [--samples 1000000] - how long the dashboard takes to answer each view.
 
-Grows the run.db of a small run to the given number of samples (512 per rollout, 200 tokens each, about 1.5 GB for a million) and
+Grows the run.db of a small run to the given number of samples (512 per rollout, 40 tokens each, 1.2 GB for a million) and
 asks for every view several times.  Prints the slowest answer of each."""
 import argparse
 import json
@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.request
 
-PER_ROLLOUT, GROUP, TOKENS = 512, 8, 200
+PER_ROLLOUT, GROUP, TOKENS = 512, 8, 40
 
 
 def small_run(build, d):
@@ -30,7 +30,7 @@ def rows(n):
     r = random.Random(1)
     tokens, mask = struct.pack(f"{TOKENS + 50}i", *range(TOKENS + 50)), b"\1" * TOKENS
     logprobs, versions = struct.pack(f"{TOKENS}f", *[-0.5] * TOKENS), struct.pack(f"{TOKENS}q", *[3] * TOKENS)
-    answer = "step by step " * 60
+    answer = "step by step " * 20
     for i in range(n):
         rollout, place = 1 + i // PER_ROLLOUT, i % PER_ROLLOUT
         row = (rollout * 64 + place // GROUP) % 17000

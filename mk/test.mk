@@ -104,6 +104,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 1200 e2e/miles-compat tests/e2e/miles_compat.py --build $(B)
 60 e2e/miles-scripts tests/e2e/miles_scripts.py --miles $(B)/miles
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
+120 e2e/dashboard-control tests/e2e/dashboard_control.py --build $(B)
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
 300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
 $(call load,asan,15,--no-rss --router)
@@ -147,6 +148,7 @@ $(call fuzz_lines,300)
 $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
 $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
+600 dashboard tests/e2e/dashboard.py --build $(B)
 1200 install tests/e2e/install.sh $(B) long
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
@@ -157,7 +159,7 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
 900 e2e/verifiers tools/with-python.sh verifiers,datasets tests/e2e/environments.py --build $(B) verifiers
 900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
-600 diff/wandb tools/with-python.sh wandb tools/diff_wandb.py --build $(B)
+900 diff/trackers tools/with-python.sh wandb tools/diff_trackers.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)

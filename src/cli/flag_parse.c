@@ -531,8 +531,6 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
     check_models(&p);
     check_rules(&p);
     tell_ignored(&p);
-    if (!wrong->len)
-        ml_flags_tell_wandb(&c->run);
     if (!c->run.backend.n_thread)
         c->run.backend.n_thread = (int)n_core();
     c->run.backend.f32 = c->run.dtype == ML_WEIGHT_F32;

@@ -54,6 +54,7 @@ static const struct {
     const char *method, *path;
     ml_dash_answer *answer;
 } paths[] = {
+    { "GET", "/metrics", ml_dash_gauges },
     { "GET", "/api/runs", ml_dash_runs },
     { "GET", "/api/meta", ml_dash_meta },
     { "GET", "/api/metrics", ml_dash_metrics },

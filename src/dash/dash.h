@@ -20,6 +20,7 @@ typedef struct ml_dash_opts {
     const char *const *dir; /* [n_dir] directories of runs */
     int n_dir;
     const char *tokenizer; /* a checkpoint, to show tokens as text; NULL: that of the run */
+    const char *label;     /* run_name of the gauges at /metrics; NULL: the run's name */
     ml_access_opts access; /* without a key, runs cannot be controlled */
 } ml_dash_opts;
 

@@ -347,3 +347,45 @@ ml_status ml_dash_events(ml_dash_request *r, ml_err *err) {
     ml_json_end(&r->out, '}');
     return st;
 }
+
+/* --- Prometheus --------------------------------------------------------------------------- */
+
+/* The names of Miles' gauges. */
+static void put_gauge_name(ml_text *t, const char *name) {
+    ml_text_printf(t, "miles_metric_");
+    for (; *name; name++) {
+        bool plain = (*name >= 'a' && *name <= 'z') || (*name >= 'A' && *name <= 'Z') ||
+                     (*name >= '0' && *name <= '9');
+        ml_text_add(t, plain ? name : "_", 1);
+    }
+}
+
+static void put_label(ml_text *t, const char *value) {
+    for (; *value; value++)
+        if (strchr("\\\"", *value))
+            ml_text_printf(t, "\\%c", *value);
+        else
+            ml_text_add(t, *value == '\n' ? " " : value, 1);
+}
+
+/* The newest value of every metric, in Prometheus' text format. */
+ml_status ml_dash_gauges(ml_dash_request *r, ml_err *err) {
+    const ml_series_set *s = &r->run->series;
+    const char *label = r->dash->opts.label ? r->dash->opts.label : r->run->name;
+
+    (void)err;
+    r->type = "text/plain; version=0.0.4; charset=utf-8";
+    for (int64_t i = 0; i < s->n; i++) {
+        const ml_series *x = &s->series[i];
+        if (!x->n || isnan(x->at[x->n - 1].value))
+            continue;
+        ml_text_printf(&r->text, "# TYPE ");
+        put_gauge_name(&r->text, x->name);
+        ml_text_printf(&r->text, " gauge\n");
+        put_gauge_name(&r->text, x->name);
+        ml_text_printf(&r->text, "{run_name=\"");
+        put_label(&r->text, label);
+        ml_text_printf(&r->text, "\"} %.17g\n", x->at[x->n - 1].value);
+    }
+    return ML_OK;
+}

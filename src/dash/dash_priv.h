@@ -46,7 +46,7 @@ typedef struct ml_dash_request {
 typedef ml_status ml_dash_answer(ml_dash_request *r, ml_err *err);
 
 ml_dash_answer ml_dash_runs, ml_dash_meta, ml_dash_metrics, ml_dash_advisory,
-    ml_dash_events; /* dash_metrics.c */
+    ml_dash_events, ml_dash_gauges; /* dash_metrics.c */
 ml_dash_answer ml_dash_summary, ml_dash_groups, ml_dash_samples, ml_dash_messages,
     ml_dash_tokens, ml_dash_trajectories; /* dash_samples.c */
 ml_dash_answer ml_dash_topology, ml_dash_phases, ml_dash_bubbles, ml_dash_outliers,

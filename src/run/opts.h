@@ -24,6 +24,7 @@
 #include "run/extensions.h"
 #include "run/run_dash.h"
 #include "run/run_ranks.h"
+#include "run/trackers.h"
 #include "serve/router.h"
 #include "train/snapshot.h"
 #include "train/trainer.h"
@@ -173,12 +174,6 @@ typedef struct ml_record_opts {
     double inject_least;
 } ml_record_opts;
 
-/* The upload of the event files of a run to W&B; NULL: not given. */
-typedef struct ml_wandb_opts {
-    bool use;
-    const char *mode, *project, *team, *id;
-} ml_wandb_opts;
-
 /* Zeros mean defaults.  Strings must outlive the run. */
 typedef struct ml_run_opts {
     const char *hf_checkpoint;
@@ -263,8 +258,9 @@ typedef struct ml_run_opts {
     ml_debug_opts debug;
     ml_dump_opts dump;
     ml_record_opts record;
-    ml_wandb_opts wandb;
+    ml_tracker_opts trackers;
     ml_run_dash_opts dash;
+    ml_run_prometheus_opts prometheus;
 
     /* The ranks of the job; the command sets them. */
     ml_run_ranks ranks;

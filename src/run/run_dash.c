@@ -27,13 +27,17 @@ static ml_status listen_on(ml_run_dash *d, ml_dash_opts *o, ml_err *err) {
 
     if (st != ML_EIO || o->port == 0)
         return st;
-    ml_log(ML_LOG_WARN, "--dashboard-port: %s; another port is used", err->msg);
+    ml_log(ML_LOG_WARN, "%s; the dashboard uses another port", err->msg);
     o->port = 0;
     return ml_dash_open(&d->dash, d->loop, o, err);
 }
 
 static ml_status start(ml_run_dash *d, const ml_run_dash_opts *opts, ml_err *err) {
-    ml_dash_opts o = { .host = opts->host, .port = opts->port, .dir = &d->dir, .n_dir = 1 };
+    ml_dash_opts o = { .host = opts->host,
+                       .port = opts->port,
+                       .dir = &d->dir,
+                       .n_dir = 1,
+                       .label = opts->label };
     ml_status st =
         ml_secret_find(&d->key, NULL, opts->key_file, "--dashboard-api-key", err);
 
@@ -60,11 +64,12 @@ ml_status ml_run_dash_open(ml_run_dash **out, const ml_run_dash_opts *opts, cons
     d->dir = dir;
     st = start(d, opts, err);
     if (st != ML_OK) {
-        ml_err_prefix(err, "--use-miles-dashboard");
+        ml_err_prefix(err, opts->what ? "--use-prometheus" : "--use-miles-dashboard");
         ml_run_dash_close(d);
         return st;
     }
-    ml_text_printf(&line, "dashboard: http://%s:%d", opts->host, ml_dash_port(d->dash));
+    ml_text_printf(&line, "%s: http://%s:%d%s", opts->what ? opts->what : "dashboard",
+                   opts->host, ml_dash_port(d->dash), opts->what ? "/metrics" : "");
     say(line.ptr);
     ml_text_release(&line);
     *out = d;

@@ -18,7 +18,16 @@ typedef struct ml_run_dash_opts {
     const char *host;
     int port;             /* another one is taken if it is in use */
     const char *key_file; /* of the key for requests to the run; NULL: read-only */
+    const char *label;    /* of gauges; NULL: the name of the directory */
+    const char *what;     /* in the line that is said; NULL: "dashboard" */
 } ml_run_dash_opts;
+
+/* Gauges for Prometheus at /metrics, on the host of the dashboard. */
+typedef struct ml_run_prometheus_opts {
+    bool use;
+    int port;
+    const char *run_name; /* the label of the gauges; NULL: the name of the directory */
+} ml_run_prometheus_opts;
 
 /* dir: the run's; say: told the address. */
 ml_status ml_run_dash_open(ml_run_dash **out, const ml_run_dash_opts *opts, const char *dir,

@@ -225,14 +225,12 @@ static void families(void) {
 }
 
 static void wandb(void) {
-    CHECK_HAS(log_of(ML_CMD_TRAIN,
-                     RUN "--save s --use-wandb --wandb-project p --wandb-team t "
-                         "--wandb-group g"),
-              "--use-wandb: python3 share/wandb_upload.py --project p --entity t s uploads "
-              "the metrics");
-    CHECK_HAS(log_of(ML_CMD_TRAIN, RUN "--use-wandb"), "metrics are kept only with --save");
-    CHECK(*log_of(ML_CMD_TRAIN, RUN "--use-wandb --wandb-mode disabled") == 0);
-    check_refused(ML_CMD_TRAIN, RUN "--use-wandb --wandb-mode online", "--wandb-mode");
+    CHECK(*log_of(ML_CMD_TRAIN, RUN "--save s --use-wandb --wandb-project p --wandb-team t "
+                                    "--wandb-group g --wandb-mode online --use-mlflow "
+                                    "--use-prometheus --use-trackio") == 0);
+    CHECK_HAS(log_of(ML_CMD_TRAIN, RUN "--use-wandb --disable-wandb-random-suffix"),
+              "--disable-wandb-random-suffix is ignored");
+    check_refused(ML_CMD_TRAIN, RUN "--use-wandb --wandb-mode shared", "--wandb-mode");
 }
 
 static void environment(void) {

@@ -17,6 +17,7 @@
 #include "rl/record/run_dir.h"
 #include "rl/record/run_log.h"
 #include "rl/record/run_store_view.h"
+#include "run/trackers.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
 #include "tests/support/sock.h"
@@ -378,6 +379,42 @@ static void learning_rates_are_repeated(void) {
     ml_control_close(c);
 }
 
+/* --- trackers ----------------------------------------------------------------------------- */
+
+static void gauges(void) {
+    const char *dir = ml_test_path("run");
+    server s;
+
+    make_run(dir);
+    start(&s, dir, NULL);
+    CHECK_HAS(get(&s, "/metrics"), "Content-Type: text/plain; version=0.0.4");
+    CHECK_HAS(s.reply.ptr, "# TYPE miles_metric_rollout_raw_reward gauge\n"
+                           "miles_metric_rollout_raw_reward{run_name=\"run\"} 0.9");
+    stop(&s);
+}
+
+static void track(const ml_tracker_opts *o) {
+    ml_trackers *t = NULL;
+
+    MUST(ml_trackers_open(&t, o, ml_test_path("run"), &err));
+    ml_trackers_close(t);
+}
+
+/* The helper process writes the directory for wandb sync.  An MLflow server that is not there
+ * does not hold the run, and has no row. */
+static void trackers(void) {
+    ml_file f = { 0 };
+
+    make_run(ml_test_path("run"));
+    track(&(ml_tracker_opts){
+        .wandb = true, .wandb_mode = "offline", .wandb_id = "abc", .linger_s = 50 });
+    track(&(ml_tracker_opts){ .mlflow = true, .mlflow_uri = "http://127.0.0.1:1" });
+    MUST(ml_file_map(&f, ml_test_path("run/trackers.json"), &err));
+    CHECK_HAS(f.bytes.ptr, "\"wandb-offline\": {\"rows\": [10, 0]");
+    CHECK(!strstr(f.bytes.ptr, "\"mlflow\": {\"rows\": [1"));
+    ml_file_unmap(&f);
+}
+
 /* --- advice ------------------------------------------------------------------------------- */
 
 static int advise(ml_advice out[ML_ADVICE_MOST], const char *metrics, const char *timing,
@@ -497,6 +534,8 @@ static const ml_test tests[] = {
     { "the dashboard controls a run only with the key", control },
     { "requests to a run are recorded with their rollout", requests_are_recorded },
     { "a resumed run repeats changes of the learning rate", learning_rates_are_repeated },
+    { "the newest metrics are gauges for Prometheus", gauges },
+    { "trackers that cannot be reached lose nothing", trackers },
     { "rules give advice for a run's metrics", advice },
     { "a thinned series keeps its peaks", thinning },
     { "text splits into turns by the markers of chat templates", conversations },

@@ -1,5 +1,6 @@
 /* miles train and train-async: reinforcement learning.  miles sft: supervised fine-tuning on
  * conversations, by the same loop; miles dpo: on preferences.  Every rank of a job runs this. */
+#include "base/log.h"
 #include "cli/cli.h"
 #include "cli/machine.h"
 #include "cli/progress.h"
@@ -85,26 +86,55 @@ static ml_status open_job(train_job *j, ml_err *err) {
     return st;
 }
 
-static ml_status open_dashboard(ml_run_dash **out, train_job *j, const ml_display *display,
-                                ml_err *err) {
-    if (!j->run.log.metrics)
-        return ml_fail(
-            err, ML_EUSAGE,
-            "--use-miles-dashboard shows the files of a run, and this one writes "
-            "none: set --save DIR");
-    return ml_run_dash_open(out, &j->opts.dash, j->run.opts.save, display->say, err);
+/* Those who read the files of the run while it writes them. */
+typedef struct readers {
+    ml_run_dash *dash, *gauges;
+    ml_trackers *trackers;
+} readers;
+
+static ml_status open_readers(readers *r, train_job *j, const ml_display *display,
+                              ml_err *err) {
+    const ml_run_opts *c = &j->opts;
+    ml_run_dash_opts gauges = { .host = c->dash.host,
+                                .port = c->prometheus.port,
+                                .key_file = c->dash.key_file,
+                                .label = c->prometheus.run_name ? c->prometheus.run_name
+                                                                : c->trackers.wandb_group,
+                                .what = "gauges" };
+    ml_status st = ML_OK;
+
+    if (!is_first(j) ||
+        !(c->dash.use || c->prometheus.use || ml_trackers_wanted(&c->trackers)))
+        return ML_OK;
+    if (!j->run.log.metrics) {
+        ml_log(ML_LOG_WARN, "dashboard and trackers read the files of a run, and this one "
+                            "writes none: set --save DIR");
+        return ML_OK;
+    }
+    if (c->dash.use)
+        st = ml_run_dash_open(&r->dash, &c->dash, j->run.opts.save, display->say, err);
+    if (st == ML_OK && c->prometheus.use)
+        st = ml_run_dash_open(&r->gauges, &gauges, j->run.opts.save, display->say, err);
+    if (st == ML_OK && ml_trackers_wanted(&c->trackers))
+        st = ml_trackers_open(&r->trackers, &c->trackers, j->run.opts.save, err);
+    return st;
+}
+
+static void close_readers(readers *r) {
+    ml_run_dash_close(r->dash);
+    ml_run_dash_close(r->gauges);
+    ml_trackers_close(r->trackers);
 }
 
 static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *display,
                           ml_err *err) {
     const ml_run_opts *c = &j->opts;
     ml_train_debug debug = { 0 };
-    ml_run_dash *dash = NULL;
+    readers files = { 0 };
     ml_status st = ml_train_debug_open(&debug, loop, display, &j->dumps, c, err);
 
-    if (st == ML_OK && c->dash.use && is_first(j))
-        st = open_dashboard(&dash, j, display, err);
-
+    if (st == ML_OK)
+        st = open_readers(&files, j, display, err);
     if (st == ML_OK)
         st = ml_assembly_start(&j->parts, c, err);
     if (st == ML_OK)
@@ -112,7 +142,7 @@ static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *d
     if (st == ML_OK)
         st = ml_train_loop_run(loop, err);
     ml_rollouts_stop(&j->parts.rollouts);
-    ml_run_dash_close(dash);
+    close_readers(&files);
     ml_train_debug_close(&debug);
     return st;
 }

@@ -80,27 +80,6 @@ void ml_flags_respell(ml_config *c, bool says_dynamic) {
         freeze_routers(c);
 }
 
-void ml_flags_tell_wandb(const ml_run_opts *o) {
-    const ml_wandb_opts *w = &o->wandb;
-    ml_text command = { 0 };
-
-    if (!w->use || is(w->mode, "disabled") || o->dry_run)
-        return;
-    if (!o->save) {
-        ml_log(ML_LOG_WARN, "--use-wandb is ignored: metrics are kept only with --save");
-        return;
-    }
-    ml_text_printf(&command, "python3 share/wandb_upload.py");
-    if (w->project)
-        ml_text_printf(&command, " --project %s", w->project);
-    if (w->team)
-        ml_text_printf(&command, " --entity %s", w->team);
-    if (w->id)
-        ml_text_printf(&command, " --id %s", w->id);
-    ml_log(ML_LOG_WARN, "--use-wandb: %s %s uploads the metrics", command.ptr, o->save);
-    ml_text_release(&command);
-}
-
 /* ---- environment ---- */
 
 typedef struct variable {

@@ -14,9 +14,6 @@ ml_cmd ml_flags_command(ml_cmd cmd, int argc, char *const *argv);
  * batches.  says_dynamic: --use-dynamic-batch-size or its negation is given. */
 void ml_flags_respell(ml_config *c, bool says_dynamic);
 
-/* Names the command that uploads the metrics of a run with --use-wandb. */
-void ml_flags_tell_wandb(const ml_run_opts *o);
-
 /* Warns of environment variables that switch on features of Miles, Transformer Engine or
  * SGLang which do not exist here. */
 void ml_flags_check_environment(void);

@@ -328,15 +328,8 @@ const ml_flag_family ml_flag_families[] = {
       "rewards have no categories; miles inspect shows the reward of each sample",
       "log-reward-category" },
     { "", ML_FLAG_NOOP,
-      "share/wandb_upload.py uploads the metrics; an environment variable of wandb "
-      "has this setting",
-      "disable-wandb-random-suffix wandb-always-use-train-step wandb-group wandb-key "
-      "wandb-dir wandb-host wandb-run-name" },
-    { "", ML_FLAG_REFUSED,
-      "metrics go to metrics.jsonl, run.db and TensorBoard event files in --save; remove "
-      "the flag",
-      "use-mlflow mlflow-tracking-uri mlflow-experiment-name mlflow-run-name "
-      "mlflow-run-id use-prometheus prometheus-port prometheus-run-name" },
+      "names have no random suffix, and each metric has its own step axis",
+      "disable-wandb-random-suffix wandb-always-use-train-step" },
     { "", ML_FLAG_NOOP,
       "the dashboard reads the files of the run, and does not sample GPUs or engines",
       "dashboard-forward-prometheus dashboard-flush-interval "

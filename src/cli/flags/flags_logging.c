@@ -6,13 +6,17 @@
 static const char *const phases[] = { "train_overall", "train_actor", "train_log_probs",
                                       NULL };
 
-static const char *const wandb_modes[] = { "offline", "disabled", NULL };
+static const char *const wandb_modes[] = { "online", "offline", "disabled", NULL };
 
-#define WANDB_TEXT(word, field, what)                                                      \
+#define TRACKER_TEXT(word, field, form, sentence)                                          \
     {                                                                                      \
-        .name = word, .type = ML_FLAG_TEXT, ML_AT(run.wandb.field), .value = "NAME",       \
-        .group = "metrics", .cmds = TRAIN, .from = ML_FROM_MILES,                          \
-        .help = what " of --use-wandb."                                                    \
+        .name = word, .type = ML_FLAG_TEXT, ML_AT(run.trackers.field), .value = form,      \
+        .group = "metrics", .cmds = TRAIN, .from = ML_FROM_MILES, .help = sentence         \
+    }
+#define TRACKER_USE(word, field, origin, sentence)                                         \
+    {                                                                                      \
+        .name = word, .type = ML_FLAG_BOOL, ML_AT(run.trackers.field), .group = "metrics", \
+        .cmds = TRAIN, .from = origin, .help = sentence                                    \
     }
 
 const ml_flag ml_flags_logging[] = {
@@ -111,26 +115,105 @@ const ml_flag ml_flags_logging[] = {
       .help =
           "File with a key that the page asks for; with it, the page can pause, save and "
           "stop the run and change its learning rate." },
-    { .name = "use-wandb",
-      .type = ML_FLAG_BOOL,
-      ML_AT(run.wandb.use),
-      .group = "metrics",
-      .cmds = TRAIN,
-      .from = ML_FROM_MILES,
-      .help = "Print the command that uploads the metrics of the run to W&B, "
-              "share/wandb_upload.py.  miles itself sends nothing." },
+    TRACKER_USE("use-wandb", wandb, ML_FROM_MILES,
+                "Give the metrics to W&B, by the Python package wandb in a helper process; "
+                "without the package, as --wandb-mode offline."),
     { .name = "wandb-mode",
       .type = ML_FLAG_TEXT,
-      ML_AT(run.wandb.mode),
+      ML_AT(run.trackers.wandb_mode),
       .words = wandb_modes,
-      .def = "offline",
+      .def_note = "online",
       .group = "metrics",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "offline: the metrics are uploaded by share/wandb_upload.py.  disabled: same "
-              "as --no-use-wandb." },
-    WANDB_TEXT("wandb-project", project, "Project"),
-    WANDB_TEXT("wandb-team", team, "Entity"),
-    WANDB_TEXT("wandb-run-id", id, "Run"),
+      .help = "online: upload.  offline: write wandb/offline-run-* in --save, which wandb "
+              "sync uploads; needs no package.  disabled: same as --no-use-wandb." },
+    TRACKER_TEXT("wandb-project", wandb_project, "NAME", "Project of --use-wandb."),
+    TRACKER_TEXT("wandb-team", wandb_team, "NAME", "Entity of --use-wandb."),
+    TRACKER_TEXT("wandb-group", wandb_group, "NAME", "Group of --use-wandb."),
+    TRACKER_TEXT("wandb-run-id", wandb_id, "NAME", "Run of --use-wandb."),
+    TRACKER_TEXT("wandb-run-name", wandb_name, "NAME", "Name of the run of --use-wandb."),
+    TRACKER_TEXT("wandb-dir", wandb_dir, "DIR",
+                 "Directory of wandb's files, instead of --save."),
+    TRACKER_TEXT("wandb-host", wandb_host, "URL", "Server of --use-wandb."),
+    { .name = "wandb-key",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.trackers.wandb_key),
+      .value = "KEY",
+      .env = "WANDB_API_KEY",
+      .secret = true,
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "Key of --use-wandb.  Other users can see command lines: prefer the variable." },
+    TRACKER_USE(
+        "use-mlflow", mlflow, ML_FROM_MILES,
+        "Give the metrics to an MLflow server, by its REST API, from a helper process."),
+    { .name = "mlflow-tracking-uri",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.trackers.mlflow_uri),
+      .value = "URL",
+      .env = "MLFLOW_TRACKING_URI",
+      .def_note = "http://127.0.0.1:5000",
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Server of --use-mlflow." },
+    TRACKER_TEXT("mlflow-experiment-name", mlflow_experiment, "NAME",
+                 "Experiment of --use-mlflow."),
+    TRACKER_TEXT("mlflow-run-name", mlflow_name, "NAME",
+                 "Name of the run of --use-mlflow."),
+    TRACKER_TEXT("mlflow-run-id", mlflow_id, "ID",
+                 "Run of --use-mlflow, instead of a new one."),
+    TRACKER_USE(
+        "use-trackio", trackio, ML_FROM_OURS,
+        "Give the metrics to Trackio, by the Python package trackio in a helper process."),
+    { .name = "trackio-project",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.trackers.trackio_project),
+      .value = "NAME",
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
+      .help = "Project of --use-trackio." },
+    { .name = "tracker-linger",
+      .type = ML_FLAG_F64,
+      ML_AT(run.trackers.linger_s),
+      .def = "30",
+      .min = 0,
+      .max = 86400,
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
+      .help =
+          "Seconds that the end of a run waits for trackers.  What they have not received "
+          "by then stays on disk; share/tracker.py sends it." },
+    { .name = "use-prometheus",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.prometheus.use),
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Serve the newest metrics as gauges at /metrics, on --dashboard-host." },
+    { .name = "prometheus-port",
+      .type = ML_FLAG_I64,
+      ML_AT(run.prometheus.port),
+      .def = "9090",
+      .min = 0,
+      .max = 65535,
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Port of --use-prometheus." },
+    { .name = "prometheus-run-name",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.prometheus.run_name),
+      .value = "NAME",
+      .def_note = "--wandb-group, or the name of --save",
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Label run_name of the gauges." },
     { 0 },
 };
