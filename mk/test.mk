@@ -88,6 +88,7 @@ $(call load,$(CONFIG),15)
 $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 300 e2e/anthropic tools/with-python.sh anthropic tests/e2e/serve_anthropic.py --miles $(B)/miles
+300 e2e/sessions tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles
 300 e2e/tls tools/with-python.sh openai tests/e2e/serve_tls.py --miles $(B)/miles
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
@@ -114,6 +115,7 @@ endef
 
 define LONG_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
+600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
 400 load $(LOAD) --connections 1000 --seconds 120
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs

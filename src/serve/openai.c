@@ -76,7 +76,7 @@ static const ml_field stream_rows[] = {
 static ml_status check_model(ml_job *j, ml_str model, ml_err *err) {
     const ml_server *s = j->server;
 
-    if (!model.len || ml_str_is(model, s->opts.model_name) ||
+    if (!model.len || j->session || ml_str_is(model, s->opts.model_name) ||
         ml_str_is(model, s->opts.model_path) || ml_str_is(model, "default"))
         return ML_OK;
     j->other_model = true;

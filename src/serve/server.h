@@ -12,6 +12,7 @@
 #include "gen/local.h"
 #include "net/loop.h"
 #include "serve/access.h"
+#include "serve/session.h"
 #include "text/chat/tool_calls.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
@@ -38,6 +39,7 @@ typedef struct ml_server_opts {
     const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
     ml_tool_format tools;
+    ml_session_opts sessions;
     const struct ml_sampling_params *defaults; /* of OpenAI requests; NULL: OpenAI's */
     int32_t n_vocab, context;
     const char *model_path, *tokenizer_path, *model_name, *model_type;

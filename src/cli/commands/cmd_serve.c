@@ -37,6 +37,7 @@ typedef struct serve_job {
     ml_loop *loop;
     ml_server *server;
     ml_text flags;
+    ml_arena arena;
     ml_drain drain;
     ml_server_keys keys;
     ml_access_opts access;
@@ -327,6 +328,7 @@ static ml_status follow(serve_job *j, ml_err *err) {
 static ml_status open_server(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_server_opts o = c->server;
+    ml_status st;
 
     o.access = j->access;
     o.gen = j->gen;
@@ -336,6 +338,10 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.tokenizer = j->tokenizer;
     o.chat = j->chat;
     o.tools = tool_format(c);
+    st = ml_session_opts_make(&o.sessions, &j->arena, c->run.sessions.kind,
+                              c->run.sessions.matcher, c->run.sessions.tito, NULL, err);
+    if (st != ML_OK)
+        return st;
     o.n_vocab = (int32_t)j->spec.n_vocab;
     o.context = j->engine.context;
     o.model_path = j->dir;
@@ -409,6 +415,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_status st = read_access(&j, err);
     bool first;
 
+    ml_arena_init(&j.arena, "the server's options");
     if (!st)
         st = open_ranks(&j, err);
     if (!st) {
@@ -424,6 +431,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
         ml_loop_free(j.loop);
     ml_server_keys_release(&j.keys);
     ml_text_release(&j.flags);
+    ml_arena_release(&j.arena);
     ml_chat_template_close(j.chat);
     ml_tokenizer_close(j.tokenizer);
     if (j.be.name && j.world->size > 1)
