@@ -151,7 +151,8 @@ int main(int argc, char **argv) {
     int n_step = argc > 4 ? atoi(argv[4]) : 0;
     int64_t max_tokens = argc > 5 ? atoll(argv[5]) : (int64_t)n_seq * len;
     ml_trainer_opts opts = {
-        .optimizer = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip_grad = 1 },
+        .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+                       .clip_grad = 1 },
         .lr = { .train_iters = 1000, .global_batch_size = n_seq, .lr = 1e-4 },
         .batch = { .global_batch_size = n_seq, .dynamic = true, .max_tokens = max_tokens },
         .keep_logits = true,

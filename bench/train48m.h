@@ -38,7 +38,8 @@ static inline void make_samples(ml_train_sample *s, int32_t *token) {
 /* n_rank: that divide the sequences. */
 static inline ml_trainer_opts trainer_opts(int32_t n_rank) {
     return (ml_trainer_opts){
-        .optimizer = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip_grad = 1 },
+        .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+                       .clip_grad = 1 },
         .lr = { .train_iters = 1000, .global_batch_size = N_SEQ, .lr = 1e-4 },
         .batch = { .global_batch_size = N_SEQ, .micro_batch_size = N_SEQ / n_rank },
         .keep_logits = true,

@@ -98,6 +98,7 @@ $(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
 
 # These embed files, which the compiler's list of dependencies does not show.
 $(B)/src/plugin/python_modules.o: $(shell find share/python -name "*.py")
+$(B)/src/dash/dash.o: $(wildcard src/dash/page/*)
 $(B)/src/run/speeds.o: $(wildcard share/speeds/*.json)
 
 # Only this file knows the commit; the tests are not linked again for each one.

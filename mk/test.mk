@@ -36,7 +36,7 @@ quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) 
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
-  unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_job_cost \
+  unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_sandbox unit/test_job_cost \
   unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
   golden/test_golden golden/test_training golden/test_model_plugin)
 
@@ -88,11 +88,11 @@ $(call load,$(CONFIG),15)
 $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 300 e2e/anthropic tools/with-python.sh anthropic tests/e2e/serve_anthropic.py --miles $(B)/miles
-300 e2e/sessions tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles
 300 e2e/tls tools/with-python.sh openai tests/e2e/serve_tls.py --miles $(B)/miles
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
 300 e2e/ranks tests/e2e/ranks.sh $(B)
@@ -135,6 +135,7 @@ $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
+900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1200 ranks tests/e2e/ranks.sh $(B) long
 900 rank-kills tests/e2e/rank_kills.sh $(B) 6
 2400 mutants tools/mutants.sh
@@ -153,6 +154,9 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 1200 diff/peft tools/with-python.sh torch,transformers,peft tools/diff_peft.py --build $(B)
 1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
 1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
+900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
+900 e2e/verifiers tools/with-python.sh verifiers,datasets tests/e2e/environments.py --build $(B) verifiers
+900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
 600 diff/wandb tools/with-python.sh wandb tools/diff_wandb.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)

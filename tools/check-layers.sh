@@ -18,7 +18,7 @@ level() {
     engine/* | train/*) REPLY=4 ;;
     gen/*) REPLY=5 ;;
     rl/* | serve/*) REPLY=6 ;;
-    plugin/*) REPLY=7 ;;
+    plugin/* | dash/*) REPLY=7 ;;
     run/*) REPLY=8 ;;
     cli/*) REPLY=9 ;;
     *) REPLY=unknown ;;
@@ -32,6 +32,7 @@ sublevel() {
     case $1 in
     text/jinja/*) REPLY='jinja 1' ;;
     text/tokenizer/*) REPLY='tokenizer 1' ;;
+    text/grammar/*) REPLY='grammar 2' ;;
     text/chat/*) REPLY='chat 2' ;;
     text/*) REPLY='text 0' ;;
 

@@ -32,7 +32,7 @@ static ml_status plan_bytes(size_t *out, const ml_spec *s, ml_backend *be, ml_pl
 }
 
 static ml_status find_needs(needs *n, ml_spec *s, ml_backend *be, ml_err *err) {
-    const ml_optimizer_opts adam = { .kind = ML_OPTIMIZER_ADAM };
+    const ml_optimizer_opts adam = { .rule.kind = ML_OPTIMIZER_ADAM };
     ml_plan_opts train = { .caps = { TOKENS, STEP_REQUESTS, TOKENS,
                                      TOKENS / ML_PAGE + STEP_REQUESTS },
                            .backward = true,

@@ -65,6 +65,8 @@ typedef struct miles_sample {
                                       rewards */
     const double *opd_reverse_kl;  /* student against teacher */
     const int64_t *weight_version; /* of the weights that sampled each token */
+    const uint8_t *chosen; /* 1: a token of the step that clip_cov_loss or kl_cov_loss
+                              treats in another way */
 } miles_sample;
 
 typedef struct miles_batch {
@@ -107,6 +109,11 @@ typedef struct miles_algo {
     bool use_tis;        /* the loss uses the correction's weights */
     bool use_rs, tis_batch_normalize;
     bool has_rollout_logprobs, has_opd_reverse_kl; /* the samples have these arrays */
+    double sapo_temperature_pos, sapo_temperature_neg;
+    double vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg;
+    double clip_cov_ratio, clip_cov_lb, clip_cov_ub;
+    double kl_cov_ratio, kl_cov_coef;
+    int64_t pass_at_k;
 } miles_algo;
 
 /* ---- outputs ---- */

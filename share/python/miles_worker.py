@@ -297,8 +297,6 @@ def record_of(sample):
     if not isinstance(sample, Sample):
         raise TypeError(f"the function returned a {type(sample).__name__}; expected Sample")
     sample.validate()
-    if sample.response_length and sample.rollout_log_probs is None:
-        raise ValueError(f"sample {sample.index} has no rollout_log_probs; request return_logprob")
     return {
         "index": sample.index,
         "group_index": sample.group_index,

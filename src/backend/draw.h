@@ -51,7 +51,8 @@ typedef struct ml_draw {
     int32_t n_ban;
     int32_t given;       /* a token to score instead of a draw, or -1 */
     int32_t n_top;       /* number of most probable tokens to return, at most n_vocab */
-    const int32_t *also; /* [n_also] further tokens whose log-probability is returned */
+    const int32_t *also; /* [n_also] further tokens whose log-probability is returned; -1:
+                            none, NaN */
     int32_t n_also;
     /* results */
     int32_t id;

@@ -33,11 +33,13 @@ ml_cmd_fn ml_cmd_sft;           /* cmd_train.c */
 ml_cmd_fn ml_cmd_train;         /* cmd_train.c */
 ml_cmd_fn ml_cmd_eval;          /* cmd_eval.c */
 ml_cmd_fn ml_cmd_inspect;       /* cmd_inspect.c */
+ml_cmd_fn ml_cmd_dashboard;     /* cmd_dashboard.c */
 ml_cmd_fn ml_cmd_data_show;     /* cmd_data_show.c */
 ml_cmd_fn ml_cmd_doctor;        /* cmd_doctor.c */
 ml_cmd_fn ml_cmd_plan;          /* cmd_plan.c */
 ml_cmd_fn ml_cmd_list;          /* cmd_list.c */
 ml_cmd_fn ml_cmd_convert;       /* cmd_convert.c */
+ml_cmd_fn ml_cmd_sandbox;       /* cmd_sandbox.c */
 ml_cmd_fn ml_cmd_tokenize;      /* cmd_tokenize.c */
 ml_cmd_fn ml_cmd_chat_template; /* cmd_chat_template.c */
 ml_cmd_fn ml_cmd_bench_engine;  /* cmd_bench_engine.c */

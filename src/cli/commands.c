@@ -51,6 +51,9 @@ const ml_command ml_commands[] = {
       serve_flags, "miles serve --model-path ./Qwen3-0.6B --port 30000" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
       "convert a checkpoint to another dtype or sharding" },
+    { "sandbox", ML_CMD_SANDBOX, ml_cmd_sandbox,
+      "run a program without access to files, network and other processes", NULL,
+      "echo 'print(6 * 7)' | miles sandbox" },
     { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "convert text to token ids and back" },
     { "chat-template", ML_CMD_CHAT_TEMPLATE, ml_cmd_chat_template,
       "render conversations with the checkpoint's chat template" },
@@ -75,6 +78,8 @@ const ml_command ml_commands[] = {
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
       "      --save runs/sft --save-interval 100" },
     { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "show the samples of a run" },
+    { "dashboard", ML_CMD_DASHBOARD, ml_cmd_dashboard, "show runs in the browser", NULL,
+      "miles dashboard runs/first runs/second" },
     { "data show", ML_CMD_DATA_SHOW, ml_cmd_data_show,
       "print the rows of data files as JSON lines" },
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,

@@ -11,6 +11,8 @@
 #include <stdint.h>
 
 #include "base/arena.h"
+#include "base/sandbox.h"
+#include "dash/dash.h"
 #include "run/opts.h"
 #include "serve/router.h"
 #include "serve/server.h"
@@ -42,7 +44,7 @@ typedef struct ml_config {
     bool chat_check;
     int64_t reward_seed;
     const char *loss_type, *qkv_format;
-    bool gradient_checkpointing, freeze_gate;
+    bool gradient_checkpointing, freeze_gate, precision_aware;
     const char *single; /* for flags with only one possible value */
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
@@ -58,6 +60,10 @@ typedef struct ml_config {
         int64_t max_shard_bytes;         /* 0: keep the sharding */
         const char *lora_adapter_path;   /* merged into the weights; NULL: none */
     } convert;
+    struct {
+        ml_sandbox_opts opts;
+        int64_t code_bytes; /* of standard input; 0: all */
+    } sandbox;
     struct {
         bool add_special, decode, skip_special;
     } text;
@@ -78,7 +84,12 @@ typedef struct ml_config {
     struct {
         const char *tokenizer_path, *tool_parser, *model_name, *sampling_defaults;
         ml_string_list weight_prefix; /* none: the parent of the model directory */
-        int64_t max_in_flight;        /* 0: a share of memory */
+        struct {
+            bool enable;
+            ml_string_list paths, targets; /* targets: none: all */
+            int64_t max_rank, per_batch, max_loaded;
+        } lora;
+        int64_t max_in_flight; /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
         int64_t tp;                                                 /* ranks */
         double mem_fraction;
@@ -98,6 +109,8 @@ typedef struct ml_config {
     ml_router_opts router;        /* max_concurrent -1: no limit */
     ml_string_list worker_urls;
     bool no_health, no_retries;
+    ml_dash_opts dash;
+    ml_string_list dash_runs;
     struct {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */

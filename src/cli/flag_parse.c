@@ -334,7 +334,9 @@ static void parse_operand(parser *p, int *i, int argc, char **argv) {
         complain_of_word(p, argv[*i]);
         return;
     }
-    n = p->flags.row[at]->type == ML_FLAG_LIST ? argc - *i : 1;
+    n = p->flags.row[at]->rest                   ? argc - *i
+        : p->flags.row[at]->type == ML_FLAG_LIST ? count_words(*i, argc, argv)
+                                                 : 1;
     take(p, at, argv[*i], argv + *i, n, true);
     *i += n - 1;
 }

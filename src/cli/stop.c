@@ -151,7 +151,7 @@ static ml_text words_of_process(void) {
 void ml_stop_tell(const ml_train_loop *l, const ml_config *c) {
     ml_text words = { 0 }, command = { 0 };
 
-    if (!l->stop || !*l->stop)
+    if ((!l->stop || !*l->stop) && !l->orders.stop)
         return;
     if (l->run->rollout > 0)
         printf("stopped after rollout %lld", (long long)l->run->rollout - 1);

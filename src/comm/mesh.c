@@ -51,6 +51,21 @@ static ml_status check_size(const char *flag, int32_t value, ml_err *err) {
     return ml_fail(err, ML_EUSAGE, "%s is %d; it must be at least 1", flag, (int)value);
 }
 
+static ml_status check_whole(const ml_mesh_sizes *m, ml_err *err) {
+    const char *flag = m->ep * m->etp > 1        ? "--expert-model-parallel-size"
+                       : m->size[ML_MESH_TP] > 1 ? "--tensor-model-parallel-size"
+                       : m->gather > 1           ? "--train-backend fsdp"
+                                                 : NULL;
+    if (!m->whole || !flag)
+        return ML_OK;
+    return ml_fail(
+        err, ML_EUSAGE,
+        "--optimizer muon and adafactor update whole matrices, but %s divides "
+        "their weights over ranks: use data, context and pipeline parallel ranks, "
+        "or --optimizer adam",
+        flag);
+}
+
 /* Tensor parallel ranks divide the weights; with FSDP all data places do. */
 static ml_status size_gather(ml_mesh_sizes *out, ml_mesh_opts o, ml_err *err) {
     int32_t data = ml_mesh_data_size(out), copies = o.replicate ? o.replicate : 1;
@@ -80,10 +95,11 @@ ml_status ml_mesh_size(ml_mesh_sizes *out, int32_t world, ml_mesh_opts o, ml_err
                   { "--expert-tensor-parallel-size", o.etp } };
     int64_t model = 1;
     int32_t stage;
+    ml_status st;
 
     ML_BUG_IF(world < 1);
     for (int i = 0; i < 5; i++) {
-        ml_status st = check_size(sizes[i].flag, sizes[i].value, err);
+        st = check_size(sizes[i].flag, sizes[i].value, err);
         if (st != ML_OK)
             return st;
         if (i < 3 && sizes[i].value > 1)
@@ -115,7 +131,9 @@ ml_status ml_mesh_size(ml_mesh_sizes *out, int32_t world, ml_mesh_opts o, ml_err
                        "pipeline stage; choose a divisor of %d",
                        (int)out->etp, (int)out->ep, (int)stage, stage == 1 ? "" : "s",
                        (int)(stage / out->ep));
-    return size_gather(out, o, err);
+    out->whole = o.whole;
+    st = size_gather(out, o, err);
+    return st == ML_OK ? check_whole(out, err) : st;
 }
 
 void ml_mesh_at(int32_t at[ML_MESH_DIMS], const ml_mesh_sizes *m, int32_t rank) {

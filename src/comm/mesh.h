@@ -34,12 +34,14 @@ typedef struct ml_mesh_opts {
     int32_t tp, cp, pp, ep, etp;
     bool fsdp;         /* all data places divide the weights, or those of a replica: */
     int32_t replicate; /* sets of weights among the data places, with fsdp only */
+    bool whole;        /* a rank owns whole parameters: for updates of whole matrices */
 } ml_mesh_opts;
 
 typedef struct ml_mesh_sizes {
     int32_t size[ML_MESH_DIMS], ep;
     int32_t etp;    /* ranks that divide the weights of the same experts */
     int32_t gather; /* ranks that divide other weights; a multiple of tp */
+    bool whole;     /* the state of a parameter has one owner; no weights are divided */
 } ml_mesh_sizes;
 
 /* Groups of ranks, which differ in the directions that are named, and in no other. */

@@ -21,12 +21,13 @@ typedef struct ml_engine ml_engine;
 struct ml_request; /* engine/request.h */
 
 typedef struct ml_engine_opts {
-    int32_t context;     /* tokens of prompt and answer together */
-    int32_t max_running; /* requests in a batch */
-    int32_t max_waiting; /* further requests that may queue */
-    int32_t chunk;       /* prefill tokens of a step (chunked prefill) */
-    int32_t max_top;     /* the largest n_top + n_also of a request */
-    size_t kv_bytes;     /* of KV pages; 0: enough for max_running full contexts */
+    int32_t context;      /* tokens of prompt and answer together */
+    int32_t max_running;  /* requests in a batch */
+    int32_t max_waiting;  /* further requests that may queue */
+    int32_t chunk;        /* prefill tokens of a step (chunked prefill) */
+    int32_t max_adapters; /* in a batch, the base being one; 0: any number */
+    int32_t max_top;      /* the largest n_top + n_also of a request */
+    size_t kv_bytes;      /* of KV pages; 0: enough for max_running full contexts */
     bool no_prefix_cache;
     bool no_overlap;           /* schedule each step after the draws of the one before */
     int32_t record_rows;       /* as in ml_plan_opts */

@@ -20,6 +20,27 @@ ml_status ml_request_check_ids(const char *what, const int32_t *id, int32_t n,
     return ML_OK;
 }
 
+/* The number of ids in also. */
+static int64_t also_ids(const ml_gen_request *r) {
+    int32_t n = !r->also_each ? 1 : r->score_from < 0 ? 0 : r->n_prompt - r->score_from;
+    return (int64_t)n * r->n_also;
+}
+
+static ml_status check_also(const ml_gen_request *r, int64_t n_vocab, ml_err *err) {
+    if (!r->also_each)
+        return ml_request_check_ids("also", r->also, r->n_also, n_vocab, err);
+    if (r->max_new > 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "ids per position are scored in a prompt only; expected "
+                       "max_new_tokens 0, not %d",
+                       r->max_new);
+    for (int64_t i = 0; i < also_ids(r); i++)
+        if (r->also[i] < -1 || r->also[i] >= n_vocab)
+            return ml_fail(err, ML_EUSAGE, "also %lld is token %d; expected 0 to %lld",
+                           (long long)i, r->also[i], (long long)n_vocab - 1);
+    return ML_OK;
+}
+
 static ml_status check_draw(const ml_draw_opts *d, int64_t n_vocab, ml_err *err) {
     if (!(d->temperature >= 0) || !isfinite(d->temperature))
         return ml_fail(err, ML_EUSAGE, "temperature is %g; expected 0 or more",
@@ -85,7 +106,7 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
         if (r->stop[i].len == 0)
             return ml_fail(err, ML_EUSAGE, "stop string %d is empty", i);
     if (ml_request_check_ids("prompt", r->prompt, r->n_prompt, n_vocab, err) != ML_OK ||
-        ml_request_check_ids("also", r->also, r->n_also, n_vocab, err) != ML_OK)
+        check_also(r, n_vocab, err) != ML_OK)
         return ML_EUSAGE;
     return check_draw(&r->draw, n_vocab, err);
 }
@@ -104,7 +125,7 @@ static void *take(block *b, size_t n, size_t size) {
     return p;
 }
 
-static void *copied(block *b, const void *from, int32_t n, size_t size) {
+static void *copied(block *b, const void *from, int64_t n, size_t size) {
     void *to = take(b, (size_t)n, size);
     if (to && n)
         memcpy(to, from, (size_t)n * size);
@@ -123,7 +144,7 @@ static void take_scores(block *b, ml_scores *s, size_t n, const ml_gen_request *
 static void take_stops(block *b, ml_request *q, const ml_gen_request *r) {
     ml_str *stop = take(b, (size_t)r->n_stop, sizeof *stop);
     for (int32_t i = 0; i < r->n_stop; i++) {
-        char *text = copied(b, r->stop[i].ptr, (int32_t)r->stop[i].len, 1);
+        char *text = copied(b, r->stop[i].ptr, (int64_t)r->stop[i].len, 1);
         if (stop)
             stop[i] = (ml_str){ text, r->stop[i].len };
     }
@@ -155,7 +176,7 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, const ml_gen_reque
     q->token = take(b, (size_t)q->cap, sizeof *q->token);
     q->page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *q->page);
     q->params.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
-    q->params.also = copied(b, r->also, r->n_also, sizeof(int32_t));
+    q->params.also = copied(b, r->also, also_ids(r), sizeof(int32_t));
     take_ends(b, q, o, r);
     take_stops(b, q, r);
     take_scores(b, &q->prompt, (size_t)(r->n_prompt - q->prompt_from), r);

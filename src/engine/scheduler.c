@@ -103,14 +103,32 @@ bool ml_engine_may_admit(const ml_engine *e) {
     return !e->full && may_begin(e, e->waiting.first);
 }
 
-/* LATER: after the step being scheduled, it can reuse a longer prefix. */
+/* LATER: after the step being scheduled, it can reuse a longer prefix; or the batch has as
+ * many adapters as it may have. */
 typedef enum admission { ADMITTED, LATER, FULL } admission;
+
+/* Whether the adapter of a request is among those of the running ones, or may join them. */
+static bool has_adapter_room(const ml_engine *e, const ml_request *r) {
+    int32_t n = 0;
+
+    for (const ml_request *x = e->running.first; e->opts.max_adapters && x; x = x->next) {
+        const ml_request *y = e->running.first;
+        if (x->params.adapter_id == r->params.adapter_id)
+            return true;
+        while (y->params.adapter_id != x->params.adapter_id)
+            y = y->next;
+        n += y == x;
+    }
+    return !e->opts.max_adapters || n < e->opts.max_adapters;
+}
 
 static admission admit(ml_engine *e, ml_request *r) {
     int32_t need;
 
     if (e->running.n >= e->opts.max_running)
         return FULL;
+    if (!has_adapter_room(e, r))
+        return LATER;
     match_prefix(e, r);
     if (!ml_state_match(e, r)) {
         ml_engine_free_pages(e, r);
@@ -216,6 +234,8 @@ static void score_at(const ml_request *r, const ml_scores *s, int32_t i, ml_draw
     d->top_id = s->top_id + (size_t)i * (size_t)r->params.n_top;
     d->top_logprob = s->top_logprob + (size_t)i * (size_t)r->params.n_top;
     d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->params.n_also;
+    if (r->params.also_each)
+        d->also += (size_t)i * (size_t)r->params.n_also;
 }
 
 /* The draw of the token after the first n, from row `loss` of the logits. */

@@ -42,6 +42,9 @@ typedef struct ml_gen_request {
     int32_t n_top;       /* top-n log-probs to return for each scored token */
     const int32_t *also; /* further ids whose log-prob to return for each scored token */
     int32_t n_also;
+    /* also is [scored prompt tokens][n_also], ids of each token's own; -1: none, whose
+     * log-prob is NaN.  Only with max_new 0. */
+    bool also_each;
     /* Return the routing record of the tokens from routed_from on; the generator must have
      * recording enabled. */
     bool routed[ML_N_ROUTING];

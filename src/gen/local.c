@@ -336,6 +336,27 @@ ml_status ml_local_group_do(ml_gen *g, ml_group_op op, const char *json, uint64_
     return st;
 }
 
+ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const ml_adapter_source *from,
+                               ml_err *err) {
+    const char *text = from->json ? from->json : from->dir;
+    ml_command c = { .kind = ML_DO_ADAPTER,
+                     .slot = slot,
+                     .version = from->version,
+                     .how = from->how,
+                     .crc64 = from->crc64 ? strtoull(from->crc64, NULL, 16) : 0,
+                     .flag = { from->json != NULL, from->crc64 != NULL },
+                     .err = err };
+    ml_status st;
+
+    c.dir = text ? strdup(text) : NULL;
+    if (text && !c.dir)
+        return ml_fail(err, ML_ENOMEM, "out of memory for a path");
+    st = have_done(of(g), &c);
+    if (st != ML_OK)
+        free(c.dir);
+    return st;
+}
+
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err) {
     ml_command c = { .kind = ML_DO_SWITCH, .weights = w, .how = how, .err = err };
     return have_done(of(g), &c);
@@ -357,6 +378,7 @@ static void free_local(ml_local *l) {
     ml_local_leave_groups(l);
     ml_rank_group_close(&l->group);
     ml_weight_set_free(l->own);
+    ml_local_close_adapters(l);
     free(l->abort);
     free(l->dir);
     pthread_cond_destroy(&l->wake);
@@ -387,6 +409,8 @@ static ml_status open_engine(ml_local *l, ml_err *err) {
         l->dir = o->dir ? strdup(o->dir) : NULL;
         st = ml_weight_set_new(&l->own, o, o->dir, o->version, err);
         w = st == ML_OK ? &l->own->w : NULL;
+        if (st == ML_OK)
+            ml_local_adopt(l, l->own);
         st = ml_rank_group_agree(&l->group, st, err);
     }
     if (st == ML_OK) {

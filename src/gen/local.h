@@ -9,6 +9,7 @@
 #define ML_GEN_LOCAL_H
 
 #include "engine/engine.h"
+#include "model/lora.h"
 
 typedef struct ml_local_opts {
     ml_engine_opts engine;
@@ -20,6 +21,9 @@ typedef struct ml_local_opts {
     const char *dir;
     ml_weight_dtype dtype;
     uint64_t seed, version; /* of dummy weights; of the first loaded or dummy ones */
+    /* NULL, or which adapters requests may use: the spec has LORA ops for them, and the
+     * weights are loaded or dummy.  Must outlive the generator. */
+    const ml_lora_limits *lora;
 } ml_local_opts;
 
 /* With engine.comm, all ranks of the group call this.  The generator of the first rank works
@@ -43,6 +47,23 @@ ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err 
  * Loaded and dummy weights are restored from their source; the caller's stay untouched. */
 void ml_local_release(ml_gen *g, bool kv, bool weights);
 ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err);
+
+/* Where an adapter comes from: a directory, or tensors over TCP (json: SGLang's request to
+ * load an adapter from a group); NULL both: there is none. */
+typedef struct ml_adapter_source {
+    const char *dir, *json;
+    /* A new version of an adapter in use: generation has this version from then on, and
+     * requests in flight are treated so.  0: a new adapter. */
+    uint64_t version;
+    ml_switch how;     /* RECOMPUTE or INEXACT_KV */
+    const char *crc64; /* the checksum that the base weights must have, or NULL */
+} ml_adapter_source;
+
+/* Puts an adapter into a slot, which requests name as 1 + slot (ml_gen_request.adapter), or
+ * empties the slot.  Without a version no request may use the slot.  An error leaves the slot
+ * as it was. */
+ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const ml_adapter_source *from,
+                               ml_err *err);
 
 /* SGLang's requests for weights over the network (gen/weight_link.h). */
 typedef enum ml_group_op {

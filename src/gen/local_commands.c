@@ -1,7 +1,9 @@
 /* local_commands.c - operations of a local generator between steps, and its weights.  On
  * several ranks each runs on every rank, and succeeds on all of them or on none. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/oom.h"
 #include "gen/local_priv.h"
 #include "model/weights_checksum.h"
 
@@ -50,6 +52,93 @@ ml_status ml_weight_set_new(ml_weight_set **out, const ml_local_opts *o, const c
     return ML_OK;
 }
 
+/* --- adapters ----------------------------------------------------------------- */
+
+void ml_local_adopt(ml_local *l, ml_weight_set *s) {
+    s->w.lora = l->opts.lora ? &l->adapters.table : NULL;
+    l->adapters.checked = NULL;
+}
+
+void ml_local_close_adapters(ml_local *l) {
+    for (int32_t i = 0; i < l->adapters.n; i++)
+        ml_lora_close(&l->adapters.lora[i]);
+    free(l->adapters.lora);
+    free(l->adapters.site);
+}
+
+static void add_slots(ml_local_adapters *a, int32_t n) {
+    if (n <= a->n)
+        return;
+    a->lora = ml_memory_grow(a->lora, (size_t)n * sizeof *a->lora, "adapters");
+    a->site = ml_memory_grow(a->site, (size_t)n * sizeof *a->site, "adapters");
+    for (; a->n < n; a->n++) {
+        a->lora[a->n] = (ml_lora){ 0 };
+        a->site[a->n] = NULL;
+    }
+    a->table = (ml_lora_table){ .adapter = a->site, .n_adapter = a->n };
+}
+
+/* An adapter of another base would silently be another model. */
+static ml_status check_base(ml_local *l, const ml_command *c) {
+    ml_local_adapters *a = &l->adapters;
+    const ml_weights *w = l->own ? &l->own->w : NULL;
+    ml_status st = ML_OK;
+
+    if (!c->flag[1] || !w || l->no_weights || l->opts.spec->n_rank)
+        return ML_OK;
+    if (a->checked != w)
+        st = ml_weights_crc64(&a->crc64, w, l->opts.spec, c->err);
+    a->checked = st == ML_OK ? w : NULL;
+    if (st == ML_OK && a->crc64 != c->crc64)
+        st = ml_fail(c->err, ML_EUSAGE,
+                     "the base weights of the adapter have checksum %016llx, but those of "
+                     "this engine %016llx: start it with the trainer's checkpoint and "
+                     "--dtype",
+                     (unsigned long long)c->crc64, (unsigned long long)a->crc64);
+    return st;
+}
+
+static ml_status read_adapter(ml_local *l, ml_lora *out, const ml_command *c) {
+    const char *where = c->flag[0] ? "the adapter over TCP" : c->dir;
+    ml_status st = check_base(l, c);
+
+    if (st == ML_OK)
+        st = c->flag[0] ? ml_local_receive_adapter(l, out, c->dir, c->err)
+                        : ml_lora_load(out, l->opts.spec, c->dir, l->opts.be, c->err);
+    if (st != ML_OK)
+        return st;
+    st = ml_lora_check(out, l->opts.lora, where, c->err);
+    if (st != ML_OK)
+        ml_lora_close(out);
+    return st;
+}
+
+/* Requests in flight continue with the adapter's new values. */
+static ml_status switch_version(ml_local *l, const ml_command *c) {
+    if (!c->version || !l->own)
+        return ML_OK;
+    l->own->w.version = c->version;
+    return ml_engine_switch(l->engine, &l->own->w, c->how);
+}
+
+static ml_status do_adapter(ml_local *l, ml_command *c) {
+    ml_lora fresh = { 0 };
+    ml_status st = c->dir ? read_adapter(l, &fresh, c) : ML_OK;
+
+    st = ml_rank_group_agree(&l->group, st, c->err);
+    if (st != ML_OK) {
+        ml_lora_close(&fresh);
+        return st;
+    }
+    add_slots(&l->adapters, c->slot + 1);
+    ml_lora_close(&l->adapters.lora[c->slot]);
+    l->adapters.lora[c->slot] = fresh;
+    l->adapters.site[c->slot] = fresh.site;
+    free(c->dir);
+    c->dir = NULL;
+    return switch_version(l, c);
+}
+
 /* --- operations ----------------------------------------------------------------- */
 
 /* Switches the weights; frees those that this generator owned before. */
@@ -70,6 +159,7 @@ static ml_status switch_weights(ml_local *l, ml_command *c) {
 
 ml_status ml_local_replace(ml_local *l, ml_command *c) {
     c->weights = &c->set->w;
+    ml_local_adopt(l, c->set);
     return switch_weights(l, c);
 }
 
@@ -135,6 +225,7 @@ static ml_status take_weights(ml_local *l, ml_err *err) {
     ml_arena_release(&l->own->arena);
     st = read_set(&l->opts, l->own, l->dir, err);
     l->own->w.version = version;
+    ml_local_adopt(l, l->own);
     st = ml_rank_group_agree(&l->group, st, err);
     l->no_weights = false;
     if (st != ML_OK)
@@ -172,6 +263,7 @@ ml_status ml_local_do(ml_local *l, ml_command *c) {
     case ML_DO_TAKE: return do_take(l, c);
     case ML_DO_SWITCH: return do_switch(l, c);
     case ML_DO_GROUP: return ml_local_do_group(l, c);
+    case ML_DO_ADAPTER: return do_adapter(l, c);
     case ML_DO_SET_STEP_END:
         l->step_end = c->step_end;
         l->step_end_ud = c->ud;

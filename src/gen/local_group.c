@@ -317,6 +317,93 @@ static ml_status update_alone(ml_local *l, ml_command *c, const ml_json *body,
     return update_set(l, &x, version ? version : "", body, a, c->err);
 }
 
+/* --- adapters ----------------------------------------------------------------- */
+
+/* The tensors of a request as a list without values. */
+static ml_status read_tensors(ml_st_file **out, const ml_json *body, ml_arena *a,
+                              ml_err *err) {
+    const ml_json *names = ml_json_get(body, "names"),
+                  *dtypes = ml_json_get(body, "dtypes"),
+                  *shapes = ml_json_get(body, "shapes"), *d, *s, *n;
+    ml_st_file *f;
+    ml_st_tensor *t;
+    ml_status st = ML_OK;
+
+    n = names ? names->child : NULL;
+    d = dtypes ? dtypes->child : NULL;
+    s = shapes ? shapes->child : NULL;
+    *out = f = ml_st_new("the adapter over TCP", names ? names->n + 1 : 1, &t);
+    while ((n || d || s) && st == ML_OK) {
+        st = read_tensor(&t[f->n], n, d, s, a, err);
+        if (st == ML_OK && !ml_map_add(&f->by_name, t[f->n].name, f->n))
+            st = ml_fail(err, ML_EUSAGE, "\"names\": %s is there twice", t[f->n].name.ptr);
+        if (st != ML_OK)
+            return st;
+        t[f->n].data = ML_NEW(&f->arena, char, t[f->n].bytes);
+        f->n++;
+        n = n ? n->next : NULL;
+        d = d ? d->next : NULL;
+        s = s ? s->next : NULL;
+    }
+    return st;
+}
+
+/* A link that failed in the middle of an answer is of no more use. */
+static ml_status take_tensors(ml_local_group **at, const ml_st_file *f, const char *version,
+                              ml_arena *a, ml_err *err) {
+    const char **name = ML_NEW(a, const char *, f->n + 1);
+    ml_status st;
+
+    for (int32_t i = 0; i < f->n; i++)
+        name[i] = f->tensor[i].name.ptr;
+    st = ml_weight_link_ask(&(*at)->link, version, name, f->n, err);
+    for (int32_t i = 0; i < f->n && st == ML_OK; i++)
+        st =
+            ml_weight_link_take(&(*at)->link, name[i], (void *)(uintptr_t)f->tensor[i].data,
+                                f->tensor[i].bytes, err);
+    if (st != ML_OK)
+        leave(at);
+    return st;
+}
+
+static ml_status receive_adapter(ml_local *l, ml_lora *out, const ml_json *body,
+                                 ml_st_file **f, ml_arena *a, ml_err *err) {
+    const char *group = text_of(body, "group_name", a),
+               *version = text_of(body, "weight_version", a),
+               *config = text_of(body, "config_text", a);
+    ml_local_group **at = group ? find_group(l, group) : NULL;
+    ml_status st;
+
+    if (!at || !*at)
+        return fail_no_group(group ? group : "without a name", err);
+    if (!config)
+        return ml_fail(err, ML_EUSAGE,
+                       "expected \"config_text\", the text of adapter_config.json");
+    st = read_tensors(f, body, a, err);
+    if (st == ML_OK)
+        st = take_tensors(at, *f, version ? version : "", a, err);
+    if (st == ML_OK)
+        st =
+            ml_lora_load_tensors(out, l->opts.spec, ml_str_of(config), *f, l->opts.be, err);
+    return st;
+}
+
+ml_status ml_local_receive_adapter(ml_local *l, ml_lora *out, const char *json,
+                                   ml_err *err) {
+    const ml_json *body;
+    ml_st_file *f = NULL;
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "a request for an adapter");
+    st = ml_json_parse(&body, &a, ml_str_of(json), "request body", err);
+    if (st == ML_OK)
+        st = receive_adapter(l, out, body, &f, &a, err);
+    ml_st_close(f);
+    ml_arena_release(&a);
+    return st;
+}
+
 /* --- the end ------------------------------------------------------------------ */
 
 static ml_status check_crc(const ml_local *l, const ml_weights *w, const char *want,

@@ -33,6 +33,8 @@ static ml_command *get_commands(ml_rank_group *g) {
                            .version = sent.version,
                            .how = sent.how,
                            .op = sent.op,
+                           .slot = sent.slot,
+                           .crc64 = sent.crc64,
                            .flag = { sent.flag[0], sent.flag[1] } };
         len = (size_t)ml_rank_group_get_int(g);
         if (len)

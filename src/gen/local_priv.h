@@ -43,6 +43,7 @@ typedef enum ml_command_kind {
     ML_DO_TAKE,
     ML_DO_SWITCH,
     ML_DO_GROUP,
+    ML_DO_ADAPTER,
     ML_DO_SET_STEP_END, /* concerns the first rank only */
 } ml_command_kind;
 
@@ -64,8 +65,20 @@ struct ml_command {
     uint64_t version;
     ml_switch how;
     ml_group_op op;
+    int32_t slot;
+    uint64_t crc64; /* of the base, if flag[1] */
     bool flag[2];
 };
+
+/* The adapters that requests name. */
+typedef struct ml_local_adapters {
+    ml_lora *lora;             /* [n]; without parameters: an empty slot */
+    const ml_lora_site **site; /* [n] as the table has them */
+    int32_t n;
+    ml_lora_table table;
+    const ml_weights *checked; /* whose checksum crc64 is, or NULL */
+    uint64_t crc64;
+} ml_local_adapters;
 
 struct ml_local {
     ml_gen gen; /* first, so that the ml_gen * can be cast to ml_local * */
@@ -76,6 +89,7 @@ struct ml_local {
     char *dir;          /* checkpoint of `own`; NULL: dummy weights */
     ml_local_group *groups;
     ml_incoming incoming;
+    ml_local_adapters adapters;
     bool paused, no_kv, no_weights;
     ml_command *retry; /* commands to run again after a step */
     ml_step_end_fn *step_end;
@@ -119,9 +133,16 @@ ml_status ml_local_do(ml_local *l, ml_command *c);
 /* Replaces the weights by c->set, which it takes over on success. */
 ml_status ml_local_replace(ml_local *l, ml_command *c);
 
+/* The generator takes a set into use: adapters apply to it. */
+void ml_local_adopt(ml_local *l, ml_weight_set *s);
+void ml_local_close_adapters(ml_local *l);
+
 /* local_group.c: weights over TCP. */
 ml_status ml_local_do_group(ml_local *l, ml_command *c);
 void ml_local_leave_groups(ml_local *l);
+/* Reads an adapter that a request (JSON) describes from a group. */
+ml_status ml_local_receive_adapter(ml_local *l, ml_lora *out, const char *json,
+                                   ml_err *err);
 
 /* version: of the new set.  dir NULL: dummy weights. */
 ml_status ml_weight_set_new(ml_weight_set **out, const ml_local_opts *o, const char *dir,

@@ -121,7 +121,7 @@ static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
     if (c->query.status != 200)
         return ml_fail(err, ML_EPEER, "%s returned status %d: %.300s", url, c->query.status,
                        reply.ptr ? reply.ptr : "");
-    st = ml_remote_read(u, a, &c->params, c->remote->opts.spec, reply, url, err);
+    st = ml_remote_read(u, a, &c->params, &c->remote->opts, reply, url, err);
     return st == ML_OK ? check_version(c, u, url, err) : st;
 }
 
@@ -230,7 +230,12 @@ static void keep(ml_remote_call *c, const ml_gen_request *r) {
         int32_t *prompt = ML_NEW(&c->arena, int32_t, r->n_prompt);
         c->params.prompt = memcpy(prompt, r->prompt, (size_t)r->n_prompt * sizeof *prompt);
     }
-    c->max_reply = ml_remote_reply_bytes(r, c->remote->opts.spec);
+    if (r->also_each && r->n_also && r->score_from >= 0) {
+        size_t n = (size_t)(r->n_prompt - r->score_from) * (size_t)r->n_also;
+        int32_t *also = ML_NEW(&c->arena, int32_t, n + 1);
+        c->params.also = memcpy(also, r->also, n * sizeof *also);
+    }
+    c->max_reply = ml_remote_reply_bytes(r, &c->remote->opts);
     c->params.draw.bias = NULL;
 }
 

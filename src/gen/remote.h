@@ -31,6 +31,10 @@ typedef struct ml_remote_opts {
     const ml_spec *spec;
     bool sglang; /* real SGLang: fields that only `miles serve` knows are not sent, and the
                             sampling seed is one number hashed from (seed, sample) */
+    const char *adapter; /* the name that servers know the trained adapter by; NULL: none */
+    /* With sglang: it knows "token_ids_logprob_positions", ids per position; otherwise the
+     * ids of all positions are scored at each. */
+    bool id_positions;
     int32_t n_attempt; /* 0: no limit; warnings give the cause of the failures */
     double retry_s, connect_s;
     double idle_s; /* limit without any bytes received, generation included; 0: none */

@@ -127,11 +127,12 @@ struct ml_remote {
 void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request *r,
                      uint64_t ticket);
 /* Parses a reply into an update whose arrays are in the arena.  ML_EFORMAT: it does not
- * match the request.  spec may be NULL. */
+ * match the request, which the options of its generator wrote. */
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
-                         const ml_spec *spec, ml_str reply, const char *url, ml_err *err);
+                         const ml_remote_opts *o, ml_str reply, const char *url,
+                         ml_err *err);
 /* Upper bound of the bytes of a reply to this request. */
-size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec);
+size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_remote_opts *o);
 
 enum {
     ML_REMOTE_MOST_SERVERS = 4096,

@@ -85,11 +85,70 @@ static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
     ml_json_end(o, '}');
 }
 
-/* logprob_start_len: servers list prompt tokens from it on, the first without a score. */
-static int32_t list_from(const ml_gen_request *r) {
+/* logprob_start_len: servers list prompt tokens from it on, the first without a score.  With
+ * ids per position SGLang counts positions from it, and Miles' requests have 0. */
+static int32_t list_from(const ml_remote_opts *o, const ml_gen_request *r) {
     if (r->score_from < 0 || r->score_from >= r->n_prompt)
         return -1;
-    return r->score_from > 0 ? r->score_from - 1 : 0;
+    return r->score_from > 0 && !(o->sglang && r->also_each) ? r->score_from - 1 : 0;
+}
+
+static int64_t also_ids(const ml_gen_request *r) {
+    return (int64_t)(r->n_prompt - r->score_from) * r->n_also;
+}
+
+/* A list of ids for each token of the prompt; those before score_from have none. */
+static void write_positions(ml_json_out *o, const ml_gen_request *r) {
+    ml_json_key(o, "token_ids_logprob_positions");
+    ml_json_begin(o, '[');
+    for (int32_t t = 0; t < r->n_prompt; t++) {
+        const int32_t *id = r->also + (int64_t)(t - r->score_from) * r->n_also;
+        ml_json_begin(o, '[');
+        for (int32_t k = 0; k < r->n_also && t >= r->score_from; k++)
+            if (id[k] >= 0)
+                ml_json_int(o, id[k]);
+        ml_json_end(o, ']');
+    }
+    ml_json_end(o, ']');
+}
+
+static int by_id(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The ids of all positions, each once, in ascending order: for servers that score the same
+ * ids everywhere. */
+static void write_union(ml_json_out *o, const ml_gen_request *r) {
+    int64_t n = also_ids(r);
+    ml_arena a;
+    int32_t *id;
+
+    ml_arena_init(&a, "ids of all positions");
+    id = ML_NEW(&a, int32_t, n + 1);
+    memcpy(id, r->also, (size_t)n * sizeof *id);
+    qsort(id, (size_t)n, sizeof *id, by_id);
+    ml_json_key(o, "token_ids_logprob");
+    ml_json_begin(o, '[');
+    for (int64_t i = 0; i < n; i++)
+        if (id[i] >= 0 && (i == 0 || id[i] != id[i - 1]))
+            ml_json_int(o, id[i]);
+    ml_json_end(o, ']');
+    ml_arena_release(&a);
+}
+
+static void write_also(ml_json_out *o, const ml_remote_opts *opts,
+                       const ml_gen_request *r) {
+    if (!r->n_also || (r->also_each && list_from(opts, r) < 0))
+        return;
+    if (r->also_each && opts->sglang && !opts->id_positions) {
+        write_union(o, r);
+    } else if (r->also_each) {
+        write_positions(o, r);
+    } else {
+        ml_json_key(o, "token_ids_logprob");
+        ml_json_ids(o, r->also, r->n_also);
+    }
 }
 
 /* Routing records, by SGLang's names. */
@@ -109,14 +168,13 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
     ml_json_ids(o, r->prompt, r->n_prompt);
     ml_json_put_word(o, "rid", rid);
     ml_json_put_bool(o, "return_logprob", true);
+    if (opts->adapter)
+        ml_json_put_word(o, "lora_path", opts->adapter);
     write_sampling(o, opts, r);
-    ml_json_put_int(o, "logprob_start_len", list_from(r));
+    ml_json_put_int(o, "logprob_start_len", list_from(opts, r));
     if (r->n_top)
         ml_json_put_int(o, "top_logprobs_num", r->n_top);
-    if (r->n_also) {
-        ml_json_key(o, "token_ids_logprob");
-        ml_json_ids(o, r->also, r->n_also);
-    }
+    write_also(o, opts, r);
     if (!opts->sglang) {
         ml_json_put_bool(o, "return_entropy", true);
     }
@@ -137,9 +195,11 @@ typedef struct reader {
     const ml_json *meta;
     ml_arena *arena;
     const ml_gen_request *req;
+    const ml_remote_opts *opts;
     const ml_spec *spec; /* or NULL */
     const char *url;
-    bool ended; /* the request was not aborted: no list may be shorter */
+    int32_t n_lead; /* tokens of the prompt that are listed before the requested ones */
+    bool ended;     /* the request was not aborted: no list may be shorter */
     ml_err *err;
     ml_status st;
 } reader;
@@ -239,6 +299,42 @@ static void read_lists(reader *d, const char *field, int32_t n, int32_t wanted,
     *logprobs = logprob;
 }
 
+/* The log-prob of an id in the list of a position; NaN: it is not there. */
+static float logprob_in(reader *d, const ml_json *list, int32_t id, const char *field) {
+    const ml_json *pair = list && list->type == ML_JSON_ARRAY ? list->child : NULL;
+
+    for (; pair; pair = pair->next) {
+        float logprob;
+        int32_t other;
+        read_pair(d, pair, &logprob, &other, field);
+        if (other == id)
+            return logprob;
+    }
+    if (d->ended)
+        refuse(d, field, "has no log-prob of token %d at a position it was requested for",
+               id);
+    return NAN;
+}
+
+/* The log-probs of the ids that belong to each position, from lists that may have more. */
+static const float *read_each(reader *d, const char *field, int32_t n) {
+    const ml_gen_request *r = d->req;
+    const ml_json *list = list_of(d, field, n), *of_token = list ? list->child : NULL;
+    float *out = ML_NEW(d->arena, float, (size_t)n *(size_t)r->n_also + 1);
+
+    if (n && !list && d->ended)
+        refuse(d, field, "is missing");
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t *id = r->also + (int64_t)(i - d->n_lead) * r->n_also;
+        float *to = out + (int64_t)i * r->n_also;
+        for (int32_t k = 0; k < r->n_also; k++)
+            to[k] =
+                i >= d->n_lead && id[k] >= 0 ? logprob_in(d, of_token, id[k], field) : NAN;
+        of_token = of_token ? of_token->next : NULL;
+    }
+    return out;
+}
+
 /* Weight versions of the tokens; if the server sends none, its version at the end. */
 static const uint64_t *read_versions(reader *d, const char *field, int32_t n,
                                      uint64_t now) {
@@ -281,7 +377,10 @@ static ml_scored read_scored(reader *d, const char *const field[5], int32_t most
     for (const ml_json *p = n ? list->child : NULL; p; p = p->next, at++)
         read_pair(d, p, &logprob[at], &id[at], field[0]);
     read_lists(d, field[1], n, d->req->n_top, &top, &s.top_logprob);
-    read_lists(d, field[2], n, d->req->n_also, NULL, &s.also_logprob);
+    if (d->req->also_each && d->req->n_also)
+        s.also_logprob = read_each(d, field[2], n);
+    else
+        read_lists(d, field[2], n, d->req->n_also, NULL, &s.also_logprob);
     s.top_id = top;
     s.entropy = read_entropy(d, field[3], n);
     s.version = read_versions(d, field[4], n, now);
@@ -304,16 +403,16 @@ static ml_scored read_answer(reader *d, uint64_t now) {
     return s;
 }
 
-/* Drops the token before the first requested one. */
-static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
-    s.n--;
-    s.id++;
-    s.logprob++;
-    s.entropy++;
-    s.version++;
-    s.top_id += r->n_top;
-    s.top_logprob += r->n_top;
-    s.also_logprob += r->n_also;
+/* Drops n tokens before the first requested one. */
+static ml_scored without_lead(ml_scored s, const ml_gen_request *r, int32_t n) {
+    s.n -= n;
+    s.id += n;
+    s.logprob += n;
+    s.entropy += n;
+    s.version += n;
+    s.top_id += (int64_t)n * r->n_top;
+    s.top_logprob += (int64_t)n * r->n_top;
+    s.also_logprob += (int64_t)n * r->n_also;
     return s;
 }
 
@@ -323,11 +422,12 @@ static ml_scored read_prompt(reader *d, uint64_t now) {
                                           "input_token_ids_logprobs",
                                           "input_token_entropy" };
     const ml_gen_request *r = d->req;
-    int32_t from = list_from(r), n = from < 0 ? 0 : r->n_prompt - from;
+    int32_t from = list_from(d->opts, r), n = from < 0 ? 0 : r->n_prompt - from;
     ml_scored s;
 
     if (from < 0)
         return (ml_scored){ 0 };
+    d->n_lead = r->score_from - from;
     s = read_scored(d, field, n, now);
     if (s.n < n && d->ended)
         refuse(d, field[0], "has %d tokens; expected %d", s.n, n);
@@ -335,7 +435,7 @@ static ml_scored read_prompt(reader *d, uint64_t now) {
         if (s.id[i] != r->prompt[from + i])
             refuse(d, field[0], "has token %d, but the prompt has %d", s.id[i],
                    r->prompt[from + i]);
-    return r->score_from > 0 && s.n > 0 ? without_first(s, r) : s;
+    return s.n >= d->n_lead ? without_lead(s, r, d->n_lead) : (ml_scored){ 0 };
 }
 
 /* SGLang's weight version is text; one that is not a number counts as 0. */
@@ -429,9 +529,10 @@ static int32_t read_cached(const reader *d) {
 }
 
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
-                         const ml_spec *spec, ml_str reply, const char *url, ml_err *err) {
+                         const ml_remote_opts *o, ml_str reply, const char *url,
+                         ml_err *err) {
     const ml_json *root;
-    reader d = { .arena = a, .req = r, .spec = spec, .url = url, .err = err };
+    reader d = { .arena = a, .req = r, .opts = o, .spec = o->spec, .url = url, .err = err };
     ml_status st = ml_json_parse(&root, a, reply, url, err);
 
     if (st != ML_OK)
@@ -453,11 +554,22 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
     return d.st;
 }
 
-size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec) {
+/* The most ids that the reply lists per token. */
+static size_t ids_of(const ml_remote_opts *o, const ml_gen_request *r) {
+    enum { VOCAB = 1 << 20 };
+    size_t all = o->spec ? (size_t)o->spec->n_vocab : VOCAB;
+
+    if (!r->also_each || !o->sglang || o->id_positions || list_from(o, r) < 0)
+        return (size_t)r->n_also;
+    return (size_t)also_ids(r) < all ? (size_t)also_ids(r) : all;
+}
+
+size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_remote_opts *o) {
     enum { FIXED = 1 << 20, PER_TOKEN = 1024, PER_PAIR = 128 };
-    size_t n_scored = (size_t)r->max_new + (size_t)(list_from(r) < 0 ? 0 : r->n_prompt);
+    const ml_spec *spec = o->spec;
+    size_t n_scored = (size_t)r->max_new + (size_t)(list_from(o, r) < 0 ? 0 : r->n_prompt);
     size_t n_token = (size_t)r->max_new + (size_t)r->n_prompt;
-    size_t pairs = (size_t)r->n_top + (size_t)r->n_also;
+    size_t pairs = (size_t)r->n_top + ids_of(o, r);
     size_t bytes = FIXED + n_scored * (PER_TOKEN + PER_PAIR * pairs);
 
     for (int i = 0; i < ML_N_ROUTING; i++) {

@@ -228,6 +228,28 @@ ml_status ml_lora_restore(ml_lora *l, const ml_spec *base, const char *dir, ml_e
     return st;
 }
 
+ml_status ml_lora_check(const ml_lora *l, const ml_lora_limits *limits, const char *dir,
+                        ml_err *err) {
+    for (int32_t i = 0; i < l->n_site; i++) {
+        const ml_param *a = l->link[i].a == ML_NONE ? NULL : &l->spec.param[l->link[i].a];
+        char name[600];
+
+        if (a && limits->wanted && !limits->wanted[i])
+            return ml_fail(err, ML_EUSAGE,
+                           "%s: tensor %s adapts a layer that --lora-target-modules does "
+                           "not name; start the server with its name in the list",
+                           dir, ml_lora_tensor_name(a, 0, name, sizeof name));
+        if (a && a->shape[0] > limits->max_rank)
+            return ml_fail(
+                err, ML_EUSAGE,
+                "%s: tensor %s has rank %lld, more than the maximum of %d; start "
+                "the server with --max-lora-rank %lld",
+                dir, ml_lora_tensor_name(a, 0, name, sizeof name), (long long)a->shape[0],
+                limits->max_rank, (long long)a->shape[0]);
+    }
+    return ML_OK;
+}
+
 void ml_lora_mark(const ml_lora *l, bool *wanted) {
     for (int32_t i = 0; i < l->n_site; i++)
         wanted[i] = wanted[i] || l->link[i].a != ML_NONE;

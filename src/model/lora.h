@@ -51,6 +51,10 @@ typedef struct ml_lora {
 ml_status ml_lora_load(ml_lora *out, const ml_spec *base, const char *dir, ml_backend *be,
                        ml_err *err);
 
+/* The same from tensors and the text of the configuration in memory. */
+ml_status ml_lora_load_tensors(ml_lora *out, const ml_spec *base, ml_str config,
+                               ml_st_file *tensors, ml_backend *be, ml_err *err);
+
 /* How a new adapter is made; the names are those of Miles' flags. */
 typedef struct ml_lora_opts {
     int32_t rank;
@@ -73,6 +77,21 @@ void ml_lora_close(ml_lora *l); /* zeros are allowed */
 /* Adds scale B A to the weights of the base, rounded to their dtype. */
 void ml_lora_merge(const ml_lora *l, const ml_spec *base, ml_weights *w);
 
+/* Adapters that plans with LORA ops of a spec can run. */
+typedef struct ml_lora_limits {
+    const bool *wanted; /* [sites] those with a LORA op; NULL: all */
+    int32_t max_rank;
+} ml_lora_limits;
+
+/* Rejects an adapter, read from dir, outside the limits, with the name of the tensor. */
+ml_status ml_lora_check(const ml_lora *l, const ml_lora_limits *limits, const char *dir,
+                        ml_err *err);
+
+/* Marks the sites that module names separated by commas name; all-linear: all but routers
+ * and gates.  flag: where the names come from, for the message. */
+ml_status ml_lora_targets(const ml_spec *base, const char *names, const char *flag,
+                          bool *wanted, ml_err *err);
+
 /* Marks the sites that it adapts in `wanted` [n_site]. */
 void ml_lora_mark(const ml_lora *l, bool *wanted);
 
@@ -87,6 +106,9 @@ void ml_lora_join_grads(ml_lora *l);
 /* The tensors of its file, in the order of the spec, without those that repeat others; in
  * the arena. */
 const ml_named *ml_lora_named(const ml_lora *l, ml_arena *a, int32_t *n);
+
+/* All tensors of its file, those that repeat others, too; in the arena. */
+const ml_named *ml_lora_tensors(const ml_lora *l, ml_arena *a, int32_t *n);
 
 /* Writes both files into an existing directory; PEFT reads them.  w: its weights, or a copy of
  * them. */

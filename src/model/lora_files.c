@@ -270,30 +270,51 @@ void ml_lora_begin(ml_lora *l, const ml_spec *base, ml_backend *be) {
     l->spec.param = ML_NEW(&l->arena, ml_param, 2 * l->n_site);
 }
 
-ml_status ml_lora_load(ml_lora *out, const ml_spec *base, const char *dir, ml_backend *be,
-                       ml_err *err) {
+/* The configuration was read, with this status; file NULL: the tensors were not. */
+static ml_status read_into(ml_lora *out, const ml_spec *base, ml_st_file *file,
+                           ml_status st, ml_err *err) {
     ml_arena scratch;
-    reader r = { .l = out, .base = base, .scratch = &scratch, .err = err };
-    ml_status st;
+    reader r = { .l = out, .base = base, .file = file, .scratch = &scratch, .err = err };
 
-    ml_lora_begin(out, base, be);
     ml_arena_init(&scratch, "reading an adapter");
-    st = ml_peft_config_open(&out->config, &out->arena,
-                             ml_arena_printf(&scratch, "%s/%s", dir, ML_LORA_CONFIG), err);
-    if (st == ML_OK)
-        st =
-            ml_st_open(&r.file, ml_arena_printf(&scratch, "%s/%s", dir, ML_LORA_FILE), err);
     if (st == ML_OK) {
-        r.used = ML_NEW(&scratch, bool, r.file->n);
+        r.used = ML_NEW(&scratch, bool, file->n);
         st = read_all(&r);
     }
     if (st == ML_OK)
         ml_lora_bind(out);
     else
         ml_lora_close(out);
-    ml_st_close(r.file);
     ml_arena_release(&scratch);
     return st;
+}
+
+ml_status ml_lora_load(ml_lora *out, const ml_spec *base, const char *dir, ml_backend *be,
+                       ml_err *err) {
+    ml_st_file *file = NULL;
+    ml_text path = { 0 };
+    ml_status st;
+
+    ml_lora_begin(out, base, be);
+    ml_text_printf(&path, "%s/%s", dir, ML_LORA_CONFIG);
+    st = ml_peft_config_open(&out->config, &out->arena,
+                             ml_arena_printf(&out->arena, "%s", path.ptr), err);
+    path.len = 0;
+    ml_text_printf(&path, "%s/%s", dir, ML_LORA_FILE);
+    if (st == ML_OK)
+        st = ml_st_open(&file, path.ptr, err);
+    st = read_into(out, base, file, st, err);
+    ml_st_close(file);
+    ml_text_release(&path);
+    return st;
+}
+
+ml_status ml_lora_load_tensors(ml_lora *out, const ml_spec *base, ml_str config,
+                               ml_st_file *tensors, ml_backend *be, ml_err *err) {
+    ml_lora_begin(out, base, be);
+    return read_into(
+        out, base, tensors,
+        ml_peft_config_parse(&out->config, &out->arena, config, ML_LORA_CONFIG, err), err);
 }
 
 /* --- writing -------------------------------------------------------------------- */
@@ -309,8 +330,7 @@ const ml_named *ml_lora_named(const ml_lora *l, ml_arena *a, int32_t *n) {
     return ml_named_list(&l->spec, no_checkpoint(a), a, n);
 }
 
-/* Tensors of a file: those of the parameters, and those that repeat them. */
-static ml_named *all_tensors(const ml_lora *l, ml_arena *a, int32_t *n) {
+const ml_named *ml_lora_tensors(const ml_lora *l, ml_arena *a, int32_t *n) {
     int32_t n_named, n_more = 0;
     const ml_named *named = ml_lora_named(l, a, &n_named);
     ml_named *list;
@@ -337,7 +357,7 @@ static ml_named *all_tensors(const ml_lora *l, ml_arena *a, int32_t *n) {
 static ml_status write_tensors(const ml_lora *l, const ml_weights *from, const char *path,
                                ml_arena *a, ml_err *err) {
     int32_t n;
-    ml_named *named = all_tensors(l, a, &n);
+    const ml_named *named = ml_lora_tensors(l, a, &n);
     ml_st_tensor *t = ML_NEW(a, ml_st_tensor, n);
     ml_st_meta meta = { ml_str_of("format"), ml_str_of("pt") };
     ml_st_layout layout = { .n = n, .tensor = t, .n_meta = 1, .meta = &meta };

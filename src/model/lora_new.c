@@ -218,3 +218,41 @@ ml_status ml_lora_new(ml_lora *out, const ml_spec *base, const ml_checkpoint *c,
         ml_lora_close(out);
     return st;
 }
+
+/* --- targets ---------------------------------------------------------------------- */
+
+static ml_status is_named(ml_lora *l, const ml_spec *base, int32_t site, bool *out,
+                          ml_err *err) {
+    *out = false;
+    for (int f = 0; f < ML_LORA_FORMS && !*out; f++) {
+        const char *module =
+            ml_lora_module(&l->arena, base, &l->layer[site], (ml_lora_form)f);
+        ml_status st = module ? ml_peft_is_target(&l->config, module, out, err) : ML_OK;
+        if (st != ML_OK)
+            return st;
+    }
+    *out = *out && !(l->config.target.all && l->layer[site].gate);
+    return ML_OK;
+}
+
+ml_status ml_lora_targets(const ml_spec *base, const char *names, const char *flag,
+                          bool *wanted, ml_err *err) {
+    ml_lora_opts o = { .rank = 1, .alpha = 1, .target = names };
+    ml_lora l;
+    int32_t n = 0;
+    ml_status st;
+
+    ml_lora_begin(&l, base, NULL);
+    st = open_config(&l, &o, names, err);
+    for (int32_t i = 0; i < l.n_site && st == ML_OK; i++) {
+        st = is_named(&l, base, i, &wanted[i], err);
+        n += wanted[i];
+    }
+    if (st == ML_OK && n == 0)
+        st = ml_fail(err, ML_EUSAGE,
+                     "--%s \"%s\" names no linear layer of this %s model; names look like "
+                     "q_proj",
+                     flag, names, base->family);
+    ml_lora_close(&l);
+    return st;
+}

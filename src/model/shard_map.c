@@ -47,10 +47,11 @@ static void mark_least(bool *mark, const int64_t *owned, int32_t n_rank, int64_t
     }
 }
 
-/* Divides rows [first, end) over n places, which own so much so far. */
-static void divide(ml_shard_range *out, int64_t cols, int64_t first, int64_t end, int32_t n,
-                   int64_t *owned, bool *mark) {
-    int64_t unit = unit_rows(cols), row = first;
+/* Divides rows [first, end) over n places, which own so much so far; in units of so many
+ * rows. */
+static void divide(ml_shard_range *out, int64_t cols, int64_t unit, int64_t first,
+                   int64_t end, int32_t n, int64_t *owned, bool *mark) {
+    int64_t row = first;
     int64_t n_unit = (end - first + unit - 1) / unit;
 
     mark_least(mark, owned, n, n_unit % n);
@@ -71,7 +72,7 @@ static void divide_members(ml_shard_range *out, const row_shape *s, int32_t ep,
     int32_t n = n_place / ep;
 
     for (int32_t k = 0; k < ep; k++)
-        divide(out + k * n, s->cols, s->n_member * k / ep * s->stored,
+        divide(out + k * n, s->cols, unit_rows(s->cols), s->n_member * k / ep * s->stored,
                s->n_member * (k + 1) / ep * s->stored, n, owned + k * n, mark);
 }
 
@@ -105,13 +106,15 @@ void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layo
 
     for (int32_t i = 0; i < s->n_param; i++) {
         row_shape shape = shape_of(&s->param[i], linear);
+        int64_t rows = shape.n_member * shape.stored;
         divided[i] = mesh->ep * mesh->etp > 1 && s->param[i].shard == ML_SHARD_EXPERT;
         if (divided[i])
             divide_members(range + (int64_t)i * n_place, &shape, mesh->ep, n_place,
                            owned + n_place, mark);
         else
-            divide(range + (int64_t)i * n_place, shape.cols, 0,
-                   shape.n_member * shape.stored, n_place, owned, mark);
+            divide(range + (int64_t)i * n_place, shape.cols,
+                   mesh->whole ? rows : unit_rows(shape.cols), 0, rows, n_place, owned,
+                   mark);
     }
     *out = (ml_shard_map){ .mesh = *mesh,
                            .linear = linear,

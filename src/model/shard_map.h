@@ -15,7 +15,8 @@
  * and the stage of each node.  Cuts are at whole panels of 16 rows and whole blocks of the
  * gradient norm (ML_NORM_BLOCK elements), so that neither straddles two ranks; blocks are
  * counted from the first expert of an expert parallel rank.  Units that do not divide
- * evenly go to the ranks that own the least so far.
+ * evenly go to the ranks that own the least so far.  With ml_mesh_sizes.whole a unit is a
+ * whole parameter.
  *
  * A parameter that several stages use (a tied embedding) is resident in all of them, and
  * owned in the first.

@@ -120,3 +120,26 @@ ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w
         st = ml_weight_dir_put(out->ptr, w, s, from, shard_bytes, err);
     return st == ML_OK ? ml_weight_dir_tidy(dir, is_old, (int64_t)w->version, err) : st;
 }
+
+ml_status ml_weight_dir_write_adapter(ml_text *out, const char *dir, const ml_lora *l,
+                                      uint64_t version, ml_err *err) {
+    ml_text temp = { 0 };
+    ml_status st = ml_dir_make(dir, err);
+
+    ml_text_printf(out, "%s/" PREFIX "%llu", dir, (unsigned long long)version);
+    ml_text_printf(&temp, "%s.new", out->ptr);
+    if (st == ML_OK)
+        st = remove_if_there(temp.ptr, err);
+    if (st == ML_OK)
+        st = ml_dir_make(temp.ptr, err);
+    if (st == ML_OK)
+        st = ml_lora_save(l, &l->weights, temp.ptr, err);
+    if (st == ML_OK)
+        st = ml_weights_checksum(&l->weights, &l->spec, temp.ptr, err);
+    if (st == ML_OK)
+        st = replace(temp.ptr, out->ptr, err);
+    if (st == ML_OK)
+        st = ml_weight_dir_tidy(dir, is_old, (int64_t)version, err);
+    ml_text_release(&temp);
+    return st;
+}

@@ -11,6 +11,7 @@
 #define ML_MODEL_WEIGHT_DIR_H
 
 #include "model/export.h"
+#include "model/lora.h"
 
 /* Export options of the set: f32 matrices stay f32, whatever the checkpoint had; others
  * have the checkpoint's dtype. */
@@ -26,6 +27,10 @@ ml_status ml_weight_dir_put(const char *path, const ml_weights *w, const ml_spec
 ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,
                               const ml_spec *s, const ml_checkpoint *from,
                               int64_t shard_bytes, ml_err *err);
+
+/* The same for the adapter alone, as PEFT writes it, with a checksum. */
+ml_status ml_weight_dir_write_adapter(ml_text *out, const char *dir, const ml_lora *l,
+                                      uint64_t version, ml_err *err);
 
 /* Removes the versions for which is_old() returns true; `than` is passed to it.
  * Directories with such a name that were not written by this module are kept. */

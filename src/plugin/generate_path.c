@@ -2,8 +2,10 @@
 
 #include <string.h>
 
+#include "base/sandbox.h"
 #include "plugin/extension.h"
 #include "plugin/python.h"
+#include "rl/builtins.h"
 
 #define FLAG "custom-generate-function-path"
 #define HUB "miles.rollout.generate_hub."
@@ -33,8 +35,12 @@ static ml_status find_function(ml_environment_opts *out, ml_arena *a, const char
         out->generates = strcmp(about, "generate") == 0;
         return st;
     }
-    if (!command)
-        return find_extension(out, path, flag, err);
+    if (!command) {
+        st = find_extension(out, path, flag, err);
+        if (st == ML_OK && out->ext == &ml_generate_sandbox)
+            st = ml_sandbox_check(err);
+        return st;
+    }
     out->command = (ml_worker_command){ .line = fn.path };
     return ML_OK;
 }

@@ -12,6 +12,10 @@
     extern const char ml_python_##symbol[]
 
 MODULE(miles, "miles/__init__.py");
+MODULE(miles_adapters, "miles/adapters/__init__.py");
+MODULE(miles_adapters_episode, "miles/adapters/episode.py");
+MODULE(miles_adapters_openenv, "miles/adapters/openenv.py");
+MODULE(miles_adapters_verifiers, "miles/adapters/verifiers.py");
 MODULE(miles_backends, "miles/backends/__init__.py");
 MODULE(miles_backends_training_utils, "miles/backends/training_utils/__init__.py");
 MODULE(miles_backends_training_utils_cp_utils, "miles/backends/training_utils/cp_utils.py");
@@ -72,6 +76,10 @@ MODULE(miles_worker, "miles_worker.py");
 
 const ml_python_module ml_python_modules[] = {
     { "miles", ml_python_miles },
+    { "miles.adapters", ml_python_miles_adapters },
+    { "miles.adapters.episode", ml_python_miles_adapters_episode },
+    { "miles.adapters.openenv", ml_python_miles_adapters_openenv },
+    { "miles.adapters.verifiers", ml_python_miles_adapters_verifiers },
     { "miles.backends", ml_python_miles_backends },
     { "miles.backends.training_utils", ml_python_miles_backends_training_utils },
     { "miles.backends.training_utils.cp_utils",

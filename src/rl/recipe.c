@@ -3,8 +3,7 @@
 #include "rl/builtins.h"
 
 bool ml_recipe_is_flat(const ml_recipe *r) {
-    return (r->loss == &ml_loss_policy || r->loss == &ml_loss_cispo) &&
-           r->num.entropy_coef == 0.0 &&
+    return ml_loss_is_flat(r->loss) && r->num.entropy_coef == 0.0 &&
            !(r->num.use_kl_loss && r->num.kl_loss_coef != 0.0);
 }
 

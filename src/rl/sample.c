@@ -132,6 +132,7 @@ void ml_sample_write(ml_text *to, const ml_sample *s) {
         write_versions(o, s->version, s->n_response);
     write_floats(o, "rollout_log_probs", s->logprob, s->n_response);
     write_floats(o, "teacher_log_probs", s->teacher_logprob, s->n_response);
+    write_floats(o, "opd_reverse_kl", s->opd_reverse_kl, s->n_response);
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (s->routed[i].n)
             write_routed(o, route_keys[i], &s->routed[i], s->n_token);
@@ -180,6 +181,8 @@ void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s) {
     out->version = copy_array(a, s->version, s->n_response, sizeof *s->version);
     out->teacher_logprob =
         copy_array(a, s->teacher_logprob, s->n_response, sizeof *s->teacher_logprob);
+    out->opd_reverse_kl =
+        copy_array(a, s->opd_reverse_kl, s->n_response, sizeof *s->opd_reverse_kl);
     for (int i = 0; i < ML_N_ROUTING; i++)
         out->routed[i].row = copy_array(a, s->routed[i].row, s->routed[i].n,
                                         (size_t)s->routed[i].width * sizeof(int32_t));
@@ -399,6 +402,7 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str
     out->mask = read_mask(&r, out->n_response);
     out->logprob = read_floats(&r, "rollout_log_probs", out->n_response);
     out->teacher_logprob = read_floats(&r, "teacher_log_probs", out->n_response);
+    out->opd_reverse_kl = read_floats(&r, "opd_reverse_kl", out->n_response);
     out->version = read_versions(&r, out->n_response);
     for (int i = 0; i < ML_N_ROUTING; i++)
         read_routed(&r, route_keys[i], out, &out->routed[i]);
@@ -427,9 +431,10 @@ ml_status ml_sample_check(const ml_sample *s, int64_t n_vocab, const char *name,
                            "was it generated with another model?",
                            name, (long long)s->index, s->token[i], (long long)n_vocab - 1);
     st = check_logprobs(s, s->logprob, "rollout_log_probs", name, err);
-    return st == ML_OK
-               ? check_logprobs(s, s->teacher_logprob, "teacher_log_probs", name, err)
-               : st;
+    if (st == ML_OK)
+        st = check_logprobs(s, s->teacher_logprob, "teacher_log_probs", name, err);
+    return st == ML_OK ? check_logprobs(s, s->opd_reverse_kl, "opd_reverse_kl", name, err)
+                       : st;
 }
 
 static ml_status read_lines(ml_sample *out, int64_t n, ml_arena *a, ml_str text,

@@ -38,6 +38,7 @@ typedef struct ml_sample {
     float *logprob;              /* [n_response] as sampled; NULL: not known */
     uint64_t *version;           /* [n_response] of the weights; NULL: not known */
     float *teacher_logprob;      /* [n_response] or NULL */
+    float *opd_reverse_kl;       /* the same: of student and teacher, over their top-k */
     /* The routing record of each token but the last, as reported by the last request for
      * this sample; n 0: not known. */
     ml_routing routed[ML_N_ROUTING];

@@ -125,6 +125,7 @@ static const char *const fields[] = {
     "weight_versions",
     "rollout_log_probs",
     "teacher_log_probs",
+    "opd_reverse_kl",
     "remove_sample",
     "status",
     "n_turn",

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -77,6 +78,8 @@ static ml_demand demand_of(const ml_assembly *m, const ml_run_opts *c) {
     for (int32_t i = 0; i < evals->n; i++)
         d.n_running =
             most(d.n_running, evals->set[i].dataset.rows.n * evals->set[i].n_per_prompt);
+    if (c->opd.context_key) /* the teacher's prompts are not known yet */
+        d.longest = ML_NONE;
     d.n_running = most(d.n_running, most(c->mode.max_samples, 1));
     return d;
 }
@@ -116,6 +119,8 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     o.write.source = o.dir;
     o.write.file_bytes = (size_t)o.shard_bytes;
     m->generator.copy_dir = o.copy;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, o.dir, NULL, 0, m->run, err);
     return ml_publisher_disk(&m->publisher, &o, m->run, err);
 }
 
@@ -148,9 +153,13 @@ static ml_status open_tcp(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
 
     if (st == ML_OK && c->mode.n_engine)
         st = make_weight_dir(m, &dir, c, err);
-    return st == ML_OK ? ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
-                                          60 * c->place.timeout_min, m->run, err)
-                       : st;
+    if (st != ML_OK)
+        return st;
+    if (ml_run_has_lora(c))
+        return ml_publisher_remote_adapter(&m->publisher, NULL, address,
+                                           60 * c->place.timeout_min, m->run, err);
+    return ml_publisher_tcp(&m->publisher, address, c->publish.shard_bytes,
+                            60 * c->place.timeout_min, m->run, err);
 }
 
 /* What gives weights to engines in other processes; a dry run creates nothing. */
@@ -195,9 +204,10 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     ml_python_host_set(&(ml_python_parts){ .tokenizer = run->tokenizer,
                                            .chat_template = run->chat_template,
                                            .model = c->hf_checkpoint });
+    m->teaches = e && ml_run_ranks_first(&c->ranks);
     m->generates = m->publishes && (ml_run_ranks_first(&c->ranks) || !ml_run_elsewhere(c));
     if (!m->generates)
-        return ML_OK;
+        return m->teaches ? ml_run_teachers_open(&m->teachers, run, 0, err) : ML_OK;
     st = open_rollouts(m, &demand, c, err);
     if (st != ML_OK)
         return st;
@@ -207,6 +217,8 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
     if (m->publisher && ml_run_ranks_divides(&c->ranks)) /* rank 0 collects them */
         run->opts.engine_bytes += ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
+    if (st == ML_OK && m->teaches)
+        st = ml_run_teachers_open(&m->teachers, run, m->generator.engine.context, err);
     return st == ML_OK ? ml_generator_measure(&m->generator, err) : st;
 }
 
@@ -215,6 +227,7 @@ void ml_assembly_close(ml_assembly *m) {
         return;
     ml_sft_rollout_release(&m->sft);
     ml_evaluator_close(&m->evaluator);
+    ml_run_teachers_close(&m->teachers);
     ml_generator_stop(&m->generator);
     ml_publisher_close(m->publisher);
     ml_generator_close(&m->generator);
@@ -235,6 +248,8 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
     if (ml_run_ranks_moves(&c->ranks))
         return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,
                                   c->debug.check_sync, err);
+    if (w->lora && c->lora.train_only)
+        return ml_publisher_base(&m->publisher, w, err);
     if (ml_generator_own_set(c) && w->lora)
         return ml_publisher_adapter(&m->publisher, w, &m->run->lora, &m->generator.be, err);
     return ml_generator_own_set(c)
@@ -312,7 +327,7 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
         st = open_sessions(&m->generator, c, err);
     if (st == ML_OK)
         st = ml_publisher_start(m->publisher, &m->generator, w, err);
-    m->publisher->frozen = c->debug.skip_sync;
+    m->publisher->frozen = c->debug.skip_sync || c->lora.train_only;
     return st;
 }
 
@@ -348,13 +363,20 @@ static ml_status start_publishing(ml_assembly *m, const ml_run_opts *c, ml_err *
                : ML_OK;
 }
 
-ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
-    ml_status st = start_publishing(m, c, err);
+static ml_status start_evaluator(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     ml_gen_ctx ctx = context_of(m);
 
-    return st == ML_OK && m->generates && ml_run_ranks_first(&c->ranks)
+    return m->generates && ml_run_ranks_first(&c->ranks)
                ? ml_evaluator_start(&m->evaluator, &m->generator, &ctx, c, err)
-               : st;
+               : ML_OK;
+}
+
+ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
+    ml_status st = m->teaches ? ml_run_teachers_start(&m->teachers, err) : ML_OK;
+
+    if (st == ML_OK)
+        st = start_publishing(m, c, err);
+    return st == ML_OK ? start_evaluator(m, c, err) : st;
 }
 
 /* The engine is needed for evaluations: meanwhile no new generation is started. */
@@ -399,18 +421,37 @@ static ml_status join_generation(ml_assembly *m, ml_train_loop *loop,
     return st;
 }
 
+static ml_reward_shaping shaping_of(ml_assembly *m, const ml_run_opts *c) {
+    const ml_string_list *keys = &c->shaping.keys, *weights = &c->shaping.weights;
+    double *weight = ML_NEW(&m->arena, double, keys->n + 1);
+
+    for (int i = 0; i < keys->n; i++)
+        weight[i] = i < weights->n ? strtod(weights->word[i], NULL) : 1.0;
+    return (ml_reward_shaping){ .max_response = c->rollout.max_response,
+                                .overlong_buffer = c->shaping.overlong_buffer,
+                                .overlong_factor = c->shaping.overlong_factor,
+                                .length_coef = c->shaping.length_coef,
+                                .key = keys->word,
+                                .weight = weight,
+                                .n_key = keys->n };
+}
+
 /* Wraps the rollout with the extensions that process its samples. */
 static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
-    m->hooks =
-        (ml_rollout_hooks){ .inner = inner,
-                            .inject = { c->record.inject, c->record.inject_from,
-                                        c->record.inject_least, m->run->spec.n_vocab },
-                            .rescore = { c->debug.prefill ? m->generator.gen : NULL,
-                                         "the engine", (float)c->rollout.temperature },
-                            .post = m->extensions->reward_post,
-                            .filter = m->extensions->sample_filter,
-                            .metrics = m->extensions->metrics,
-                            .hook = m->extensions->samples_hook };
+    m->hooks = (ml_rollout_hooks){
+        .inner = inner,
+        .inject = { c->record.inject, c->record.inject_from, c->record.inject_least,
+                    m->run->spec.n_vocab },
+        .distill = ml_run_teachers_distill(&m->teachers, m->generator.gen),
+        .shaping = shaping_of(m, c),
+        .n_critic_only = m->run->critic.from ? m->run->opts.n_critic_only : 0,
+        .rescore = { c->debug.prefill ? m->generator.gen : NULL, "the engine",
+                     (float)c->rollout.temperature },
+        .post = m->extensions->reward_post,
+        .filter = m->extensions->sample_filter,
+        .metrics = m->extensions->metrics,
+        .hook = m->extensions->samples_hook
+    };
     return ml_rollout_with_hooks(&m->hooks);
 }
 

@@ -11,6 +11,7 @@
 #include "run/evaluator.h"
 #include "run/publisher.h"
 #include "run/rollouts.h"
+#include "run/teachers.h"
 #include "run/train_loop.h"
 
 typedef struct ml_assembly {
@@ -18,6 +19,7 @@ typedef struct ml_assembly {
     const ml_loop_extensions *extensions; /* NULL: supervised fine-tuning */
     bool generates; /* false: that, or recorded rollouts, or other ranks do */
     bool publishes; /* some rank generates */
+    bool teaches;   /* this rank asks the teachers, if there are any */
     ml_sft_rollout sft;
     ml_replay_rollout replay;
     ml_rollout_hooks hooks;   /* around the rollout */
@@ -27,6 +29,7 @@ typedef struct ml_assembly {
     ml_evaluator evaluator;
     ml_generator generator;
     ml_publisher *publisher;
+    ml_run_teachers teachers; /* of rank 0 */
 } ml_assembly;
 
 /* Finds all configuration errors, before weights are loaded, and adds the memory of

@@ -138,6 +138,10 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
     loop->sentinel = c->debug.sentinel;
     share_count(run, display->micro);
     st = open_files(d, run, display, c, err);
+    if (st == ML_OK && run->opts.save && run->log.metrics)
+        st =
+            ml_control_open(&d->control, run->opts.save, run->opts.load, run->rollout, err);
+    loop->control = d->control;
     if (st == ML_OK)
         set_observers(d, run, display, dumps, c);
     return st;
@@ -147,6 +151,7 @@ void ml_train_debug_close(ml_train_debug *d) {
     ml_coverage_close(d->coverage);
     ml_events_close(d->events);
     ml_invariants_close(&d->invariants);
+    ml_control_close(d->control);
     ml_arena_release(&d->arena);
 }
 

@@ -39,6 +39,7 @@ typedef struct ml_train_debug {
     ml_events *events; /* NULL: none */
     ml_memory_record memory;
     ml_invariants invariants;
+    ml_control *control; /* NULL: nothing is saved */
     ml_observer at[12];
     int32_t n;
 } ml_train_debug;

@@ -26,6 +26,7 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
     ml_remote_opts o = { .url = url,
                          .n_url = c->mode.router_ip ? 1 : c->mode.addrs.n,
                          .spec = spec,
+                         .adapter = ml_run_has_lora(c) ? ML_TRAINED_ADAPTER : NULL,
                          .retry_s = RETRY_S,
                          .connect_s = CONNECT_S,
                          .request_s = c->mode.request_s,
@@ -145,6 +146,10 @@ static void serve_words(words *w, const ml_generator *g, const ml_run_opts *c,
         add(w, "--disable-cuda-graph");
     else
         add_number(w, "--cuda-graph-max-bs", g->engine.record_rows);
+    if (ml_run_has_lora(c)) {
+        add(w, "--enable-lora");
+        add_number(w, "--max-lora-rank", g->run->lora.max_rank);
+    }
     if (g->engine.routed[ML_ROUTING_EXPERTS])
         add(w, "--enable-return-routed-experts");
     if (g->engine.routed[ML_ROUTING_KEYS])
@@ -174,6 +179,7 @@ static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_gene
     ml_remote_opts remote = { .url = url,
                               .n_url = o.n,
                               .spec = &g->run->spec,
+                              .adapter = ml_run_has_lora(c) ? ML_TRAINED_ADAPTER : NULL,
                               .retry_s = RETRY_S,
                               .connect_s = CONNECT_S,
                               .request_s = c->mode.request_s,

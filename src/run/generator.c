@@ -39,6 +39,7 @@ static ml_engine_opts engine_opts(const ml_generator *g, const ml_demand *d,
     o.max_waiting = MAX_WAITING;
     o.no_overlap = c->rollout.steps.no_overlap;
     o.record_rows = ml_record_rows(&c->rollout.steps);
+    o.max_top = (int32_t)(2 * c->opd.top_k);
     o.eos = g->eos.id;
     o.n_eos = g->eos.n;
     o.tokenizer = g->run->tokenizer;

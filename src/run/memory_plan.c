@@ -212,7 +212,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     bool bf16 = req->bf16 && !lora;
     const ml_shard_range *part;
     ml_arena a;
-    size_t whole = ml_optimizer_bytes(trained, &opt, bf16), state;
+    size_t whole = ml_optimizer_saved_bytes(trained, &opt, bf16), state;
     ml_status st;
 
     opt.mesh = req->opts.mesh;
@@ -223,7 +223,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     add(m, row[GRADS],
         (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part)) +
             (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
-                ml_weights_part_bytes(spec, NULL, ML_WEIGHT_F32, part));
+                ml_weights_part_bytes(trained, NULL, ML_WEIGHT_F32, lora ? NULL : part));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))
@@ -232,6 +232,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
         add(m, row[STATE], ml_optimizer_stage_bytes(&opt));
     else if (!opt.offload_dir)
         add(m, row[STATE], state);
+    add(m, row[STATE], ml_optimizer_scratch_bytes(trained, &opt, req->be));
     add(m, row[RANKS], ml_optimizer_exchange_bytes(&opt));
     if (req->async_save && (!opt.mesh || opt.mesh->rank == 0))
         add_on_host(m, req->be, row[COPY],

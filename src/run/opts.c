@@ -257,6 +257,11 @@ ml_status ml_run_opts_complete(ml_run_opts *o, ml_err *err) {
 
 /* --- the two kinds of runs -------------------------------------------------------- */
 
+static const char *optimizer_name(const ml_optim_rule_opts *o) {
+    static const char *const names[] = { "adam", "sgd", "muon", "adafactor" };
+    return names[o->kind];
+}
+
 /* The settings that a resumed run must share with the one that saved. */
 static void share(ml_run_opts *o, ml_arena *a, const char *more) {
     const char *text = ml_arena_printf(
@@ -267,8 +272,7 @@ static void share(ml_run_opts *o, ml_arena *a, const char *more) {
         "\"rollout_shuffle\": %s%s}",
         (long long)o->trainer.batch.global_batch_size, (long long)o->rollout_batch_size,
         o->source.n_samples_per_prompt, o->trainer.lr.lr, o->trainer.lr.min_lr,
-        o->trainer.lr.end_weight_decay,
-        o->trainer.optimizer.kind == ML_OPTIMIZER_ADAM ? "adam" : "sgd",
+        o->trainer.lr.end_weight_decay, optimizer_name(&o->trainer.optimizer.rule),
         (long long)o->source.seed, o->source.shuffle ? "true" : "false", more);
 
     o->config = ml_str_of(text);

@@ -16,11 +16,13 @@
 #include "rl/env/turns.h"
 #include "rl/eval/eval_queue.h"
 #include "rl/hooks.h"
+#include "rl/learn/advantage/opd.h"
 #include "rl/loop/invariants.h"
 #include "rl/recipe.h"
 #include "rl/record/run_log.h"
 #include "rl/reward/rewards.h"
 #include "run/extensions.h"
+#include "run/run_dash.h"
 #include "run/run_ranks.h"
 #include "serve/router.h"
 #include "train/snapshot.h"
@@ -96,6 +98,7 @@ typedef struct ml_lora_flags {
     const char *target, *exclude;
     const char *path; /* the initial adapter; NULL: a new one */
     bool rslora, shared_outer;
+    bool train_only; /* rollouts use the model without the adapter */
 } ml_lora_flags;
 
 typedef struct ml_mode_opts {
@@ -189,6 +192,20 @@ typedef struct ml_run_opts {
     ml_string_list teacher_urls; /* teachers served over HTTP: URL or NAME=URL */
     const char *teacher_key, *teacher_key_file; /* their API key; NULL: none */
     const char *opd_type;
+    struct {
+        int64_t top_k; /* 0: the tokens of the answer are compared */
+        ml_opd_set set;
+        ml_opd_weight weight;
+        bool per_position;       /* servers of teachers score ids per position */
+        const char *key;         /* member of the metadata that names a sample's teacher */
+        const char *context_key; /* that with the teacher's prompt; NULL: the student's */
+        double sibling_reward;   /* as in ml_teacher_prompt */
+    } opd;
+    struct {
+        int64_t overlong_buffer;
+        double overlong_factor, length_coef;
+        ml_string_list keys, weights;
+    } shaping;            /* as in ml_reward_shaping */
     ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts per rollout */
@@ -242,6 +259,7 @@ typedef struct ml_run_opts {
     ml_dump_opts dump;
     ml_record_opts record;
     ml_wandb_opts wandb;
+    ml_run_dash_opts dash;
 
     /* The ranks of the job; the command sets them. */
     ml_run_ranks ranks;
@@ -268,6 +286,9 @@ static inline bool ml_run_names_critic(const ml_run_opts *o) {
            !isnan(o->critic_lr);
 }
 
+/* The name by which engines of other processes know the adapter; Miles' functions send it. */
+#define ML_TRAINED_ADAPTER "miles_lora"
+
 /* Whether an adapter is trained. */
 static inline bool ml_run_has_lora(const ml_run_opts *o) {
     return o->lora.rank > 0 || o->lora.path;
@@ -288,7 +309,7 @@ static inline int32_t ml_run_per_prompt(const ml_run_opts *o) {
     return o->source.n_samples_per_prompt ? o->source.n_samples_per_prompt : 1;
 }
 
-/* The address in a word of teacher_urls. */
+/* The address in a word of teacher_urls; what precedes its = is the teacher's name. */
 static inline const char *ml_teacher_url(const char *word) {
     const char *equals = strchr(word, '='), *scheme = strstr(word, "://");
     return equals && (!scheme || equals < scheme) ? equals + 1 : word;

@@ -74,6 +74,27 @@ ml_status ml_publisher_shared(ml_publisher **out, const ml_weights *w, ml_err *e
     return *out ? ML_OK : ML_ENOMEM;
 }
 
+/* --- the base alone ----------------------------------------------------------------- */
+
+typedef struct base_viewer {
+    ml_publisher of; /* first */
+    ml_weights view;
+} base_viewer;
+
+ml_status ml_publisher_base(ml_publisher **out, const ml_weights *w, ml_err *err) {
+    base_viewer *b = make(sizeof *b, (ml_publisher){ .close = close_shared }, err);
+
+    *out = b ? &b->of : NULL;
+    if (!b)
+        return ML_ENOMEM;
+    b->view = *w;
+    b->view.buf.dev = NULL; /* not owned */
+    b->view.lora = NULL;
+    b->view.version = 0;
+    b->of.weights = &b->view;
+    return ML_OK;
+}
+
 /* --- copy ------------------------------------------------------------------------- */
 
 typedef struct copier {
@@ -499,20 +520,25 @@ static void divide(tcp *p) {
     p->bucket[p->n_bucket++] = write_bucket(p, first, n);
 }
 
+static ml_remote_step init_step(ml_arena *a, const char *address,
+                                const ml_weight_source *source, double timeout_s) {
+    return (ml_remote_step){
+        "/init_weights_update_group",
+        ml_arena_printf(a,
+                        "{\"master_address\":\"%s\",\"master_port\":%d,\"rank_offset\":1,"
+                        "\"world_size\":2,\"group_name\":\"" GROUP
+                        "\",\"backend\":\"tcp\",\"group_key\":\"%s\",\"timeout_s\":%d}",
+                        address, ml_weight_source_port(source),
+                        ml_weight_source_key(source), (int)timeout_s)
+    };
+}
+
 /* The requests that give an engine the newest version. */
 static const ml_remote_step *list_steps(tcp *p, uint64_t version, bool f32, uint64_t crc) {
     ml_remote_step *step = ML_NEW(&p->arena, ml_remote_step, p->n_bucket + 3), *at = step;
     unsigned long long v = version;
 
-    *at++ = (ml_remote_step){
-        "/init_weights_update_group",
-        ml_arena_printf(&p->arena,
-                        "{\"master_address\":\"%s\",\"master_port\":%d,\"rank_offset\":1,"
-                        "\"world_size\":2,\"group_name\":\"" GROUP
-                        "\",\"backend\":\"tcp\",\"group_key\":\"%s\",\"timeout_s\":%d}",
-                        p->address, ml_weight_source_port(p->source),
-                        ml_weight_source_key(p->source), (int)p->timeout_s)
-    };
+    *at++ = init_step(&p->arena, p->address, p->source, p->timeout_s);
     *at++ = (ml_remote_step){ "/begin_weight_update",
                               ml_arena_printf(&p->arena, "{\"weight_version\":\"%llu\"%s}",
                                               v, f32 ? ",\"dtype\":\"float32\"" : "") };
@@ -556,6 +582,11 @@ static void close_tcp(ml_publisher *of) {
     free(p);
 }
 
+/* Whole seconds; 0: no limit. */
+static double wait_of(double timeout_s) {
+    return timeout_s >= 1 ? timeout_s : timeout_s > 0 ? 1 : NO_LIMIT_S;
+}
+
 /* Processes of other machines connect only if engines are there. */
 static const char *listens_at(const char *address) {
     if (strncmp(address, "127.", 4) == 0 || strcmp(address, "localhost") == 0)
@@ -575,8 +606,165 @@ ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t buck
     p->run = run;
     p->address = ml_arena_printf(&p->arena, "%s", address);
     p->bucket_bytes = bucket_bytes;
-    p->timeout_s = timeout_s >= 1 ? timeout_s : timeout_s > 0 ? 1 : NO_LIMIT_S;
+    p->timeout_s = wait_of(timeout_s);
     p->of.bytes = ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
+    st = ml_weight_source_open(&p->source, listens_at(address), p->timeout_s, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--update-weight-transfer-mode broadcast");
+    return st;
+}
+
+/* --- an adapter, to other processes -------------------------------------------------- */
+
+typedef struct adapter_sender {
+    ml_publisher of; /* first */
+    ml_arena arena;
+    ml_train_run *run;
+    const char *dir; /* NULL: over TCP */
+    const char *address;
+    double timeout_s;
+    ml_weight_source *source;
+    uint64_t crc64; /* of the base */
+} adapter_sender;
+
+/* The members that both ways of sending have. */
+static const char *write_adapter(adapter_sender *p, uint64_t version) {
+    return ml_arena_printf(&p->arena,
+                           "\"lora_name\":\"" ML_TRAINED_ADAPTER "\",\"upsert\":true,"
+                           "\"weight_version\":\"%llu\",\"base_crc64\":\"%016llx\"",
+                           (unsigned long long)version, (unsigned long long)p->crc64);
+}
+
+static ml_status write_files(adapter_sender *p, ml_remote_step *step, uint64_t version,
+                             ml_err *err) {
+    ml_text path = { 0 }, quoted = { 0 };
+    ml_status st = ml_weight_dir_write_adapter(&path, p->dir, &p->run->lora, version, err);
+
+    if (st == ML_OK) {
+        ml_json_quote(&quoted, ml_str_of(path.ptr));
+        *step = (ml_remote_step){ "/load_lora_adapter",
+                                  ml_arena_printf(&p->arena, "{%s,\"lora_path\":%s}",
+                                                  write_adapter(p, version), quoted.ptr) };
+    }
+    ml_text_release(&quoted);
+    ml_text_release(&path);
+    return st;
+}
+
+/* Copies the adapter's tensors to the source, and their names and shapes into the lists. */
+static ml_status copy_tensors(adapter_sender *p, ml_text list[2], ml_err *err) {
+    const ml_lora *l = &p->run->lora;
+    ml_arena a;
+    int32_t n;
+    const ml_named *named;
+    ml_status st = ML_OK;
+
+    ml_arena_init(&a, "an adapter's tensors");
+    named = ml_lora_tensors(l, &a, &n);
+    for (int32_t i = 0; i < n && st == ML_OK; i++) {
+        ml_st_tensor t = { .name = ml_str_of(named[i].name),
+                           .dtype = ML_ST_F32,
+                           .n_dim = named[i].n_dim };
+        ml_slices all = ml_named_slices(&named[i]);
+        float *v = ML_NEW(&a, float, all.n_slice *all.n_value);
+        memcpy(t.shape, named[i].shape, sizeof named[i].shape);
+        t.bytes = (size_t)(all.n_slice * all.n_value) * sizeof *v;
+        t.data = v;
+        ml_named_read(&l->weights, &l->spec, &named[i], 0, all.n_slice, ML_F32, v);
+        st = ml_weight_source_add(p->source, &t, err);
+        ml_text_printf(&list[0], i ? "," : "");
+        ml_json_quote(&list[0], t.name);
+        ml_text_printf(&list[1], "%s[", i ? "," : "");
+        for (int32_t k = 0; k < t.n_dim; k++)
+            ml_text_printf(&list[1], "%s%lld", k ? "," : "", (long long)t.shape[k]);
+        ml_text_printf(&list[1], "]");
+    }
+    ml_arena_release(&a);
+    return st;
+}
+
+static const char *write_received(adapter_sender *p, const ml_text list[2], int32_t n,
+                                  uint64_t version) {
+    ml_text config = { 0 }, dtypes = { 0 };
+    const char *body;
+
+    ml_json_quote(&config, p->run->lora.config.text);
+    for (int32_t i = 0; i < n; i++)
+        ml_text_printf(&dtypes, "%s\"float32\"", i ? "," : "");
+    body = ml_arena_printf(&p->arena,
+                           "{%s,\"group_name\":\"" GROUP "\",\"config_text\":%s,"
+                           "\"names\":[%s],\"shapes\":[%s],\"dtypes\":[%s]}",
+                           write_adapter(p, version), config.ptr, list[0].ptr, list[1].ptr,
+                           dtypes.ptr);
+    ml_text_release(&config);
+    ml_text_release(&dtypes);
+    return body;
+}
+
+static ml_status fill_adapter(adapter_sender *p, ml_remote_step step[2], uint64_t version,
+                              ml_err *err) {
+    ml_text list[2] = { { 0 }, { 0 } };
+    ml_status st;
+
+    ml_weight_source_begin(p->source, version);
+    st = copy_tensors(p, list, err);
+    if (st == ML_OK) {
+        ml_weight_source_commit(p->source);
+        step[0] = init_step(&p->arena, p->address, p->source, p->timeout_s);
+        step[1] =
+            (ml_remote_step){ "/load_lora_adapter_from_distributed",
+                              write_received(p, list, ml_weight_source_count(p->source),
+                                             version) };
+    }
+    ml_text_release(&list[0]);
+    ml_text_release(&list[1]);
+    return st;
+}
+
+static ml_status send_remote_adapter(ml_publisher *of, const ml_weights *w, ml_err *err) {
+    adapter_sender *p = (adapter_sender *)of;
+    ml_gen *gen = of->generator->gen;
+    ml_remote_step *step = ML_NEW(&p->arena, ml_remote_step, 2);
+    ml_status st = p->crc64 ? ML_OK : ml_weights_crc64(&p->crc64, w, &p->run->spec, err);
+
+    if (st == ML_OK)
+        st = p->dir ? write_files(p, step, w->version, err)
+                    : fill_adapter(p, step, w->version, err);
+    if (st != ML_OK)
+        return st;
+    gen->pause(gen); /* requests in flight are recomputed, not waited for */
+    st = ml_remote_update(gen, step, p->dir ? 1 : 2, w->version, err);
+    gen->resume(gen);
+    return st;
+}
+
+static void close_remote_adapter(ml_publisher *of) {
+    adapter_sender *p = (adapter_sender *)of;
+
+    ml_weight_source_close(p->source);
+    ml_arena_release(&p->arena);
+    free(p);
+}
+
+ml_status ml_publisher_remote_adapter(ml_publisher **out, const char *dir,
+                                      const char *address, double timeout_s,
+                                      ml_train_run *run, ml_err *err) {
+    adapter_sender *p = make(
+        sizeof *p,
+        (ml_publisher){ .send = send_remote_adapter, .close = close_remote_adapter }, err);
+    ml_status st;
+
+    *out = p ? &p->of : NULL;
+    if (!p)
+        return ML_ENOMEM;
+    ml_arena_init(&p->arena, "the adapter for engines");
+    p->run = run;
+    p->dir = dir;
+    if (dir)
+        return ML_OK;
+    p->address = ml_arena_printf(&p->arena, "%s", address);
+    p->timeout_s = wait_of(timeout_s);
+    p->of.bytes = run->lora.weights.buf.bytes;
     st = ml_weight_source_open(&p->source, listens_at(address), p->timeout_s, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--update-weight-transfer-mode broadcast");

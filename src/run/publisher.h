@@ -43,6 +43,9 @@ ml_status ml_publisher_shared(ml_publisher **out, const ml_weights *w, ml_err *e
  * copied with each publication. */
 ml_status ml_publisher_adapter(ml_publisher **out, const ml_weights *w, const ml_lora *l,
                                ml_backend *be, ml_err *err);
+/* The engine reads the weights w without their adapter, as version 0, which is never one of
+ * training: nothing is published. */
+ml_status ml_publisher_base(ml_publisher **out, const ml_weights *w, ml_err *err);
 /* The backend must outlive it. */
 ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend *be,
                             ml_err *err);
@@ -61,6 +64,12 @@ ml_status ml_publisher_tcp(ml_publisher **out, const char *address, int64_t buck
 ml_status ml_publisher_collect(ml_publisher **out, ml_publisher *inner, ml_train_run *run,
                                const ml_run_ranks *ranks, int64_t bucket_bytes,
                                ml_err *err);
+
+/* The run trains an adapter: engines of other processes get it alone, and have the base, whose
+ * checksum they check.  dir: where they read it, or NULL: over TCP, as above. */
+ml_status ml_publisher_remote_adapter(ml_publisher **out, const char *dir,
+                                      const char *address, double timeout_s,
+                                      ml_train_run *run, ml_err *err);
 
 /* Strings must outlive it. */
 ml_status ml_publisher_disk(ml_publisher **out, const ml_publish_opts *o, ml_train_run *run,

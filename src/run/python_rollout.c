@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "plugin/python_extensions.h"
 #include "plugin/python_host.h"
 
@@ -93,6 +94,23 @@ static void read_metrics(ml_rollout_batch *out, ml_arena *a, const ml_json *metr
             ml_metrics_add(&out->metrics, "", ml_arena_str(a, v->key.ptr, v->key.len), x);
 }
 
+/* Aborts the requests that the function did not wait for.  After the pause no step runs. */
+static void rest(ml_gen *gen) {
+    ml_gen_stats now;
+
+    gen->stats(gen, &now);
+    if (now.n_running + now.n_waiting > 0) {
+        ml_log(
+            ML_LOG_WARN,
+            "--rollout-function-path returned before %lld of its requests had ended; they "
+            "are aborted",
+            (long long)(now.n_running + now.n_waiting));
+        gen->abort_all(gen);
+    }
+    gen->pause(gen);
+    gen->resume(gen);
+}
+
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     making m = { .r = ud };
@@ -110,6 +128,8 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     snprintf(more, sizeof more, ", \"rollout\": %lld", (long long)rollout);
     st = ml_python_extensions_call("rollout-function-path", more, a, &answer, &source, err);
     ml_python_host_set(&parts);
+    if (m.r->must_rest)
+        rest(m.r->gen_ctx.gen);
     if (st == ML_OK)
         st = read_samples(&m, out, a, ml_json_get(answer, "samples"), source, err);
     if (st == ML_OK) {

@@ -213,6 +213,7 @@ ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *c
     r->sync.gen_ctx.group_rewards = r->group_rewards;
     r->custom.gen_ctx = r->sync.gen_ctx;
     r->custom.how = r->sync.how;
+    r->custom.must_rest = !c->mode.async;
     *out = ml_python_extension_is(r->custom.ext ? &r->custom.ext->base : NULL)
                ? ml_rollout_python(&r->custom)
            : r->custom.ext ? ml_rollout_custom(&r->custom)

@@ -1,5 +1,7 @@
 #include "run/run.h"
 
+#include "run/teachers.h"
+
 #include <unistd.h>
 
 #include "base/log.h"
@@ -156,11 +158,13 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
                        "--lora-rank: the backend %s does not compute adapters yet; use "
                        "--device cpu",
                        r->be.name);
-    if (ml_run_ranks_size(&r->opts.ranks) > 1)
-        return ml_fail(
-            err, ML_EUNSUP,
-            "--lora-rank: several ranks do not train LoRA adapters yet; start one "
-            "process");
+    if (ml_run_ranks_moves(&r->opts.ranks) || r->opts.ranks.sizes.size[ML_MESH_TP] > 1 ||
+        r->opts.ranks.sizes.size[ML_MESH_CP] > 1)
+        return ml_fail(err, ML_EUNSUP,
+                       "--lora-rank: every rank has the whole model (data parallelism); "
+                       "remove the flags that divide it (tensor, context, pipeline and "
+                       "expert parallel sizes, FSDP), --rollout-num-gpus-per-engine and "
+                       "--rollout-num-gpus");
     st = make_lora(r, err);
     if (st != ML_OK)
         return st;
@@ -208,6 +212,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     if (st == ML_OK)
         st = ml_secret_find(&r->teacher_key, opts->teacher_key, opts->teacher_key_file,
                             "--opd-teacher-api-key", err);
+    if (st == ML_OK && opts->teacher_load)
+        st = ml_run_teachers_choose(r, err);
     if (st == ML_OK && opts->log.profile)
         st = open_ops(r, err);
     if (st == ML_OK)
@@ -225,8 +231,6 @@ void ml_train_run_close(ml_train_run *r) {
     ml_saver_close(r->saver);
     ml_trainer_close(r->trainer);
     ml_critic_close(&r->critic);
-    if (r->teachers)
-        r->teachers->close(r->teachers);
     ml_weights_close(&r->weights);
     ml_weights_close(&r->ref);
     ml_weights_close(&r->teacher);
@@ -277,7 +281,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         r->base_bytes = ml_memory_base(&r->be);
     name_set(r, &n, trains, "actor weights");
     name_set(r, &n, trains && o->wants_ref && !ml_run_has_lora(o), "reference weights");
-    name_set(r, &n, trains && o->teacher_load, "teacher weights");
+    name_set(r, &n, trains && o->teacher_load && !r->teacher_engine, "teacher weights");
     name_set(r, &n, o->second_set && !ml_run_has_lora(o), "rollout weights");
     r->set_name[n] = NULL;
     *out = (ml_memory_request){
@@ -324,10 +328,11 @@ static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
 static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
                                const ml_checkpoint *from, bool bf16) {
     bool lora = ml_run_has_lora(&r->opts) && s == &r->spec;
-    uint64_t state = r->opts.save_optim
-                         ? ml_optimizer_bytes(lora ? &r->lora.spec : s,
-                                              &r->opts.trainer.optimizer, bf16 && !lora)
-                         : 0;
+    uint64_t state =
+        r->opts.save_optim
+            ? ml_optimizer_saved_bytes(lora ? &r->lora.spec : s, &r->opts.trainer.optimizer,
+                                       bf16 && !lora)
+            : 0;
     return (lora ? r->lora.weights.buf.bytes : checkpoint_bytes(from)) + state;
 }
 

@@ -38,7 +38,8 @@ typedef struct ml_train_run {
     const ml_lora_site *lora_site;
     ml_trainer *trainer;
     ml_critic critic;
-    ml_gen *teachers; /* over HTTP; NULL: none */
+    const char *teacher_dir; /* the checkpoint of --opd-teacher-load; NULL: none */
+    bool teacher_engine;     /* an engine of its own scores with it (teachers.h) */
     ml_secret teacher_key;
     ml_observers observers; /* of the loop, the learner and the publisher */
     ml_learner learner;
@@ -59,6 +60,11 @@ void ml_train_run_close(ml_train_run *r); /* also after a failed open; zeros are
 
 /* The part of each parameter that this rank trains; NULL: all of them. */
 const ml_shard_range *ml_train_run_parts(ml_train_run *r, const ml_spec *s);
+
+/* A checkpoint, given as its directory or as a directory of snapshots; step ML_NONE: the
+ * newest. */
+ml_status ml_train_run_find(ml_train_run *r, const char *dir, int64_t step,
+                            const char **out, ml_err *err);
 
 /* Computes the memory that the run will need. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out);

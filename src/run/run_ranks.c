@@ -95,7 +95,8 @@ ml_mesh_opts ml_run_ranks_sizes(const ml_place_opts *p) {
                            .ep = (int32_t)p->ep,
                            .etp = (int32_t)p->etp,
                            .fsdp = p->backend == ML_TRAIN_FSDP,
-                           .replicate = (int32_t)p->replicas };
+                           .replicate = (int32_t)p->replicas,
+                           .whole = p->whole };
 }
 
 ml_status ml_run_ranks_chunks(int32_t *out, const ml_place_opts *p, const ml_spec *s,
@@ -145,6 +146,7 @@ void ml_run_ranks_place(ml_run_opts *o) {
         engines && o->place.rollout && !o->mode.colocate && !o->rollout.rollout_only;
     o->place.engine_size = engines ? o->place.engine_size : 1;
     o->place.plans = o->dry_run;
+    o->place.whole = ml_optim_rule_is_whole(&o->trainer.optimizer.rule);
 }
 
 /* The fewest ranks that have these sizes. */

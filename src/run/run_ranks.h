@@ -49,11 +49,12 @@ typedef struct ml_place_opts {
     double beat_s, beat_timeout_s, beat_first_s;
     int64_t beat_failures;
     /* How the ranks divide the model. */
-    int64_t tp, cp, pp;  /* sizes: tensor, context, pipeline parallel */
-    int64_t ep, etp;     /* expert parallel, expert tensor parallel */
-    int64_t replicas;    /* sets of weights with FSDP */
-    int backend;         /* ml_train_backend */
-    int64_t rollout;     /* ranks of all engines, if they are apart */
+    int64_t tp, cp, pp; /* sizes: tensor, context, pipeline parallel */
+    int64_t ep, etp;    /* expert parallel, expert tensor parallel */
+    int64_t replicas;   /* sets of weights with FSDP */
+    int backend;        /* ml_train_backend */
+    bool whole;         /* the optimizer updates whole parameters: see ml_run_ranks_place */
+    int64_t rollout;    /* ranks of all engines, if they are apart */
     int64_t engine_size; /* ranks of an engine */
     bool apart;          /* engines have ranks of their own: see ml_run_ranks_place */
     bool plans;          /* one process plans a rank of the job that the sizes name */

@@ -3,7 +3,6 @@
 
 #include "base/dir.h"
 #include "base/log.h"
-#include "gen/remote.h"
 #include "io/dcp.h"
 #include "run/inputs.h"
 #include "run/run.h"
@@ -63,9 +62,8 @@ static ml_status share_path(ml_train_run *r, const char **path, ml_err *err) {
     return st;
 }
 
-/* A checkpoint, given as its directory or as a snapshot. */
-static ml_status find_checkpoint(ml_train_run *r, const char *dir, int64_t step,
-                                 const char **out, ml_err *err) {
+ml_status ml_train_run_find(ml_train_run *r, const char *dir, int64_t step,
+                            const char **out, ml_err *err) {
     ml_status st;
 
     *out = find_distributed(r, dir);
@@ -115,7 +113,7 @@ static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) 
     if (!snapshot)
         dir = find_distributed(r, o->load);
     if (!dir && o->ref_load)
-        st = find_checkpoint(r, o->ref_load, o->ref_step, &dir, err);
+        st = ml_train_run_find(r, o->ref_load, o->ref_step, &dir, err);
     if (st == ML_OK)
         st = load_weights(r, &r->weights, dir, err);
     if (st == ML_OK && ml_run_has_lora(o))
@@ -127,7 +125,7 @@ static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) 
 static ml_status load_other(ml_train_run *r, ml_weights *out, const char *flag,
                             const char *dir, int64_t step, ml_err *err) {
     const char *path = NULL;
-    ml_status st = dir ? find_checkpoint(r, dir, step, &path, err) : ML_OK;
+    ml_status st = dir ? ml_train_run_find(r, dir, step, &path, err) : ML_OK;
 
     if (st == ML_OK)
         st = load_weights(r, out, path, err);
@@ -156,35 +154,10 @@ static ml_status load_reference(ml_train_run *r, ml_err *err) {
     return st;
 }
 
-static ml_status open_teachers(ml_train_run *r, ml_err *err) {
-    const ml_run_opts *o = &r->opts;
-    const ml_string_list *words = &o->teacher_urls;
-    const char **url = ML_NEW(&r->arena, const char *, words->n);
-
-    for (int i = 0; i < words->n; i++)
-        url[i] = ml_teacher_url(words->word[i]);
-    return ml_remote_open(&r->teachers,
-                          &(ml_remote_opts){ .url = url,
-                                             .n_url = words->n,
-                                             .api_key = ml_secret_text(&r->teacher_key),
-                                             .spec = &r->spec,
-                                             .sglang = true,
-                                             .n_attempt = 60,
-                                             .retry_s = 1,
-                                             .connect_s = 10,
-                                             .request_s = o->mode.request_s,
-                                             .check_s = 30,
-                                             .check_timeout_s = 30,
-                                             .warn_s = 30 },
-                          err);
-}
-
 static ml_status load_teacher(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
 
-    if (o->teacher_urls.n) /* the learner sends the scores to other ranks */
-        return ml_run_ranks_first(&o->ranks) ? open_teachers(r, err) : ML_OK;
-    if (!o->teacher_load)
+    if (!o->teacher_load || r->teacher_engine)
         return ML_OK;
     return load_other(r, &r->teacher, "--opd-teacher-load", o->teacher_load,
                       o->teacher_step, err);
@@ -411,23 +384,23 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
 static void make_learner(ml_train_run *r) {
     const ml_run_opts *o = &r->opts;
 
-    r->learner = (ml_learner){ .recipe = &o->recipe,
-                               .trainer = r->trainer,
-                               .weights = &r->weights,
-                               .observers = &r->observers,
-                               .steps_per_rollout = o->rollout_batch_size *
-                                                    o->source.n_samples_per_prompt /
-                                                    o->trainer.batch.global_batch_size,
-                               .ref = o->wants_ref ? &r->ref : NULL,
-                               .teacher = o->teacher_load ? &r->teacher : NULL,
-                               .teachers = r->teachers,
-                               .critic = r->critic.trainer,
-                               .n_critic_only = o->n_critic_only,
-                               .ref_interval = o->ref_interval,
-                               .keep_old_actor = o->keep_old_actor,
-                               .reset_optimizer = o->reset_optimizer,
-                               .on_policy = o->on_policy,
-                               .entropy = o->entropy };
+    r->learner =
+        (ml_learner){ .recipe = &o->recipe,
+                      .trainer = r->trainer,
+                      .weights = &r->weights,
+                      .observers = &r->observers,
+                      .steps_per_rollout = o->rollout_batch_size *
+                                           o->source.n_samples_per_prompt /
+                                           o->trainer.batch.global_batch_size,
+                      .ref = o->wants_ref ? &r->ref : NULL,
+                      .teacher = o->teacher_load && !r->teacher_engine ? &r->teacher : NULL,
+                      .critic = r->critic.trainer,
+                      .n_critic_only = o->n_critic_only,
+                      .ref_interval = o->ref_interval,
+                      .keep_old_actor = o->keep_old_actor,
+                      .reset_optimizer = o->reset_optimizer,
+                      .on_policy = o->on_policy,
+                      .entropy = o->entropy };
     r->learner.step_hook = o->hooks && o->hooks->at[MILES_BEFORE_TRAIN_STEP];
     for (int i = 0; i < ML_N_ROUTING; i++) {
         r->learner.replay[i] = o->replay_rollout[i];

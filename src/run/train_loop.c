@@ -1,6 +1,9 @@
 #include "run/train_loop.h"
 
+#include <time.h>
 #include <unistd.h>
+
+#include "base/log.h"
 
 static ml_comm *world_of(const ml_train_loop *l) {
     return l->run->opts.ranks.world;
@@ -30,19 +33,53 @@ static int64_t stop_point(const ml_train_loop *l, int64_t rollout) {
     return rollout;
 }
 
-/* Every --save-interval rollouts, after the last one, before the loop ends, and when the
- * sentinel file exists. */
+static bool stop_requested(const ml_train_loop *l) {
+    return (l->stop && *l->stop) || l->orders.stop;
+}
+
+/* Every --save-interval rollouts, after the last one, before the loop ends, when it is
+ * requested, and when the sentinel file exists. */
 static bool save_due(const ml_train_loop *l, int64_t rollout) {
     int64_t every = l->run->opts.save_interval;
     return l->run->saver &&
            (rollout + 1 == l->run->num_rollout || (every && (rollout + 1) % every == 0) ||
-            l->now.ending ||
+            l->now.ending || (publish_due(l, rollout) && l->orders.save) ||
             (publish_due(l, rollout) && l->sentinel && unlink(l->sentinel) == 0));
 }
 
 static bool eval_due(const ml_train_loop *l, int64_t rollout) {
     bool last = l->prefetch && rollout + 1 == l->run->num_rollout;
     return l->eval.run && ((rollout + 1) % l->eval_interval == 0 || last);
+}
+
+/* --- requests ---------------------------------------------------------------- */
+
+/* Rank 0 reads them and tells the other ranks. */
+static ml_status read_requests(ml_train_loop *l, bool begins, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (l->control)
+        st = ml_control_poll(l->control, l->run->rollout, begins, &l->orders, err);
+    if (stop_requested(l))
+        l->orders.paused = false;
+    return st == ML_OK ? ml_comm_share(world_of(l), &l->orders, sizeof l->orders, err) : st;
+}
+
+/* Before a rollout: a paused run waits here, and the learning rate may change. */
+static ml_status obey_requests(ml_train_loop *l, ml_err *err) {
+    const struct timespec pause = { 0, 200 * 1000 * 1000 };
+    ml_status st = read_requests(l, true, err);
+
+    if (st == ML_OK && l->orders.paused)
+        ml_log(ML_LOG_WARN, "paused by a request before rollout %lld",
+               (long long)l->run->rollout);
+    while (st == ML_OK && l->orders.paused) {
+        nanosleep(&pause, NULL);
+        st = read_requests(l, true, err);
+    }
+    if (st == ML_OK && l->orders.lr > 0 && l->run->trainer)
+        ml_trainer_set_lr(l->run->trainer, l->orders.lr);
+    return st;
 }
 
 /* --- stages ------------------------------------------------------------------ */
@@ -100,14 +137,16 @@ static ml_status save_now(ml_train_loop *l, ml_err *err) {
 static ml_status save(ml_train_loop *l, ml_err *err) {
     int64_t now = l->run->rollout;
     bool enough = l->exit_after && now - l->first + 1 >= l->exit_after, due;
-    ml_status st;
+    ml_status st = read_requests(l, false, err);
 
     /* Read once, so that a rollout that ends the run is also saved; rank 0 decides. */
-    l->now.ending = ((l->stop && *l->stop) || enough) && publish_due(l, now);
+    l->now.ending = (stop_requested(l) || enough) && publish_due(l, now);
     due = ml_comm_is_first(world_of(l)) && save_due(l, now);
-    st = ml_comm_share(world_of(l), &l->now.ending, sizeof l->now.ending, err);
+    if (st == ML_OK)
+        st = ml_comm_share(world_of(l), &l->now.ending, sizeof l->now.ending, err);
     if (st == ML_OK)
         st = ml_comm_share(world_of(l), &due, sizeof due, err);
+    l->orders.save = l->orders.save && !due;
     if (st == ML_OK && due && trains(l))
         return save_now(l, err);
     l->now.last = l->run->saver ? stop_point(l, now + 1) : l->now.last;
@@ -204,7 +243,7 @@ static ml_status at_end(bool *out, const ml_train_loop *l, ml_err *err) {
     int64_t next = l->run->rollout;
     bool at_rest = !l->run->saver || next == l->first || l->saved == next - 1;
 
-    *out = next >= l->run->num_rollout || l->now.ending || (l->stop && *l->stop && at_rest);
+    *out = next >= l->run->num_rollout || l->now.ending || (stop_requested(l) && at_rest);
     return ml_comm_share(world_of(l), out, sizeof *out, err);
 }
 
@@ -215,6 +254,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
 
     for (; st == ML_OK; run->rollout++) {
         st = at_end(&end, l, err);
+        if (st == ML_OK && !end)
+            st = obey_requests(l, err);
         if (st != ML_OK || end)
             break;
         ml_iteration_begin(&l->iteration, run->rollout);

@@ -12,6 +12,7 @@
 
 #include "rl/eval/evals.h"
 #include "rl/loop/iteration.h"
+#include "rl/record/control.h"
 #include "run/generator.h"
 #include "run/publisher.h"
 
@@ -31,12 +32,14 @@ typedef struct ml_train_loop {
     const atomic_int *stop;
     int64_t exit_after;   /* end after this many rollouts of this process; 0: do not */
     const char *sentinel; /* a file that requests a save; the loop removes it; or NULL */
+    ml_control *control;  /* requests to the run, read between rollouts; NULL: none */
 
     /* Internal. */
-    ml_iteration iteration; /* the current rollout */
-    ml_loop_event now;      /* the next event */
-    int64_t first;          /* rollout of this process */
-    int64_t saved;          /* the newest snapshot that this process wrote; -1: none */
+    ml_iteration iteration;   /* the current rollout */
+    ml_loop_event now;        /* the next event */
+    int64_t first;            /* rollout of this process */
+    int64_t saved;            /* the newest snapshot that this process wrote; -1: none */
+    ml_control_orders orders; /* of rank 0 to all ranks */
 } ml_train_loop;
 
 ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err);

@@ -319,7 +319,8 @@ static bool check_admin(const ml_http_head *h, bool proved, ml_http_early *e) {
 
 bool ml_access_gate(void *ud, const ml_http_head *h, ml_http_early *answer) {
     const ml_access *a = ud;
-    ml_access_class class = ml_access_class_of(h->method, h->path);
+    ml_access_class class =
+        (a->opts.class_of ? a->opts.class_of : ml_access_class_of)(h->method, h->path);
     bool proved;
 
     allow_origin(answer, a, h);

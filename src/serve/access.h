@@ -11,6 +11,14 @@
 
 #include "net/http_server.h"
 
+typedef enum ml_access_class {
+    ML_ACCESS_OPEN,     /* health: needs no key */
+    ML_ACCESS_METRICS,  /* read-only information about the server */
+    ML_ACCESS_GENERATE, /* generates or scores tokens */
+    ML_ACCESS_SESSION,  /* of a session: its id is the key */
+    ML_ACCESS_ADMIN,    /* changes the server; also every unknown path */
+} ml_access_class;
+
 /* The caller owns the strings. */
 typedef struct ml_access_opts {
     const char *api_key;             /* for clients; NULL: no key is required */
@@ -21,6 +29,8 @@ typedef struct ml_access_opts {
     int n_origin;
     bool insecure; /* other machines may send requests without a key */
     ml_tls *tls;   /* NULL: plain HTTP */
+    /* The classes of paths; NULL: ml_access_class_of. */
+    ml_access_class (*class_of)(ml_str method, ml_str path);
 } ml_access_opts;
 
 typedef struct ml_access {
@@ -29,14 +39,7 @@ typedef struct ml_access {
     bool local;       /* host is a loopback address */
 } ml_access;
 
-typedef enum ml_access_class {
-    ML_ACCESS_OPEN,     /* health: needs no key */
-    ML_ACCESS_METRICS,  /* read-only information about the server */
-    ML_ACCESS_GENERATE, /* generates or scores tokens */
-    ML_ACCESS_SESSION,  /* of a session: its id is the key */
-    ML_ACCESS_ADMIN,    /* changes the server; also every unknown path */
-} ml_access_class;
-
+/* The classes of the server's and the router's paths. */
 ml_access_class ml_access_class_of(ml_str method, ml_str path);
 
 /* ML_EUSAGE: other machines could send requests without a key, and insecure is unset. */

@@ -24,7 +24,9 @@ void ml_admin_free_task(task *t) {
 static void on_done(void *ud) {
     task *t = ud;
 
-    if (t->call)
+    if (t->done)
+        t->done(t);
+    else if (t->call)
         t->reply(t, t->call);
     ml_admin_free_task(t);
 }
@@ -105,7 +107,8 @@ task *ml_admin_new_task(ml_server *s, ml_http_call *c) {
 void ml_admin_hand_over(task *t) {
     ml_admin *a = t->server->admin;
 
-    ml_http_on_gone(t->call, on_gone, t);
+    if (t->call)
+        ml_http_on_gone(t->call, on_gone, t);
     pthread_mutex_lock(&a->lock);
     *a->last = t;
     a->last = &t->next;
@@ -188,6 +191,7 @@ static void abort_some(ml_server *s, const abort_body *b) {
             continue;
         }
         whole = b->abort_all || (j->rid.len && matches(b, j->rid));
+        j->aborted = j->aborted || (j->lora.queued && whole);
         for (int32_t i = 0; i < j->n_choice; i++)
             if (j->choice[i].open && (whole || matches(b, j->choice[i].rid)))
                 s->opts.gen->abort(s->opts.gen, j->choice[i].ticket);

@@ -21,10 +21,12 @@ typedef struct ml_admin_task ml_admin_task;
 struct ml_admin_task {
     ml_arena arena;
     ml_server *server;
-    ml_http_call *call; /* NULL: the client has disconnected; the loop's thread only */
+    ml_http_call *call; /* NULL: the client has disconnected, or there is none; the loop's
+                           thread only */
     ml_admin_task *next;
     void (*run)(ml_admin *a, ml_admin_task *t);       /* on the admin thread */
     void (*reply)(ml_admin_task *t, ml_http_call *c); /* on the loop's thread */
+    void (*done)(ml_admin_task *t); /* the same, for a task of no client; or NULL */
     ml_status st;
     ml_err err;
     bool again; /* an error that another attempt may not have */
@@ -36,6 +38,9 @@ struct ml_admin_task {
     int64_t published; /* the publisher's version number; -1: not given */
     ml_text_work work;
     ml_group_op op;
+    struct ml_adapter *adapter;
+    const char *crc64;
+    int32_t slot;
     bool abort_all, prefix, kv, weights, flushed;
     int64_t n_paused;
 };

@@ -6,8 +6,9 @@
 /* A JSON member is one value for all prompts, or a list with one value per prompt. */
 typedef struct generate_body {
     const ml_json *text, *input_ids, *sampling_params, *rid;
+    const ml_json *lora_path;
     const ml_json *return_logprob, *logprob_start_len, *top_logprobs_num,
-        *token_ids_logprob;
+        *token_ids_logprob, *token_ids_logprob_positions;
     bool text_in_logprobs, entropy, prompt_ids, stream;
     bool routed[ML_N_ROUTING];
     int32_t routed_from;
@@ -21,7 +22,6 @@ typedef struct generate_body {
 
 #define AT(field) offsetof(generate_body, field)
 static const char text_only[] = "models are text-only";
-static const char no_lora[] = "LoRA is not supported";
 static const char no_groups[] = "prefill/decode disaggregation is not supported";
 
 static const ml_field rows[] = {
@@ -33,10 +33,12 @@ static const ml_field rows[] = {
     { "logprob_start_len", ML_FIELD_JSON, AT(logprob_start_len) },
     { "top_logprobs_num", ML_FIELD_JSON, AT(top_logprobs_num) },
     { "token_ids_logprob", ML_FIELD_JSON, AT(token_ids_logprob) },
+    { "token_ids_logprob_positions", ML_FIELD_JSON, AT(token_ids_logprob_positions) },
     { "return_text_in_logprobs", ML_FIELD_BOOL, AT(text_in_logprobs) },
     { "return_entropy", ML_FIELD_BOOL, AT(entropy) },
     { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "stream", ML_FIELD_BOOL, AT(stream) },
+    { "lora_path", ML_FIELD_JSON, AT(lora_path) },
     { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTING_EXPERTS]) },
     { "return_indexer_topk", ML_FIELD_BOOL, AT(routed[ML_ROUTING_KEYS]) },
     { "routed_experts_start_len", ML_FIELD_I32, AT(routed_from), 0, INT32_MAX },
@@ -58,8 +60,7 @@ static const ml_field rows[] = {
     { "video_data", ML_FIELD_REFUSE, .why = text_only },
     { "audio_data", ML_FIELD_REFUSE, .why = text_only },
     { "modalities", ML_FIELD_REFUSE, .why = text_only },
-    { "lora_path", ML_FIELD_REFUSE, .why = no_lora },
-    { "lora_id", ML_FIELD_REFUSE, .why = no_lora },
+    { "lora_id", ML_FIELD_REFUSE, .why = "name the adapter in lora_path" },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states are not returned" },
     { "return_sampling_mask", ML_FIELD_REFUSE,
       .why = "use sampling_params.logprob_distribution \"drawn\"" },
@@ -172,11 +173,49 @@ static ml_status read_whole(int32_t *out, const ml_json *v, const char *name, in
     return ML_OK;
 }
 
+/* token_ids_logprob_positions of a prompt: a list of ids for each of its tokens, those that
+ * are not scored included.  The choice gets the lists of scored tokens, filled with -1. */
+static ml_status read_positions(ml_job *j, const ml_json *v, ml_choice *c, ml_err *err) {
+    static const char where[] = "\"token_ids_logprob_positions\"";
+    int32_t from = c->logprob_start + 1, t = 0, n;
+    int32_t *also;
+
+    if (c->n_prompt > j->server->opts.context) /* the generator refuses the prompt */
+        return ML_OK;
+    if (c->n_also)
+        return ml_fail(err, ML_EUSAGE, "%s excludes \"token_ids_logprob\"", where);
+    if (c->params->max_new != 0)
+        return ml_fail(err, ML_EUSAGE, "%s needs \"max_new_tokens\" 0", where);
+    if (!is_list(v) || v->n != c->n_prompt)
+        return ml_fail(err, ML_EUSAGE,
+                       "%s: expected a list of token ids for each of the %d input tokens",
+                       where, c->n_prompt);
+    for (const ml_json *e = v->child; e; e = e->next)
+        c->n_also = e->n > c->n_also ? e->n : c->n_also;
+    if (c->n_also > ML_MAX_TOP)
+        return ml_fail(err, ML_EUSAGE, "%s: %d ids at a position; expected at most %d",
+                       where, c->n_also, ML_MAX_TOP);
+    c->also_each = true;
+    c->also = also = ML_NEW(
+        &j->arena, int32_t,
+        (size_t)(from < c->n_prompt ? c->n_prompt - from : 0) * (size_t)c->n_also + 1);
+    for (const ml_json *e = v->child; e; e = e->next, t++) {
+        const int32_t *id;
+        ml_status st = ml_ids_read(&id, &n, e, j->server->opts.n_vocab, ML_MAX_TOP, where,
+                                   &j->arena, err);
+        if (st)
+            return st;
+        for (int32_t k = 0; k < c->n_also && t >= from; k++)
+            also[(int64_t)(t - from) * c->n_also + k] = k < n ? id[k] : -1;
+    }
+    return ML_OK;
+}
+
 /* Reads the log-probability options of prompt i into its first choice. */
 static ml_status read_scores(ml_job *j, generate_body *b, int32_t i, ml_choice *c,
                              ml_err *err) {
     bool bad = false;
-    const ml_json *also = b->token_ids_logprob;
+    const ml_json *also = b->token_ids_logprob, *each = b->token_ids_logprob_positions;
     const ml_json *want = item(b, b->return_logprob, i, is_list(b->return_logprob), &bad);
     const ml_json *start =
         item(b, b->logprob_start_len, i, is_list(b->logprob_start_len), &bad);
@@ -185,9 +224,10 @@ static ml_status read_scores(ml_job *j, generate_body *b, int32_t i, ml_choice *
     ml_status st;
 
     also = item(b, also, i, is_list(also) && also->n && is_list(also->child), &bad);
+    each = item(b, each, i, b->batch, &bad);
     if (bad)
-        return bad_list("return_logprob, logprob_start_len, top_logprobs_num or "
-                        "token_ids_logprob",
+        return bad_list("return_logprob, logprob_start_len, top_logprobs_num, "
+                        "token_ids_logprob or token_ids_logprob_positions",
                         err);
     if (want && !ml_json_is_bool(want))
         return ml_fail(err, ML_EUSAGE, "\"return_logprob\": expected true or false");
@@ -200,11 +240,29 @@ static ml_status read_scores(ml_job *j, generate_body *b, int32_t i, ml_choice *
     if (!st)
         st = ml_ids_read(&c->also, &c->n_also, also, j->server->opts.n_vocab, ML_MAX_TOP,
                          "\"token_ids_logprob\"", &j->arena, err);
+    if (!st && each)
+        st = read_positions(j, each, c, err);
     if (!st && c->n_top + c->n_also > ML_MAX_TOP)
         st =
             ml_fail(err, ML_EUSAGE, "%d log-probs per token requested; expected at most %d",
                     (int)(c->n_top + c->n_also), ML_MAX_TOP);
     return st;
+}
+
+/* The adapter of prompt i. */
+static ml_status read_adapter(ml_job *j, const generate_body *b, int32_t i, ml_choice *c,
+                              ml_err *err) {
+    bool bad = false;
+    const ml_json *v = item(b, b->lora_path, i, is_list(b->lora_path), &bad);
+
+    if (bad)
+        return bad_list("lora_path", err);
+    if (v && v->type != ML_JSON_STRING)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"lora_path\": expected an adapter's name, or a list with one per "
+                       "prompt");
+    c->adapter = v ? ml_str_keep(&j->arena, v->text) : (ml_str){ 0 };
+    return ML_OK;
 }
 
 static ml_status read_rid(ml_job *j, const generate_body *b, ml_err *err) {
@@ -239,6 +297,8 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
         st = read_prompt(j, b, i, &first->prompt, &first->n_prompt, err);
         if (!st)
             st = read_scores(j, b, i, first, err);
+        if (!st)
+            st = read_adapter(j, b, i, first, err);
         for (int32_t k = 1; k < n; k++) {
             ml_choice *c = &first[k];
             c->params = first->params;
@@ -248,9 +308,11 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
             c->n_top = first->n_top;
             c->also = first->also;
             c->n_also = first->n_also;
+            c->also_each = first->also_each;
             memcpy(c->routed, first->routed, sizeof c->routed);
             c->routed_from = first->routed_from;
             c->sample = (uint64_t)k;
+            c->adapter = first->adapter;
         }
     }
     return st ? st : read_rid(j, b, err);

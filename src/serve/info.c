@@ -207,6 +207,18 @@ static void write_model(const ml_server *s, ml_json_out *o) {
     ml_json_end(o, '}');
 }
 
+static void write_adapter(const ml_server *s, const ml_adapter *e, ml_json_out *o) {
+    ml_json_begin(o, '{');
+    ml_json_put_word(o, "id", e->name);
+    ml_json_put_word(o, "object", "model");
+    ml_json_put_int(o, "created", s->created);
+    ml_json_put_word(o, "owned_by", "miles");
+    ml_json_put_word(o, "root", e->dir);
+    ml_json_put_word(o, "parent", s->opts.model_name);
+    ml_json_put_int(o, "max_model_len", s->opts.context);
+    ml_json_end(o, '}');
+}
+
 void ml_serve_models(ml_server *s, ml_http_call *c) {
     size_t prefix = sizeof "/v1/models/" - 1;
     ml_str path = ml_http_path(c);
@@ -215,11 +227,15 @@ void ml_serve_models(ml_server *s, ml_http_call *c) {
 
     if (path.len > prefix) {
         ml_str name = { path.ptr + prefix, path.len - prefix };
-        if (!ml_str_is(name, s->opts.model_name)) {
+        const ml_adapter *e = ml_adapters_find(s->adapters, name);
+        if (!e && !ml_str_is(name, s->opts.model_name)) {
             ml_reply_no_model(c, "Unknown model; /v1/models lists the available ones.");
             return;
         }
-        write_model(s, &o);
+        if (e)
+            write_adapter(s, e, &o);
+        else
+            write_model(s, &o);
         reply(c, &body);
         return;
     }
@@ -228,6 +244,8 @@ void ml_serve_models(ml_server *s, ml_http_call *c) {
     ml_json_key(&o, "data");
     ml_json_begin(&o, '[');
     write_model(s, &o);
+    for (const ml_adapter *e = NULL; (e = ml_adapters_next(s->adapters, e));)
+        write_adapter(s, e, &o);
     ml_json_end(&o, ']');
     ml_json_end(&o, '}');
     reply(c, &body);

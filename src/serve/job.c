@@ -50,6 +50,7 @@ void ml_job_free(ml_job *j) {
     for (int32_t i = 0; i < j->n_choice; i++)
         ml_choice_release(&j->choice[i]);
     release_body(j);
+    ml_adapters_release(s->adapters, &j->lora);
     ml_budget_give(&s->budget, j->reserved);
     ml_text_release(&j->out);
     ml_text_release(&j->event);
@@ -189,7 +190,10 @@ static ml_status submit(ml_choice *c, ml_err *err) {
                          .n_top = c->n_top,
                          .also = c->also,
                          .n_also = c->n_also,
-                         .routed_from = c->routed_from };
+                         .also_each = c->also_each,
+                         .routed_from = c->routed_from,
+                         .adapter = c->lora ? 1 + c->lora->slot : 0,
+                         .adapter_id = c->lora ? c->lora->id : 0 };
     ml_status st;
 
     ml_sampling_params_apply(c->params, &r);
@@ -260,6 +264,41 @@ static ml_status submit_all(ml_job *j, ml_err *err) {
     return st;
 }
 
+/* --- adapters ----------------------------------------------------------------- */
+
+static bool is_listed(const ml_adapter_wait *w, const ml_adapter *e) {
+    for (int32_t i = 0; i < w->n_need; i++)
+        if (w->need[i] == e)
+            return true;
+    return false;
+}
+
+/* Lists the adapters of the job's choices. */
+static ml_status list_adapters(ml_job *j, ml_err *err) {
+    const ml_server *s = j->server;
+
+    j->lora.need = ML_NEW(&j->arena, ml_adapter *, j->n_choice);
+    for (int32_t i = 0; i < j->n_choice; i++) {
+        ml_str name = j->choice[i].adapter;
+        ml_adapter *e = ml_adapters_find(s->adapters, name);
+        if (s->opts.lora.trained && ml_str_is(name, s->opts.lora.trained))
+            continue;
+        if (name.len && !s->opts.lora.set)
+            return ml_fail(err, ML_EUSAGE,
+                           "\"lora_path\": start the server with --enable-lora");
+        if (name.len && !e)
+            return ml_fail(err, ML_EUSAGE,
+                           "unknown model or adapter \"%.*s\": this server has \"%s\" and "
+                           "the adapters that /v1/models lists",
+                           (int)(name.len < 200 ? name.len : 200), name.ptr,
+                           s->opts.model_name);
+        j->choice[i].lora = e;
+        if (e && !is_listed(&j->lora, e))
+            j->lora.need[j->lora.n_need++] = e;
+    }
+    return ML_OK;
+}
+
 /* --- create and parse ------------------------------------------------------- */
 
 /* Bodies up to this size are parsed on the event loop: cheaper than waking a thread. */
@@ -322,11 +361,41 @@ static void submit_read(void *ud) {
     j->st = submit_all(j, &j->err);
 }
 
+static void list_read(void *ud) {
+    ml_job *j = ud;
+    j->st = list_adapters(j, &j->err);
+}
+
 static void run_read(void *ud) {
     ml_job *j = ud;
 
     if (!ml_memory_try(read_body, j))
         j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
+}
+
+/* The adapters are held, or there was an error. */
+static void submit_or_refuse(ml_job *j) {
+    if (j->st == ML_OK && !ml_memory_try(submit_read, j)) {
+        abort_all(j);
+        j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
+    }
+    if (j->st == ML_OK && j->aborted)
+        abort_all(j);
+    if (j->st == ML_OK)
+        return;
+    j->err.code = j->st;
+    refuse(j, &j->err);
+}
+
+static void adapters_ready(void *ud, const ml_err *err) {
+    ml_job *j = ud;
+
+    if (err) {
+        j->err = *err;
+        j->st = err->code;
+        j->other_model = false;
+    }
+    submit_or_refuse(j);
 }
 
 /* On the event loop, after the request was parsed on either thread. */
@@ -346,16 +415,13 @@ static void was_read(void *ud) {
         ml_job_output(j, NULL); /* the reply is already written */
         return;
     }
-    if (j->st == ML_OK && !ml_memory_try(submit_read, j)) {
-        abort_all(j);
+    if (j->st == ML_OK && !ml_memory_try(list_read, j))
         j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
-    }
-    if (j->st == ML_OK && j->aborted)
-        abort_all(j);
-    if (j->st == ML_OK)
+    j->lora.ready = adapters_ready;
+    j->lora.ud = j;
+    if (j->st == ML_OK && !ml_adapters_hold(j->server->adapters, &j->lora))
         return;
-    j->err.code = j->st;
-    refuse(j, &j->err);
+    submit_or_refuse(j);
 }
 
 void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {

@@ -43,7 +43,8 @@ static void write_own(const ml_choice *c, const side *s, bool text, ml_json_out 
     ml_json_end(o, ']');
 }
 
-/* Writes `each` log-probabilities per token; ids are [n][each], or [each] if same_ids. */
+/* Writes `each` log-probabilities per token; ids are [n][each], or [each] if same_ids; -1 is
+ * left out. */
 static void write_beside(const ml_choice *c, const side *s, const char *key, int32_t each,
                          const int32_t *id, const float *logprob, bool same_ids, bool text,
                          ml_json_out *o) {
@@ -55,7 +56,9 @@ static void write_beside(const ml_choice *c, const side *s, const char *key, int
         ml_json_begin(o, '[');
         for (int32_t k = 0; k < each; k++) {
             int64_t at = (int64_t)i * each + k;
-            triple(c, logprob[at], same_ids ? id[k] : id[at], text, o);
+            int32_t of = same_ids ? id[k] : id[at];
+            if (of >= 0)
+                triple(c, logprob[at], of, text, o);
         }
         ml_json_end(o, ']');
     }
@@ -67,7 +70,8 @@ static void write_side(const ml_choice *c, const side *s, bool text, ml_json_out
     if (c->n_top)
         write_beside(c, s, s->top, c->n_top, s->v.top_id, s->v.top_logprob, false, text, o);
     if (c->n_also)
-        write_beside(c, s, s->also, c->n_also, c->also, s->v.also_logprob, true, text, o);
+        write_beside(c, s, s->also, c->n_also, c->also, s->v.also_logprob, !c->also_each,
+                     text, o);
 }
 
 static void write_logprobs(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {

@@ -30,6 +30,7 @@ const ml_field ml_openai_rows[] = {
     { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "return_meta_info", ML_FIELD_BOOL, AT(meta_info) },
     { "rid", ML_FIELD_STR, AT(rid) },
+    { "lora_path", ML_FIELD_STR, AT(adapter) },
     /* These do not affect the answer. */
     { "user", ML_FIELD_IGNORE },
     { "metadata", ML_FIELD_IGNORE },
@@ -49,7 +50,6 @@ const ml_field ml_openai_rows[] = {
     { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
     { "json_schema", ML_FIELD_REFUSE, .why = no_grammar },
     { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
-    { "lora_path", ML_FIELD_REFUSE, .why = "LoRA is not supported" },
     { "session_params", ML_FIELD_REFUSE, .why = "sessions are not supported" },
     { "custom_params", ML_FIELD_REFUSE,
       .why = "custom logit processors are not supported" },
@@ -73,16 +73,41 @@ static const ml_field stream_rows[] = {
     { 0 },
 };
 
-static ml_status check_model(ml_job *j, ml_str model, ml_err *err) {
-    const ml_server *s = j->server;
+static bool is_base(const ml_server *s, ml_str model) {
+    return !model.len || ml_str_is(model, s->opts.model_name) ||
+           ml_str_is(model, s->opts.model_path) || ml_str_is(model, "default");
+}
 
-    if (!model.len || j->session || ml_str_is(model, s->opts.model_name) ||
-        ml_str_is(model, s->opts.model_path) || ml_str_is(model, "default"))
+/* The rest of BASE:ADAPTER after the colon; names may have colons of their own. */
+static ml_str after_base(const ml_server *s, ml_str model) {
+    for (size_t i = 1; i + 1 < model.len; i++)
+        if (model.ptr[i] == ':' && is_base(s, (ml_str){ model.ptr, i }))
+            return (ml_str){ model.ptr + i + 1, model.len - i - 1 };
+    return (ml_str){ 0 };
+}
+
+/* A model is the base, BASE:ADAPTER, or an adapter's name; as in SGLang, an adapter in it
+ * counts before lora_path.  Adapters are looked up later, on the event loop. */
+static ml_status check_model(ml_job *j, ml_openai_body *b, ml_err *err) {
+    const ml_server *s = j->server;
+    ml_str name = after_base(s, b->model);
+
+    if (j->session || is_base(s, b->model))
         return ML_OK;
     j->other_model = true;
+    if (s->opts.lora.set) {
+        b->adapter = name.len ? name : b->model;
+        return ML_OK;
+    }
+    if (name.len)
+        return ml_fail(err, ML_EUSAGE,
+                       "model \"%.*s\" names an adapter: start the server with "
+                       "--enable-lora",
+                       (int)(b->model.len < 200 ? b->model.len : 200), b->model.ptr);
     return ml_fail(err, ML_EUSAGE,
                    "unknown model \"%.*s\": this server has \"%s\" (--served-model-name)",
-                   (int)(model.len < 200 ? model.len : 200), model.ptr, s->opts.model_name);
+                   (int)(b->model.len < 200 ? b->model.len : 200), b->model.ptr,
+                   s->opts.model_name);
 }
 
 ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
@@ -101,11 +126,12 @@ ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
     if (!st && b->stream_options && !b->stream)
         st = ml_fail(err, ML_EUSAGE, "\"stream_options\" needs \"stream\": true");
     if (!st)
-        st = check_model(j, b->model, err);
+        st = check_model(j, b, err);
     if (st)
         return st;
     j->stream = b->stream;
     b->model = ml_str_keep(&j->arena, b->model);
+    b->adapter = ml_str_keep(&j->arena, b->adapter);
     b->sampling.max_new = b->max_tokens;
     return ml_job_set_rid(j, b->rid, err);
 }
@@ -126,6 +152,7 @@ ml_status ml_openai_choices(ml_job *j, int32_t n_prompt, ml_err *err) {
     for (int32_t i = 0; i < n_prompt * n; i++) {
         j->choice[i].params = &b->sampling;
         j->choice[i].sample = (uint64_t)(i % n);
+        j->choice[i].adapter = b->adapter;
     }
     return ML_OK;
 }

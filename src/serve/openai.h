@@ -8,7 +8,7 @@
 /* The body of either endpoint; each uses the fields that its rows name. */
 typedef struct ml_openai_body {
     ml_sampling_params sampling;
-    ml_str model, rid;
+    ml_str model, rid, adapter;
     const ml_json *stream_options;
     bool stream, token_ids, prompt_ids, meta_info;
     int32_t max_tokens; /* -1: not given */

@@ -41,6 +41,9 @@ static const struct {
     { "/begin_weight_update", true, true },
     { "/update_weights_from_distributed", true, true },
     { "/end_weight_update", true, true },
+    { "/load_lora_adapter", false, true },
+    { "/load_lora_adapter_from_distributed", true, true },
+    { "/unload_lora_adapter", false, true },
     /* A worker that missed it keeps its weights until a load request. */
     { "/pull_weights", false, true },
     { "/pause_generation", false, false },

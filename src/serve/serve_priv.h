@@ -11,6 +11,7 @@
 #include "base/arena.h"
 #include "net/http_server.h"
 #include "base/json_out.h"
+#include "serve/adapters.h"
 #include "serve/output_queue.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
@@ -47,7 +48,10 @@ struct ml_choice {
     int32_t logprob_start; /* first prompt token to report; -1: none */
     int32_t n_top, n_also;
     const int32_t *also;
+    bool also_each;            /* as in ml_gen_request */
     uint64_t sample;           /* Philox key within the seed */
+    ml_str adapter;            /* its name; empty: none */
+    const ml_adapter *lora;    /* the adapter, when the job holds it */
     bool routed[ML_N_ROUTING]; /* return the routing record ... */
     int32_t routed_from;       /* ... of the tokens from this index on */
     /* the generator's request */
@@ -104,7 +108,8 @@ struct ml_job {
     int32_t n_choice;
     int32_t n_open; /* choices that the generator has not finished */
     double start_s;
-    int64_t created; /* Unix time */
+    int64_t created;      /* Unix time */
+    ml_adapter_wait lora; /* the adapters of its choices */
     char id[40];
     ml_text out, event;  /* reply buffer; one event of a stream */
     ml_session *session; /* that records the answer; NULL: none */
@@ -131,6 +136,7 @@ struct ml_server {
     ml_text_thread *text;
     ml_budget budget; /* bytes of requests in flight */
     ml_admin *admin;
+    ml_adapters *adapters;
     ml_server_metrics *metrics;
     ml_session_table *sessions; /* NULL: none */
     _Atomic int64_t n_mismatch[ML_MISMATCH_TYPES];
@@ -231,6 +237,8 @@ ml_endpoint ml_serve_abort, ml_serve_pause, ml_serve_continue, ml_serve_flush,
     ml_serve_release_memory, ml_serve_resume_memory; /* admin.c */
 ml_endpoint ml_serve_update_from_disk, ml_serve_update_version,
     ml_serve_pull_weights; /* admin_weights.c */
+ml_endpoint ml_serve_load_lora, ml_serve_receive_lora,
+    ml_serve_unload_lora; /* adapters.c */
 ml_endpoint ml_serve_init_group, ml_serve_destroy_group, ml_serve_begin_update,
     ml_serve_update_from_group, ml_serve_end_update; /* admin_group.c */
 

@@ -67,8 +67,9 @@ static const route routes[] = {
     { "/weights_checker", GET | POST, NULL, "every load is checked against config.json" },
     { "/start_profile", GET | POST, NULL, "see /metrics" },
     { "/stop_profile", GET | POST, NULL, "see /metrics" },
-    { "/load_lora_adapter", POST, NULL, "LoRA is not supported" },
-    { "/unload_lora_adapter", POST, NULL, "LoRA is not supported" },
+    { "/load_lora_adapter", POST, ml_serve_load_lora },
+    { "/load_lora_adapter_from_distributed", POST, ml_serve_receive_lora },
+    { "/unload_lora_adapter", POST, ml_serve_unload_lora },
     { "/encode", POST | PUT, NULL, "embedding models are not supported" },
     { "/v1/embeddings", POST, NULL, "embedding models are not supported" },
     { "/v1/responses", POST, NULL, "use /v1/chat/completions" },
@@ -216,6 +217,8 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
     ml_status st = ml_access_init(&s->access, s->opts.host, &s->opts.access, err);
 
     if (!st)
+        st = ml_adapters_open(&s->adapters, s, err);
+    if (!st)
         st = ml_admin_open(&s->admin, s, err);
     if (!st)
         st = ml_text_thread_open(&s->text, s->loop, &s->arena, err);
@@ -320,6 +323,7 @@ void ml_server_close(ml_server *s) {
     while (s->jobs)
         ml_job_free(s->jobs);
     ml_session_table_free(s->sessions);
+    ml_adapters_close(s->adapters);
     ml_probes_free(s);
     ml_dispatcher_close(s->dispatcher);
     if (s->encoder) {

@@ -26,6 +26,21 @@ typedef struct ml_server_memory {
     ml_status (*take)(ml_gen *g, bool kv, bool weights, ml_err *err);
 } ml_server_memory;
 
+/* An adapter to load at the start. */
+typedef struct ml_server_adapter {
+    const char *name, *dir;
+    bool pinned;
+} ml_server_adapter;
+
+/* LoRA adapters: `set` as in gen/local.h, or NULL if the generator has none. */
+typedef struct ml_server_lora {
+    ml_status (*set)(ml_gen *g, int32_t slot, const ml_adapter_source *from, ml_err *err);
+    const char *trained; /* the name of the adapter that all requests use; NULL: none */
+    const ml_server_adapter *adapter; /* [n] */
+    int n;
+    int32_t max_loaded; /* adapters in memory; 0: any number */
+} ml_server_lora;
+
 /* The caller owns everything pointed to, and keeps it alive longer than the server. */
 typedef struct ml_server_opts {
     const char *host;
@@ -36,6 +51,7 @@ typedef struct ml_server_opts {
     /* Weights over TCP, as in gen/local.h; NULL if the generator cannot do this. */
     ml_status (*group)(ml_gen *g, ml_group_op op, const char *json, uint64_t version,
                        ml_switch how, ml_err *err);
+    ml_server_lora lora;
     const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
     ml_tool_format tools;

@@ -48,6 +48,14 @@ ml_status ml_lr_init(ml_lr *out, const ml_lr_opts *opts, ml_err *err) {
     return check(out, err);
 }
 
+void ml_lr_rescale(ml_lr *s, const ml_lr_opts *opts, double lr) {
+    double ratio = opts->lr > 0 ? lr / opts->lr : 0;
+
+    s->opts.lr = opts->lr > 0 ? lr : 0;
+    s->opts.min_lr = opts->min_lr * ratio;
+    s->opts.warmup_init = opts->warmup_init * ratio;
+}
+
 static double cosine(double ratio) {
     return 0.5 * (cos(PI * ratio) + 1.0);
 }

@@ -7,7 +7,7 @@
  * The schedules are Megatron-LM's, which count in samples: an iteration is a global
  * batch.
  *
- * thread: immutable after init. */
+ * thread: immutable after init, but for ml_lr_rescale. */
 #ifndef ML_TRAIN_LR_H
 #define ML_TRAIN_LR_H
 
@@ -57,6 +57,10 @@ typedef struct ml_lr {
 
 /* ML_EUSAGE names the flag that conflicts with the others. */
 ml_status ml_lr_init(ml_lr *out, const ml_lr_opts *opts, ml_err *err);
+
+/* The schedule of `opts`, with all its rates multiplied so that the highest one is `lr`.  It
+ * depends on its arguments alone, not on earlier changes. */
+void ml_lr_rescale(ml_lr *s, const ml_lr_opts *opts, double lr);
 
 /* For the step that follows n_sample trained samples. */
 double ml_lr_at(const ml_lr *s, int64_t n_sample);

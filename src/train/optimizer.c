@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/moments.h"
 #include "base/bug.h"
 #include "base/mmap_offload.h"
 #include "train/freeze.h"
@@ -33,19 +34,26 @@ static bool *find_frozen(ml_arena *a, const ml_spec *s, const ml_optimizer_opts 
     return frozen;
 }
 
-static size_t state_bytes(const ml_shard_map *m, const bool *frozen, int32_t rank,
-                          int32_t n_set) {
+/* Parts of the state that exist: masters only of bf16 weights. */
+static int first_kind(bool bf16) {
+    return bf16 ? ML_STATE_MASTER : ML_STATE_MOMENT1;
+}
+
+static size_t state_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
+                          const ml_shard_map *m, const bool *frozen, bool bf16) {
     size_t bytes = 0;
+
     for (int32_t i = 0; i < m->n_param; i++)
-        if (!frozen[i])
-            bytes += (size_t)n_set *
-                     align64((size_t)ml_shard_owned(m, i, rank).n * sizeof(float));
+        for (int k = first_kind(bf16); k < ML_STATE_KINDS && !frozen[i]; k++) {
+            ml_tensor t = ml_optim_rule_state(&opts->rule, s, i, k, m->linear,
+                                              ml_shard_owned(m, i, rank_of(opts)));
+            bytes += align64(ml_tensor_bytes(&t));
+        }
     return bytes;
 }
 
 /* The larger of the two layouts, each of which is divided in its own way. */
 size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16) {
-    int32_t n_set = (opts->kind == ML_OPTIMIZER_ADAM ? 2 : 1) + bf16;
     size_t most = 0;
     bool *frozen;
     ml_arena a;
@@ -56,11 +64,24 @@ size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool 
         ml_shard_map map;
         size_t bytes;
         map_for(&map, &a, s, (ml_layout)layout, opts);
-        bytes = state_bytes(&map, frozen, rank_of(opts), n_set);
+        bytes = state_bytes(s, opts, &map, frozen, bf16);
         most = bytes > most ? bytes : most;
     }
     ml_arena_release(&a);
     return most;
+}
+
+size_t ml_optimizer_saved_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
+                                bool bf16) {
+    ml_optimizer_opts wide = *opts;
+
+    wide.rule.format1 = wide.rule.format2 = ML_MOMENT_F32;
+    return ml_optimizer_bytes(s, &wide, bf16);
+}
+
+size_t ml_optimizer_scratch_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
+                                  ml_backend *be) {
+    return ml_optim_rule_scratch(&opts->rule, s, be);
 }
 
 static bool any_bf16(const ml_weights *w) {
@@ -137,20 +158,20 @@ static void fill_staged(ml_optimizer *o, int32_t param) {
 /* A parameter's master and moments are adjacent, so that a step reads memory once,
  * sequentially. */
 static void carve(ml_optimizer *o, unsigned char *at) {
+    ml_weights *sets[] = { &o->master, &o->moment1, &o->moment2 };
+
     for (int32_t i = 0; i < o->spec->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&o->spec->param[i], ML_F32, o->be->linear);
-        ml_weights *sets[] = { o->own_master ? &o->master : NULL, &o->moment1,
-                               o->opts.kind == ML_OPTIMIZER_ADAM ? &o->moment2 : NULL };
-        if (!own_range(o, i).n)
-            continue;
-        t = ml_shard_view(&t, own_range(o, i));
-        for (int k = 0; k < 3; k++)
-            if (sets[k]) {
-                sets[k]->t[i] = t;
-                sets[k]->t[i].data = at;
-                at += align64(ml_tensor_bytes(&t));
-            }
-        if (!o->own_master)
+        ml_shard_range own = own_range(o, i);
+        for (int k = first_kind(o->own_master); k < ML_STATE_KINDS; k++) {
+            ml_tensor t =
+                ml_optim_rule_state(&o->opts.rule, o->spec, i, k, o->be->linear, own);
+            if (!ml_tensor_bytes(&t))
+                continue;
+            t.data = at;
+            sets[k]->t[i] = t;
+            at += align64(ml_tensor_bytes(&t));
+        }
+        if (!o->own_master && own.n)
             o->master.t[i] = own_view(o, o->weights, i);
     }
 }
@@ -190,6 +211,13 @@ static ml_status take_blocks(ml_optimizer *o, ml_err *err) {
     bytes = (size_t)all * sizeof *o->block;
     o->block = ml_arena_take(&o->arena, bytes, 1);
     return o->be->dev->alloc(o->be->dev, &o->block_buf, bytes, ML_MEM_OPTIM, err);
+}
+
+static ml_status take_scratch(ml_optimizer *o, ml_err *err) {
+    size_t bytes = ml_optimizer_scratch_bytes(o->spec, &o->opts, o->be);
+
+    return bytes ? o->be->dev->alloc(o->be->dev, &o->scratch, bytes, ML_MEM_OPTIM, err)
+                 : ML_OK;
 }
 
 static ml_status take_host(ml_optimizer *o, ml_err *err) {
@@ -236,6 +264,8 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     o->factor = ML_NEW(&o->arena, double, s->n_param);
     map_for(&o->map, &o->arena, s, be->linear, opts);
     st = ml_freeze_check(opts->freeze, s, err);
+    if (st == ML_OK && !opts->no_state)
+        st = ml_optim_rule_check(&opts->rule, be, err);
     if (st == ML_OK) {
         o->own_master = any_bf16(w);
         o->bytes = opts->no_state ? 0 : ml_optimizer_bytes(s, opts, o->own_master);
@@ -243,6 +273,8 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     }
     if (st == ML_OK && !opts->no_state)
         st = take_blocks(o, err);
+    if (st == ML_OK && !opts->no_state)
+        st = take_scratch(o, err);
     if (st != ML_OK) {
         ml_optimizer_close(o);
         return st;
@@ -263,6 +295,8 @@ void ml_optimizer_close(ml_optimizer *o) {
         o->buf.dev->free(&o->buf);
     if (o->block_buf.dev)
         o->block_buf.dev->free(&o->block_buf);
+    if (o->scratch.dev)
+        o->scratch.dev->free(&o->scratch);
     ml_mmap_offload_close(o->mmap, o->bytes);
     if (o->stage.dev)
         o->stage.dev->free(&o->stage);
@@ -389,14 +423,16 @@ ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool who
     return st == ML_OK && whole ? exchange(o, ml_ranks_gather, grads, err) : st;
 }
 
-ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_tensor *mine,
-                               ml_stream *stream, void *to, ml_err *err) {
+/* kind: of the state whose ranges these are. */
+static ml_status collect(const ml_optimizer *o, int kind, int32_t param,
+                         const ml_tensor *mine, ml_stream *stream, void *to, ml_err *err) {
     ml_comm *c = o->ranks.comm;
     size_t size = ml_dtype_bytes(mine->dtype);
     ml_status st = ML_OK;
 
     for (int32_t r = 0; r < c->size && st == ML_OK; r++) {
-        ml_shard_range x = ml_shard_owned(&o->map, param, r);
+        ml_shard_range x = ml_optim_rule_state_range(&o->opts.rule, o->spec, param, kind,
+                                                     ml_shard_owned(&o->map, param, r));
         size_t bytes = (size_t)x.n * size;
         ml_tensor part;
         if (!bytes || (c->rank > 0 && r != c->rank))
@@ -410,6 +446,70 @@ ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_te
         else
             o->be->dev->copy_out(o->be->stream, part.data, mine->data, bytes);
     }
+    return st;
+}
+
+ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_tensor *mine,
+                               ml_stream *stream, void *to, ml_err *err) {
+    return collect(o, ML_STATE_MASTER, param, mine, stream, to, err);
+}
+
+/* --- the state in f32 --------------------------------------------------------- */
+
+ml_param ml_optimizer_state_param(const ml_optimizer *o, int kind, int32_t param) {
+    return ml_optim_rule_state_param(&o->opts.rule, o->spec, param, kind);
+}
+
+ml_shard_range ml_optimizer_state_range(const ml_optimizer *o, int kind, int32_t param,
+                                        int32_t rank) {
+    return ml_optim_rule_state_range(&o->opts.rule, o->spec, param, kind,
+                                     ml_optimizer_range(o, param, rank));
+}
+
+bool ml_optimizer_converts(const ml_optimizer *o, int kind, int32_t param) {
+    ml_optimizer_kind rule = ml_optim_rule_of(&o->opts.rule, o->spec, param);
+    return ml_optim_rule_format(&o->opts.rule, rule, kind) != ML_MOMENT_F32;
+}
+
+static const ml_tensor *moment_of(const ml_optimizer *o, int kind, int32_t param) {
+    return kind == ML_STATE_MOMENT1 ? &o->moment1.t[param] : &o->moment2.t[param];
+}
+
+static ml_moment stored_moment(const ml_optimizer *o, int kind, int32_t param) {
+    ml_shard_range own = own_range(o, param);
+    ml_optimizer_kind rule = ml_optim_rule_of(&o->opts.rule, o->spec, param);
+
+    return (ml_moment){ .format = ml_optim_rule_format(&o->opts.rule, rule, kind),
+                        .data = moment_of(o, kind, param)->data,
+                        .n = own.n,
+                        .second = kind == ML_STATE_MOMENT2,
+                        .first = (uint64_t)own.begin };
+}
+
+void ml_optimizer_store_state(ml_optimizer *o, int kind, int32_t param, const float *from) {
+    ml_moment m = stored_moment(o, kind, param);
+    ml_moment_store(&m, 0, m.n, from);
+}
+
+ml_status ml_optimizer_collect_state(const ml_optimizer *o, int kind, int32_t param,
+                                     void *to, ml_err *err) {
+    ml_moment m = stored_moment(o, kind, param);
+    ml_tensor mine = *moment_of(o, kind, param);
+    float *wide = NULL;
+    ml_status st;
+
+    mine.dtype = ML_F32; /* also of a rank that owns nothing of it */
+    if (ml_optimizer_converts(o, kind, param)) {
+        wide = malloc((size_t)(m.n + 1) * sizeof *wide);
+        if (!wide)
+            return ml_fail(err, ML_ENOMEM, "out of memory for %.1f GiB of optimizer state",
+                           (double)m.n * sizeof *wide / 0x1p30);
+        ml_moment_load(wide, &m, 0, m.n);
+        mine.data = wide;
+    }
+    st =
+        collect(o, kind, param, &mine, o->buf.dev && !wide ? o->be->stream : NULL, to, err);
+    free(wide);
     return st;
 }
 
@@ -515,12 +615,18 @@ static ml_status measure(ml_optimizer *o, const ml_weights *grads, double scale,
 
 static ml_optim_param param_at(const ml_optimizer *o, const ml_weights *grads, int32_t i) {
     ml_tensor weight = own_view(o, o->weights, i), grad = own_view(o, grads, i);
+    ml_optimizer_kind rule = ml_optim_rule_of(&o->opts.rule, o->spec, i);
 
     return (ml_optim_param){
         .n = own_range(o, i).n,
         .master = o->master.t[i].data,
         .moment1 = o->moment1.t[i].data,
         .moment2 = o->moment2.t[i].data,
+        .format1 = ml_optim_rule_format(&o->opts.rule, rule, ML_STATE_MOMENT1),
+        .format2 = ml_optim_rule_format(&o->opts.rule, rule, ML_STATE_MOMENT2),
+        .step = (uint64_t)o->n_step,
+        .id = (uint64_t)i,
+        .first = (uint64_t)own_range(o, i).begin,
         .grad = grad.data,
         .dtype = weight.dtype,
         .pairs = ml_tensor_has_pairs(&weight),
@@ -528,33 +634,14 @@ static ml_optim_param param_at(const ml_optimizer *o, const ml_weights *grads, i
     };
 }
 
-static void update_param(ml_optimizer *o, const ml_optim_param *p, float lr, float decay,
-                         float scale) {
-    const ml_optimizer_opts *c = &o->opts;
-    double t = (double)o->n_step;
-
-    if (c->kind == ML_OPTIMIZER_SGD) {
-        ml_sgd s = { .lr = lr,
-                     .weight_decay = decay,
-                     .momentum = (float)c->momentum,
-                     .grad_scale = scale };
-        o->be->optim->sgd(o->be->stream, p, &s);
-        return;
-    }
-    o->be->optim->adamw(o->be->stream, p,
-                        &(ml_adamw){ .lr = lr,
-                                     .weight_decay = decay,
-                                     .beta1 = (float)c->beta1,
-                                     .beta2 = (float)c->beta2,
-                                     .eps = (float)c->eps,
-                                     .unbias1 = (float)(1.0 / (1.0 - pow(c->beta1, t))),
-                                     .unbias2 = (float)(1.0 / (1.0 - pow(c->beta2, t))),
-                                     .grad_scale = scale });
+static void update_param(ml_optimizer *o, int32_t i, const ml_optim_param *p,
+                         const ml_optim_rule_step *step) {
+    ml_optim_rule_update(&o->opts.rule, o->spec, i, o->be, p, step, o->scratch.ptr);
 }
 
 /* For each piece: copies it to the device, updates it, copies it back. */
-static void update_staged(ml_optimizer *o, const ml_optim_param *p, float lr, float decay,
-                          float scale) {
+static void update_staged(ml_optimizer *o, int32_t i, const ml_optim_param *p,
+                          const ml_optim_rule_step *step) {
     float *home[] = { o->own_master ? p->master : NULL, p->moment1, p->moment2 };
 
     for (int64_t at = 0; at < p->n; at += piece_of(&o->opts)) {
@@ -572,7 +659,7 @@ static void update_staged(ml_optimizer *o, const ml_optim_param *p, float lr, fl
                 o->be->dev->copy_in(o->be->stream, *here[k], home[k] + at,
                                     (size_t)part.n * sizeof(float));
             }
-        update_param(o, &part, lr, decay, scale);
+        update_param(o, i, &part, step);
         for (int k = 0; k < STATE_KINDS; k++)
             if (home[k])
                 o->be->dev->copy_out(o->be->stream, home[k] + at, *here[k],
@@ -595,11 +682,14 @@ ml_status ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
     o->n_step++;
     for (int32_t i = 0; i < grads->n; i++) {
         ml_optim_param p = param_at(o, grads, i);
-        double decay = o->spec->param[i].n_dim == 1 ? 0.0 : weight_decay;
-        double scale = grad_scale * out->clip * (o->rules ? o->factor[i] : 1.0);
-        if (p.moment1)
-            (o->stage.dev ? update_staged : update_param)(o, &p, (float)lr, (float)decay,
-                                                          (float)scale);
+        ml_optim_rule_step step = {
+            .number = o->n_step,
+            .lr = lr,
+            .weight_decay = o->spec->param[i].n_dim == 1 ? 0.0 : weight_decay,
+            .grad_scale = grad_scale * out->clip * (o->rules ? o->factor[i] : 1.0)
+        };
+        if (p.n)
+            (o->stage.dev ? update_staged : update_param)(o, i, &p, &step);
     }
     st = exchange(o, ml_ranks_gather, o->weights, err);
     o->weights->version++;

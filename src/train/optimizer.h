@@ -1,6 +1,7 @@
 /* optimizer.h - updates weights from gradients.
  *
- * AdamW as computed by Megatron and PyTorch, or SGD with momentum.  Moments are f32.
+ * AdamW as computed by Megatron and PyTorch, SGD with momentum, Muon or Adafactor
+ * (update_rule.h).  Moments are f32, those of AdamW optionally bf16 or FP8 (moments.h).
  * bf16 weights have an f32 master copy, and each weight is its master rounded to bf16.
  * This includes vectors, which are kept in f32 but stored in checkpoints as bf16.  f32
  * weights are their own masters.  Vectors (norms, biases) have no weight decay.
@@ -20,21 +21,18 @@
 #include "model/weights.h"
 #include "model/ranks.h"
 #include "train/grad_rules.h"
-
-typedef enum ml_optimizer_kind { ML_OPTIMIZER_ADAM, ML_OPTIMIZER_SGD } ml_optimizer_kind;
+#include "train/update_rule.h"
 
 typedef struct ml_optimizer_opts {
-    ml_optimizer_kind kind;
-    double beta1, beta2, eps; /* Adam */
-    double momentum;          /* SGD */
-    double clip_grad;         /* limit of the global gradient norm; 0: no limit */
-    const char *freeze;       /* parameters that are not trained: comma-separated shell
+    ml_optim_rule_opts rule;
+    double clip_grad;        /* limit of the global gradient norm; 0: no limit */
+    const char *freeze;      /* parameters that are not trained: comma-separated shell
                                  patterns */
-    const char *offload_dir;  /* keep the state in a mapped file in this directory; NULL:
+    const char *offload_dir; /* keep the state in a mapped file in this directory; NULL:
                                  in memory */
-    bool offload_host;        /* keep the state in host memory, if the device has its own */
-    int64_t offload_piece;    /* elements copied to the device at a time; 0: 4 M */
-    bool no_state;            /* no step is taken: it only exchanges gradients */
+    bool offload_host;       /* keep the state in host memory, if the device has its own */
+    int64_t offload_piece;   /* elements copied to the device at a time; 0: 4 M */
+    bool no_state;           /* no step is taken: it only exchanges gradients */
     /* The ranks that train together, NULL: one; and the pipeline stage of each node, NULL:
      * one stage.  The trainer's. */
     const ml_mesh *mesh;
@@ -51,9 +49,12 @@ typedef struct ml_optimizer {
     ml_ranks ranks;         /* all that train together */
     ml_ranks same, experts; /* with the same part of the weights; with the same experts */
     ml_shard_map map;
-    bool *frozen;                /* [n_param] */
-    ml_weights master;           /* for f32 weights: views of the weights themselves */
-    ml_weights moment1, moment2; /* SGD: moment2 is empty */
+    bool *frozen;      /* [n_param] */
+    ml_weights master; /* for f32 weights: views of the weights themselves */
+    /* Of parameters whose rule has no such moment, and of none that this rank owns, absent;
+     * bytes, if the format is not f32. */
+    ml_weights moment1, moment2;
+    ml_buf scratch; /* of rules */
     bool own_master;
     int64_t n_step; /* applied so far */
     ml_buf buf;
@@ -75,6 +76,11 @@ typedef struct ml_optimizer {
 
 /* Bytes of this rank's state; `bf16`: the weights are bf16 and need masters. */
 size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16);
+/* Bytes of scratch that steps need. */
+size_t ml_optimizer_scratch_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
+                                  ml_backend *be);
+/* Bytes of the same state in a snapshot, where all of it is f32. */
+size_t ml_optimizer_saved_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16);
 /* Whether the state is kept outside the device's memory, and the device memory needed for
  * the piece being updated. */
 bool ml_optimizer_is_staged(const ml_optimizer_opts *opts, const ml_device *dev);
@@ -116,6 +122,18 @@ ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool who
  * stream (NULL: the host's).  Collective. */
 ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_tensor *mine,
                                ml_stream *stream, void *to, ml_err *err);
+
+/* A part of a parameter's state (ML_STATE_MASTER ...) in f32: its shape, n_stack 0 if there is
+ * none; this rank's elements, or another's; whether they are stored in another format. */
+ml_param ml_optimizer_state_param(const ml_optimizer *o, int kind, int32_t param);
+ml_shard_range ml_optimizer_state_range(const ml_optimizer *o, int kind, int32_t param,
+                                        int32_t rank);
+bool ml_optimizer_converts(const ml_optimizer *o, int kind, int32_t param);
+/* ml_optimizer_collect of a moment, in f32.  Collective. */
+ml_status ml_optimizer_collect_state(const ml_optimizer *o, int kind, int32_t param,
+                                     void *to, ml_err *err);
+/* Stores this rank's elements of a converted moment. */
+void ml_optimizer_store_state(ml_optimizer *o, int kind, int32_t param, const float *from);
 
 /* One step; gradients are first multiplied by grad_scale.  An applied step increments the
  * weights' version.  Collective: every rank applies it, or none. */

@@ -49,8 +49,8 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
         now.set[ML_STATE_MOMENT1] = o->moment1;
         now.set[ML_STATE_MOMENT2] = o->moment2;
         now.divided[ML_STATE_MASTER] = several;
-        now.divided[ML_STATE_MOMENT1] = several;
-        now.divided[ML_STATE_MOMENT2] = several && o->opts.kind == ML_OPTIMIZER_ADAM;
+        now.divided[ML_STATE_MOMENT1] = several || o->opts.rule.format1 != ML_MOMENT_F32;
+        now.divided[ML_STATE_MOMENT2] = several || o->opts.rule.format2 != ML_MOMENT_F32;
     }
     if (ref) {
         now.divided[ML_STATE_REFERENCE] = ref->range != NULL;
@@ -68,22 +68,29 @@ static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
+/* A parameter's state in a set as a parameter. */
+static ml_param state_param(const ml_save_buffer *m, int k, int32_t i) {
+    return k == ML_STATE_REFERENCE ? m->spec->param[i]
+                                   : ml_optimizer_state_param(m->optim, k, i);
+}
+
 /* Whether a parameter has state in a set. */
 static bool has_state(const ml_save_buffer *m, int k, int32_t i) {
     if (m->divided[k])
-        return k == ML_STATE_REFERENCE || !m->optim->frozen[i];
+        return k == ML_STATE_REFERENCE ||
+               (!m->optim->frozen[i] && state_param(m, k, i).n_stack);
     return m->set[k].t[i].data != NULL;
 }
 
 /* All rows of a parameter's state; of a divided set, without data. */
 static ml_tensor whole_rows(const ml_save_buffer *m, int k, int32_t i) {
     const ml_optimizer *o = m->optim;
+    const ml_param p = state_param(m, k, i);
     ml_tensor t;
 
     if (!m->divided[k])
         return m->set[k].t[i];
-    t = ml_weights_tensor(&m->spec->param[i],
-                          k == ML_STATE_REFERENCE ? m->set[k].t[i].dtype : ML_F32,
+    t = ml_weights_tensor(&p, k == ML_STATE_REFERENCE ? m->set[k].t[i].dtype : ML_F32,
                           o->be->linear);
     return ml_shard_view(&t, ml_shard_range_whole(&t));
 }
@@ -93,6 +100,8 @@ static ml_status fetch(const ml_save_buffer *m, int k, int32_t i, void *to, ml_e
     bool is_weight = k == ML_STATE_REFERENCE || (k == ML_STATE_MASTER && !o->own_master);
     ml_tensor mine = m->set[k].t[i];
 
+    if (k == ML_STATE_MOMENT1 || k == ML_STATE_MOMENT2)
+        return ml_optimizer_collect_state(o, k, i, to, err);
     if (k != ML_STATE_REFERENCE)
         mine.dtype = ML_F32; /* also of a rank that owns nothing of it */
     return ml_optimizer_collect(o, i, &mine, o->buf.dev || is_weight ? o->be->stream : NULL,
@@ -255,11 +264,11 @@ static ml_status each_tensor(tensor_file *f, each_fn *fn, ml_err *err) {
 
     for (int k = 0; k < ML_STATE_SETS; k++)
         for (int32_t i = 0; i < m->set[k].n && st == ML_OK; i++) {
+            const ml_param p = state_param(m, k, i);
             ml_tensor rows = whole_rows(m, k, i);
             ml_strip s = { 0 };
-            while (st == ML_OK &&
-                   ml_strip_next(&s, &m->spec->param[i], m->optim->be->linear,
-                                 ml_shard_range_whole(&rows)))
+            while (st == ML_OK && has_state(m, k, i) &&
+                   ml_strip_next(&s, &p, m->optim->be->linear, ml_shard_range_whole(&rows)))
                 if (stored(m, k, i, s.member))
                     st = fn(f, k, i, &s, err);
         }
@@ -275,16 +284,16 @@ static ml_status count_tensor(tensor_file *f, int k, int32_t i, const ml_strip *
 
 static ml_status declare_tensor(tensor_file *f, int k, int32_t i, const ml_strip *s,
                                 ml_err *err) {
-    const ml_param *p = &f->image->spec->param[i];
+    const ml_param p = state_param(f->image, k, i);
     char name[600];
 
     (void)err;
-    ml_snapshot_tensor(name, sizeof name, k, p, s->member);
+    ml_snapshot_tensor(name, sizeof name, k, &p, s->member);
     f->t[f->at++] =
         (ml_st_tensor){ .name = ml_str_of(ml_arena_printf(f->arena, "%s", name)),
                         .dtype = ML_ST_F32,
-                        .n_dim = p->n_dim,
-                        .shape = { p->shape[0], p->n_dim == 2 ? p->shape[1] : 0 } };
+                        .n_dim = p.n_dim,
+                        .shape = { p.shape[0], p.n_dim == 2 ? p.shape[1] : 0 } };
     return ML_OK;
 }
 

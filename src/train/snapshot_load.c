@@ -150,23 +150,27 @@ typedef struct destination {
     const ml_shard_range *range; /* [n_param] */
 } destination;
 
+static ml_param param_of(int k, const ml_optimizer *o, int32_t i) {
+    return k == ML_STATE_REFERENCE ? o->spec->param[i] : ml_optimizer_state_param(o, k, i);
+}
+
 /* A strip of the set.  Masters may be missing: then the checkpoint's weights are exact. */
 static ml_status load_tensor(int k, const destination *d, const ml_optimizer *o, int32_t i,
                              const ml_strip *s, const ml_st_file *f, float *piece,
                              ml_err *err) {
-    const ml_param *p = &o->spec->param[i];
+    const ml_param p = param_of(k, o, i);
     const ml_st_tensor *t;
     char name[600];
     ml_status st;
 
-    ml_snapshot_tensor(name, sizeof name, k, p, s->member);
+    ml_snapshot_tensor(name, sizeof name, k, &p, s->member);
     t = ml_st_find(f, ml_str_of(name));
     if (!t && k == ML_STATE_MASTER)
         return ML_OK;
     if (!t)
         return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing: %s", f->path, name,
                        why_missing(k));
-    st = check_tensor(p, f, t, err);
+    st = check_tensor(&p, f, t, err);
     if (st == ML_OK) {
         load_strip(&d->w, i, s, t, piece);
         ml_st_forget(f, t); /* drop the file's pages: keeping them would hold the state
@@ -175,25 +179,61 @@ static ml_status load_tensor(int k, const destination *d, const ml_optimizer *o,
     return st;
 }
 
-static ml_status load_set(int k, const destination *d, const ml_optimizer *o,
-                          const ml_st_file *f, float *piece, ml_err *err) {
+static ml_status load_param(int k, const destination *d, const ml_optimizer *o, int32_t i,
+                            const ml_st_file *f, float *piece, ml_err *err) {
+    const ml_param p = param_of(k, o, i);
+    ml_status st = ML_OK;
+    ml_strip s = { 0 };
+
+    while (st == ML_OK && d->w.t[i].data &&
+           ml_strip_next(&s, &p, o->be->linear, d->range[i]))
+        st = load_tensor(k, d, o, i, &s, f, piece, err);
+    return st;
+}
+
+/* A moment that is stored in another format than f32: from f32. */
+static ml_status load_converted(int k, const destination *d, ml_optimizer *o, int32_t i,
+                                const ml_st_file *f, float *piece, ml_err *err) {
+    const ml_param p = param_of(k, o, i);
+    ml_tensor whole = ml_weights_tensor(&p, ML_F32, o->be->linear);
+    float *data = calloc((size_t)d->range[i].n + 1, sizeof *data);
+    destination wide = *d;
+    ml_status st;
+    ml_arena a;
+
+    if (!data)
+        return ml_fail(err, ML_ENOMEM, "out of memory for reading %s", f->path);
+    ml_arena_init(&a, "a moment");
+    whole.data = data;
+    wide.w.t = ML_NEW(&a, ml_tensor, d->w.n);
+    wide.w.t[i] = ml_shard_view(&whole, (ml_shard_range){ 0, d->range[i].n });
+    st = load_param(k, &wide, o, i, f, piece, err);
+    if (st == ML_OK)
+        ml_optimizer_store_state(o, k, i, data);
+    ml_arena_release(&a);
+    free(data);
+    return st;
+}
+
+static ml_status load_set(int k, const destination *d, ml_optimizer *o, const ml_st_file *f,
+                          float *piece, ml_err *err) {
     ml_status st = ML_OK;
 
-    for (int32_t i = 0; i < d->w.n && st == ML_OK; i++) {
-        ml_strip s = { 0 };
-        while (st == ML_OK && d->w.t[i].data &&
-               ml_strip_next(&s, &o->spec->param[i], o->be->linear, d->range[i]))
-            st = load_tensor(k, d, o, i, &s, f, piece, err);
-    }
+    for (int32_t i = 0; i < d->w.n && st == ML_OK; i++)
+        if (k != ML_STATE_REFERENCE && d->w.t[i].data && ml_optimizer_converts(o, k, i))
+            st = load_converted(k, d, o, i, f, piece, err);
+        else
+            st = load_param(k, d, o, i, f, piece, err);
     return st;
 }
 
 /* This rank's ranges of the state, or all of a set that every rank has. */
-static destination own_ranges(const ml_optimizer *o, const ml_weights *w, ml_arena *a) {
+static destination own_ranges(const ml_optimizer *o, int k, const ml_weights *w,
+                              ml_arena *a) {
     ml_shard_range *range = ML_NEW(a, ml_shard_range, w->n + 1);
 
     for (int32_t i = 0; i < w->n; i++)
-        range[i] = ml_optimizer_range(o, i, o->ranks.comm->rank);
+        range[i] = ml_optimizer_state_range(o, k, i, o->ranks.comm->rank);
     return (destination){ *w, range };
 }
 
@@ -225,7 +265,7 @@ static ml_status open_tensors(ml_st_file **out, const char *path, ml_arena *a,
 
 static ml_status load_tensors(const char *path, const ml_snapshot_into *into, ml_arena *a,
                               ml_err *err) {
-    const ml_optimizer *o = ml_trainer_optimizer(into->trainer);
+    ml_optimizer *o = ml_trainer_optimizer(into->trainer);
     destination set[ML_STATE_SETS] = { 0 };
     float *piece;
     ml_st_file *f = NULL;
@@ -234,10 +274,10 @@ static ml_status load_tensors(const char *path, const ml_snapshot_into *into, ml
     if (into->ref)
         set[ML_STATE_REFERENCE] = everything(into->ref, NULL, a);
     if (!into->no_optim) {
-        set[ML_STATE_MASTER] = o->own_master ? own_ranges(o, &o->master, a)
+        set[ML_STATE_MASTER] = o->own_master ? own_ranges(o, ML_STATE_MASTER, &o->master, a)
                                              : everything(o->weights, o->frozen, a);
-        set[ML_STATE_MOMENT1] = own_ranges(o, &o->moment1, a);
-        set[ML_STATE_MOMENT2] = own_ranges(o, &o->moment2, a);
+        set[ML_STATE_MOMENT1] = own_ranges(o, ML_STATE_MOMENT1, &o->moment1, a);
+        set[ML_STATE_MOMENT2] = own_ranges(o, ML_STATE_MOMENT2, &o->moment2, a);
     } else if (!into->ref) {
         return ML_OK;
     }

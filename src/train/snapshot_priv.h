@@ -10,12 +10,10 @@
 #define ML_SNAPSHOT_SUMS "checksums.crc64"
 #define ML_SNAPSHOT_TEMP ".tmp-" /* suffix of an incomplete directory's name */
 
-/* The weight sets in trainer.safetensors: "master.NAME" and so on. */
+/* The weight sets in trainer.safetensors: "master.NAME" and so on; those of the optimizer
+ * (update_rule.h), and */
 enum {
-    ML_STATE_MASTER,
-    ML_STATE_MOMENT1,
-    ML_STATE_MOMENT2,
-    ML_STATE_REFERENCE, /* the weights of a reference that changes */
+    ML_STATE_REFERENCE = ML_STATE_KINDS, /* the weights of a reference that changes */
     ML_STATE_SETS
 };
 extern const char *const ml_snapshot_prefix[ML_STATE_SETS];
@@ -37,7 +35,7 @@ typedef struct ml_save_buffer {
     ml_weights weights;
     ml_weights set[ML_STATE_SETS]; /* matrices of rows (ml_shard_view); a set without
                                       tensors is not saved */
-    bool divided[ML_STATE_SETS];   /* over the ranks */
+    bool divided[ML_STATE_SETS]; /* over the ranks, or stored in another format than f32 */
     bool own_master;
     int64_t n_step, n_sample;
     void *stage; /* memory of the copy, or of weights that ranks divide */

@@ -31,26 +31,25 @@ static bool has_embedding(const ml_trainer *t) {
     return !ml_trainer_is_pipeline(t) || t->train.first == 0;
 }
 
+/* What is trained: an adapter, or the weights. */
+static const ml_spec *trained_spec(const ml_trainer *t) {
+    return t->opts.lora ? &t->opts.lora->spec : t->spec;
+}
+
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
     int32_t n = ml_trainer_waiting_sets(t->opts.grad_shards, t->opts.mesh);
     ml_status st;
 
     if (t->opts.use == ML_TRAINER_SCORES)
         return ML_OK;
-    if (t->opts.lora)
-        return ml_grads_open_lora(&t->grads, t->opts.lora, err);
-    st = ml_grads_open(&t->grads, t->spec, t->weights->range, has_embedding(t), t->be,
-                       &t->arena, err);
+    st = t->opts.lora ? ml_grads_open_lora(&t->grads, t->opts.lora, err)
+                      : ml_grads_open(&t->grads, t->spec, t->weights->range,
+                                      has_embedding(t), t->be, &t->arena, err);
     t->waiting = ML_NEW(&t->arena, ml_weights, n + 1);
     for (; t->n_waiting < n && st == ML_OK; t->n_waiting++)
-        st = ml_weights_zeros_part(&t->waiting[t->n_waiting], t->spec, t->weights->range,
-                                   t->be, &t->arena, err);
+        st = ml_weights_zeros_part(&t->waiting[t->n_waiting], trained_spec(t),
+                                   t->grads.sum.range, t->be, &t->arena, err);
     return st;
-}
-
-/* What is trained: an adapter, or the weights. */
-static const ml_spec *trained_spec(const ml_trainer *t) {
-    return t->opts.lora ? &t->opts.lora->spec : t->spec;
 }
 
 /* --- open and close --------------------------------------------------------- */
@@ -203,6 +202,10 @@ const ml_weights *ml_trainer_grads(const ml_trainer *t) {
 
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
     return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
+}
+
+void ml_trainer_set_lr(ml_trainer *t, double lr) {
+    ml_lr_rescale(&t->lr, &t->opts.lr, lr);
 }
 
 void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count) {
@@ -684,7 +687,7 @@ static ml_status run_shard(step_run *x, const ml_bins *micro, ml_err *err) {
 
 /* A binary counter of sums: shard k joins the sums of 1, 2, 4, ... shards before it whose
  * other half it completes, and waits for its own other half, unless it is the last. */
-static void add_shard(ml_trainer *t, int32_t k, bool last) {
+static ml_status add_shard(ml_trainer *t, int32_t k, bool last, ml_err *err) {
     int32_t level = 0;
     ml_weights mine;
 
@@ -692,10 +695,13 @@ static void add_shard(ml_trainer *t, int32_t k, bool last) {
         t->be->optim->add(t->be->stream, t->grads.sum.buf.ptr, t->waiting[level].buf.ptr,
                           (int64_t)(t->grads.sum.buf.bytes / sizeof(float)));
     if (last)
-        return;
+        return ML_OK;
+    if (t->opts.lora) /* the adapter has its gradients */
+        return ml_weights_copy(&t->waiting[level], &t->grads.sum, t->be, err);
     mine = t->grads.sum;
     t->grads.sum = t->waiting[level];
     t->waiting[level] = mine;
+    return ML_OK;
 }
 
 void ml_trainer_schedule_at(const ml_trainer *t, double *lr, double *weight_decay) {
@@ -725,7 +731,8 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     terms = no_terms(&a, step->micro, n_shard);
     for (int32_t k = 0; k < n_shard && st == ML_OK; k++) {
         st = run_shard(&(step_run){ t, step, &terms, out }, &step->micro[k], err);
-        add_shard(t, k, k + 1 == n_shard);
+        if (st == ML_OK)
+            st = add_shard(t, k, k + 1 == n_shard, err);
     }
     st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)

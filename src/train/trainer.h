@@ -155,6 +155,8 @@ double ml_trainer_clip_grad(const ml_trainer *t); /* 0: no limit */
  * for inspection (see whole_grads). */
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err);
+/* Scales the schedule, warm-up and least rate included, so that it is the one of --lr `lr`. */
+void ml_trainer_set_lr(ml_trainer *t, double lr);
 /* Counts micro-batches as they finish.  Scoring adds its own to the expected number; for
  * steps the caller does.  NULL: not counted. */
 void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count);

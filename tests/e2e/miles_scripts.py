@@ -36,7 +36,6 @@ CAPABILITIES = [
     ("muon", r"muon"),
     ("OPD top-k", r"top-k tokens|--opd-log-prob-top-k"),
     ("several teachers", r"--opd-teacher-key"),
-    ("dashboard", r"dashboard"),
     ("multimodal", r"vision models"),
     ("parquet", r"parquet"),
     ("user Python", r"--custom-\S+-path|no reward: give|(reward|extension|function|module) .*(examples\.|miles\.)|examples\.[\w.]*"),

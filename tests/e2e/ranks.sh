@@ -220,6 +220,22 @@ log=$work/shards3.log
 train 3 shards3 --num-rollout 1 --gradient-shards 4
 check "shards that ranks do not divide are refused" says_once '^miles train: --gradient-shards 4 is not a multiple of the 3 data parallel ranks'
 
+# --- an adapter: every rank has the model, and the adapter's gradients are added up ---
+
+shards=2
+[ -n "$long" ] && shards=4
+lora=(--lora-rank 4 --target-modules all-linear)
+for n in 1 2 ${long:+4}; do
+    log=$work/lora$n.log
+    train "$n" lora$n --num-rollout 3 --gradient-shards "$shards" "${lora[@]}"
+    check "$n ranks train an adapter" ended
+    check "$n ranks: the metrics of one that trains an adapter" same lora1/metrics.jsonl lora$n/metrics.jsonl
+    check "$n ranks: its adapter" same_snapshot lora1 lora$n 0000002
+done
+log=$work/lora-divided.log
+train 2 lora-divided --num-rollout 1 --tensor-model-parallel-size 2 "${lora[@]}"
+check "an adapter of a divided model is refused" says_once '^miles train: --lora-rank: every rank has the whole model'
+
 # --- snapshots ---
 
 for n in 1 2; do

@@ -10,6 +10,7 @@ import argparse
 import json
 
 import openai
+from serve_lora import DIRS, make_qwen
 from serve_setup import CHARS, SPECIAL, Server, make_calling
 
 EOS = len(CHARS) + SPECIAL.index("<|im_end|>")
@@ -114,6 +115,24 @@ def test_errors(c, s):
         assert "Bearer" in json.dumps(e.body)
 
 
+def test_adapters(c, s):
+    """An adapter is a model, by its own name or after the base's."""
+    assert [m.id for m in c.models.list()] == ["tiny", "alpha"] and c.models.retrieve("alpha").id == "alpha"
+    text = {}
+    for model in "tiny", "alpha", "tiny:alpha":
+        r = c.completions.create(model=model, prompt="abc", extra_body={"ignore_eos": True}, **SIX)
+        text[model] = r.choices[0].text
+        assert r.model == model
+    native = s.generate(text="abc", lora_path="alpha",
+                        sampling_params={"max_new_tokens": 6, "sampling_seed": 3, "ignore_eos": True})
+    assert text["alpha"] == text["tiny:alpha"] == native["text"] != text["tiny"]
+    try:
+        c.completions.create(model="tiny:beta", prompt="abc")
+        raise AssertionError("an unknown adapter")
+    except openai.NotFoundError as e:
+        assert "beta" in e.body["message"]
+
+
 def client(s):
     plain = s.ask
     s.ask = lambda path, body=None: plain(path, body, {"Authorization": "Bearer k"})
@@ -131,7 +150,9 @@ def main():
             test(c, s)
     with Server(miles, "--api-key", "k", "--tool-call-parser", "qwen25", make=make_calling) as s:
         test_tools(client(s), s)
-    print(f"{len(tests) + 1} passed, 0 failed, 0 skipped")
+    with Server(miles, "--api-key", "k", "--lora-paths", "alpha=" + DIRS["alpha"], make=make_qwen) as s:
+        test_adapters(client(s), s)
+    print(f"{len(tests) + 2} passed, 0 failed, 0 skipped")
 
 
 main()

@@ -17,7 +17,7 @@ enum { N_VOCAB = 50, N_PROMPT = 3, N_HELD = 2, MAX_NEW = 6, TOP = 2, LAYERS = 2 
 typedef struct engine {
     ml_gen gen;
     ml_str reply;
-    bool scores;
+    bool scores, each, sglang; /* each: ids per position, of SGLang or of miles serve */
 } engine;
 
 static ml_spec spec = {
@@ -47,10 +47,30 @@ static void check_update(const ml_gen_update *u, const ml_gen_request *r) {
         ML_BUG_IF(u->routed[i].n && u->routed[i].n != r->n_prompt + u->answer.n - 1);
 }
 
+/* The same bytes as an answer to a request that scores ids of each position. */
+static void read_each(const engine *e, const ml_gen_request *asked, ml_arena *a) {
+    static const int32_t also[][2] = { { 1, 2 }, { 3, -1 }, { -1, -1 }, { 4, 49 } };
+    const ml_remote_opts opts = { .spec = &spec, .sglang = e->sglang };
+    ml_gen_request r = { .prompt = asked->prompt,
+                         .n_prompt = asked->n_prompt,
+                         .score_from = asked->n_prompt - 4,
+                         .n_top = TOP,
+                         .also = also[0],
+                         .n_also = 2,
+                         .also_each = true };
+    ml_gen_update u = { 0 };
+    ml_err why = { 0 };
+
+    ML_BUG_IF(asked->n_prompt < 5 || ml_remote_reply_bytes(&r, &opts) < 1000);
+    if (ml_remote_read(&u, a, &r, &opts, e->reply, "engine", &why) == ML_OK)
+        check_update(&u, &r);
+}
+
 static ml_status submit(ml_gen *g, const ml_gen_request *asked, ml_gen_fn *fn, void *ud,
                         uint64_t *ticket, ml_err *err) {
     const engine *e = (engine *)g;
     static const int32_t also[] = { 1, 2, 3 };
+    const ml_remote_opts opts = { .spec = &spec };
     ml_gen_request r = *asked;
     ml_gen_update u = { 0 };
     ml_err why = { 0 };
@@ -64,8 +84,10 @@ static ml_status submit(ml_gen *g, const ml_gen_request *asked, ml_gen_fn *fn, v
         r.n_also = 3;
     }
     ml_arena_init(&a, "reply");
-    ML_BUG_IF(ml_remote_reply_bytes(&r, &spec) < 1000);
-    if (ml_remote_read(&u, &a, &r, &spec, e->reply, "engine", &why) == ML_OK) {
+    if (e->each)
+        read_each(e, asked, &a);
+    ML_BUG_IF(ml_remote_reply_bytes(&r, &opts) < 1000);
+    if (ml_remote_read(&u, &a, &r, &opts, e->reply, "engine", &why) == ML_OK) {
         check_update(&u, &r);
     } else {
         ML_BUG_IF(!why.msg[0]);
@@ -123,6 +145,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     e.reply = (ml_str){ (const char *)data + 1, size - 1 };
     e.scores = data[0] & 1;
+    e.each = data[0] & 8;
+    e.sglang = data[0] & 16;
     how.routed[ML_ROUTING_EXPERTS] = data[0] & 2;
     how.routed[ML_ROUTING_KEYS] = data[0] & 4;
     ml_arena_init(&a, "sample");

@@ -190,7 +190,7 @@ static double number(const golden_case *c, const char *key) {
 
 static void open_training(training *t, const golden_case *c) {
     ml_trainer_opts o = {
-        .optimizer = { .beta1 = 0.9, .beta2 = 0.98, .eps = number(c, "eps") },
+        .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.98, .eps = number(c, "eps") } },
         .lr = { .train_iters = 1000,
                 .global_batch_size = 1,
                 .lr = number(c, "lr"),

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "rl/learn/advantage/advantages.h"
+#include "rl/learn/advantage/reward_norm.h"
 #include "rl/builtins.h"
 #include "tests/support/recorded_step.h"
 #include "tests/support/test.h"
@@ -288,6 +289,98 @@ static void play_policy_full(ml_case *c) {
     equal_logit_gradients(&p, c, temperature);
 }
 
+/* --- the objectives of verl and TRL -------------------------------------------------------- */
+
+/* Their means divide by n + 1e-8. */
+static const ml_tolerance other = { 1e-7, 1e-9 };
+
+static miles_algo objective_algo(void) {
+    miles_algo a = ml_record_algo();
+
+    a.eps_clip_high = 0.28;
+    a.sapo_temperature_pos = 1.0;
+    a.sapo_temperature_neg = 1.05;
+    a.vespo_k_pos = a.vespo_lambda_neg = 2.0;
+    a.vespo_lambda_pos = a.vespo_k_neg = 3.0;
+    a.clip_cov_ratio = 1.0;
+    a.clip_cov_lb = 0.2;
+    a.clip_cov_ub = 5.0;
+    a.kl_cov_ratio = 0.2;
+    a.kl_cov_coef = 0.7;
+    return a;
+}
+
+static void play_rloo(ml_case *c) {
+    const double *reward = ml_record_row(c, ml_json_get(c->args, "rewards"));
+    const double *of = ml_record_row(c, ml_json_get(c->args, "groups"));
+    int64_t n = ml_json_get(c->args, "rewards")->n;
+    ml_reward_row *row = ML_NEW(&c->arena, ml_reward_row, n);
+    miles_sample *s = ML_NEW(&c->arena, miles_sample, n);
+    const miles_sample **view = ML_NEW(&c->arena, const miles_sample *, n);
+    double *centred = ML_NEW(&c->arena, double, n), *got = ML_NEW(&c->arena, double, n);
+    double **at = ML_NEW(&c->arena, double *, n), *returns = ML_NEW(&c->arena, double, n);
+    double **again = ML_NEW(&c->arena, double *, n);
+    miles_batch b = { sizeof b, n, view };
+    miles_error why = { "" };
+    ml_err err = { 0 };
+
+    for (int64_t i = 0; i < n; i++)
+        row[i] = (ml_reward_row){ (int64_t)of[i], i, reward[i] };
+    ml_record_expect(c, ml_rewards_normalise(centred, row, n, false, &err) == ML_OK,
+                     err.msg);
+    for (int64_t i = 0; i < n; i++) {
+        s[i] = (miles_sample){ sizeof *s, 1, (int64_t)of[i], i, centred[i] };
+        view[i] = &s[i];
+        at[i] = &got[i];
+        again[i] = &returns[i];
+    }
+    ml_record_expect(c, ml_advantage_rloo.run(&b, NULL, at, again, &why) == 0, why.text);
+    ml_record_equal_row(c, got, n, ml_json_get(c->out, "advantages"), other, "advantages");
+}
+
+/* A recorded step has a denominator of 1; these objectives are means over the samples. */
+static void objective_equal(ml_case *c, ml_recorded_step *p) {
+    double n = (double)p->b.of.n;
+
+    if (p->recipe.reducer) /* which has cancelled the step's denominator, the samples */
+        n /= p->step.policy_divisor[0];
+    for (int64_t i = 0; i < p->b.of.n; i++)
+        for (int64_t t = 0; t < p->b.sample[i].n; t++)
+            p->d_log_prob[i][t] /= n;
+    ml_record_equal(c, p->loss / n, ml_json_get(c->out, "loss"), other, "loss");
+    ml_recorded_step_equal(c, p, p->d_log_prob, ml_json_get(c->out, "d_log_probs"), other,
+                           "d_log_probs");
+}
+
+static void play_objective(ml_case *c) {
+    static const miles_loss *const losses[] = { &ml_loss_sapo, &ml_loss_gmpo,
+                                                &ml_loss_vespo, &ml_loss_clip_cov,
+                                                &ml_loss_kl_cov };
+    const char *kind = ml_record_text(c, c->kind);
+    ml_recorded_step p = { .recipe = { .num = objective_algo(), .loss = &ml_loss_policy } };
+
+    if (strcmp(kind, "rloo") == 0) {
+        play_rloo(c);
+        return;
+    }
+    for (size_t i = 0; i < sizeof losses / sizeof *losses; i++)
+        if (strcmp(losses[i]->base.name, kind) == 0)
+            p.recipe.loss = losses[i];
+    if (strcmp(kind, "luspo") == 0) {
+        p.recipe.num.sequence_ratio = true;
+        p.recipe.reducer = &ml_reducer_luspo;
+    } else {
+        ml_record_expect(c, p.recipe.loss != &ml_loss_policy, "another objective");
+    }
+    ml_record_batch_init(&p.b, c, ml_json_get(c->args, "loss_masks"), "loss_masks");
+    ml_record_column(&p.b, c, "old_log_probs", offsetof(miles_sample, old_log_prob));
+    ml_record_column(&p.b, c, "log_probs", offsetof(miles_sample, log_prob));
+    ml_record_column(&p.b, c, "advantages", offsetof(miles_sample, advantage));
+    if (!ml_recorded_step_run(&p, c, p.recipe.loss, NULL))
+        return;
+    objective_equal(c, &p);
+}
+
 #define PLAYS(test, play)                                                                  \
     static void test(void) {                                                               \
         ml_test_cases(#test ".jsonl", play);                                               \
@@ -296,12 +389,14 @@ PLAYS(tis, play_tis)
 PLAYS(icepop, play_icepop)
 PLAYS(mis, play_mis)
 PLAYS(policy_loss_full, play_policy_full)
+PLAYS(objectives, play_objective)
 
 static const ml_test tests[] = {
     { "truncated importance sampling is Miles'", tis },
     { "IcePop is Miles'", icepop },
     { "masked importance sampling is Miles'", mis },
     { "whole policy losses are Miles'", policy_loss_full },
+    { "objectives are those of verl and TRL", objectives },
     { 0 },
 };
 

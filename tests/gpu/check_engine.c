@@ -148,7 +148,7 @@ static int check(const load *l, const ml_spec *spec, const ml_weights *w, ml_bac
 
 int main(int argc, char **argv) {
     ml_trainer_opts train = {
-        .optimizer = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+        .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 } },
         .lr = { .train_iters = 1, .global_batch_size = 1, .lr = 1e-4 },
         .batch = { .global_batch_size = 1, .dynamic = true, .max_tokens = 3000 },
     };

@@ -208,6 +208,8 @@ static ml_status submit(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void 
     p->f->temperature = r->draw.temperature;
     p->f->top_p = r->draw.top_p;
     p->f->n_prompt = r->n_prompt;
+    p->f->adapter = r->adapter;
+    p->f->adapter_id = r->adapter_id;
     p->f->score_from = r->score_from;
     p->f->n_submit++;
     pthread_cond_signal(&p->wake);
@@ -297,6 +299,27 @@ static ml_status take_memory(ml_gen *g, bool kv, bool weights, ml_err *err) {
     (void)err;
     ((priv *)g)->f->n_take += kv + 10 * weights;
     return ML_OK;
+}
+
+static ml_status set_adapter(ml_gen *g, int32_t slot, const ml_adapter_source *from,
+                             ml_err *err) {
+    priv *p = (priv *)g;
+    const char *dir = from->dir;
+
+    if (dir && strstr(dir, "/missing"))
+        return ml_fail(err, ML_EIO, "missing/adapter_config.json: no such file");
+    pthread_mutex_lock(&p->lock);
+    ML_BUG_IF(slot > 3 || (!dir && !*p->f->slot[slot]));
+    p->version = from->version ? from->version : p->version;
+    snprintf(p->f->slot[slot], sizeof p->f->slot[slot], "%s",
+             dir ? strrchr(dir, '/') + 1 : "");
+    p->f->n_set++;
+    pthread_mutex_unlock(&p->lock);
+    return ML_OK;
+}
+
+void ml_serve_fixture_adapters(ml_serve_fixture *f, int32_t max_loaded) {
+    f->opts.lora = (ml_server_lora){ .set = set_adapter, .max_loaded = max_loaded };
 }
 
 /* --- text ------------------------------------------------------------------- */

@@ -27,8 +27,11 @@ typedef struct ml_serve_fixture {
     bool slow;     /* each token waits until the server has seen the previous one */
     int32_t n_submit, n_abort, n_pause, n_resume, n_release, n_take;
     uint64_t seed, sample; /* of the latest request */
-    int32_t max_new, n_prompt, score_from;
+    int32_t max_new, n_prompt, score_from, adapter, adapter_id;
     float temperature, top_p;
+    /* adapters: the directories of the slots, and how often one was filled or emptied */
+    char slot[4][64];
+    int32_t n_set;
     char loaded[256];
     uint64_t load_version;
     ml_switch load_how;
@@ -38,6 +41,9 @@ typedef struct ml_serve_fixture {
 void ml_serve_fixture_init(ml_serve_fixture *f);
 void ml_serve_fixture_start(ml_serve_fixture *f);
 void ml_serve_fixture_stop(ml_serve_fixture *f); /* waits until the server has drained */
+
+/* Lets requests name adapters, at most this many in memory; before start. */
+void ml_serve_fixture_adapters(ml_serve_fixture *f, int32_t max_loaded);
 
 /* Sends one request on a new connection; returns the status, and the body or bytes of the
  * reply, valid until the next call.  headers: "Name: value\r\n" lines, or NULL. */

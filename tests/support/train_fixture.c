@@ -46,7 +46,8 @@ static void read_samples(ml_train_fixture *t, const char *dir, bool whole) {
 
 ml_trainer_opts ml_train_fixture_defaults(void) {
     return (ml_trainer_opts){
-        .optimizer = { .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .clip_grad = 1.0 },
+        .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8 },
+                       .clip_grad = 1.0 },
         .lr = { .train_iters = 1000,
                 .global_batch_size = 1,
                 .lr = 1e-3,

@@ -8,6 +8,7 @@
 #include "rl/learn/advantage/reward_norm.h"
 #include "rl/learn/advantage/whiten.h"
 #include "rl/builtins.h"
+#include "rl/rollout/reward_shaping.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -28,6 +29,136 @@ static ml_advantages compute(ml_arena *a, const ml_recipe *r, const miles_sample
     *st = ml_advantages_compute(&out, a, r, &(miles_batch){ sizeof(miles_batch), n, view },
                                 &err);
     return out;
+}
+
+/* --- estimators over groups --------------------------------------------------------- */
+
+/* The advantage of a rollout in all subsets of k of a group of n: the mean over those that
+ * contain it, each with the best reward, relative to the mean and spread over all. */
+static double by_subsets(const int *right, int n, int k, int of) {
+    double sum = 0, square = 0, own = 0, count = 0, n_own = 0, mean, spread;
+
+    for (int set = 0; set < 1 << n; set++) {
+        int size = 0, best = 0;
+        for (int i = 0; i < n; i++)
+            if (set >> i & 1) {
+                size++;
+                best |= right[i];
+            }
+        if (size != k)
+            continue;
+        count++;
+        sum += best;
+        square += best * best;
+        if (set >> of & 1) {
+            n_own++;
+            own += best;
+        }
+    }
+    mean = sum / count;
+    spread = sqrt(square / count - mean * mean);
+    return spread == 0 ? 0 : (own / n_own - mean) / spread;
+}
+
+static void pass_at_k_is_a_mean_over_subsets(void) {
+    enum { N = 6 };
+    ml_recipe r = { .num = ml_record_algo(),
+                    .advantage = &ml_advantage_pass_at_k,
+                    .compute_advantages = true };
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    for (int k = 1; k <= N; k++)
+        for (int n_right = 0; n_right <= N; n_right++) {
+            miles_sample s[N];
+            int right[N];
+            ml_status st;
+            ml_advantages got;
+            for (int i = 0; i < N; i++) {
+                right[i] = i < n_right;
+                s[i] = (miles_sample){ .size = sizeof *s,
+                                       .n = 1,
+                                       .group = 4,
+                                       .rollout = i,
+                                       .reward = right[i],
+                                       .mask = all_ones,
+                                       .kept = all_ones };
+            }
+            r.num.pass_at_k = k;
+            got = compute(&a, &r, s, N, &st);
+            CHECK(st == ML_OK);
+            for (int i = 0; i < N; i++)
+                CHECK(near(got.advantage[i][0], by_subsets(right, N, k, i)));
+        }
+    ml_arena_release(&a);
+}
+
+/* --- shaped rewards ------------------------------------------------------------------- */
+
+static void overlong_and_short_answers(void) {
+    static const int32_t length[] = { 6, 10, 8, 9 };
+    static const double reward[] = { 1, 1, 0, 0 };
+    /* beyond 10 - 4 = 6: -(0, 4, 2, 3) / 4 * 2; 0.5 - (0, 4, 2, 3) / 4, times 3 */
+    static const double want[] = { 1 + 0 + 1.5, 1 - 2 - 1.5, 0 - 1 + 0, 0 - 1.5 - 0.75 };
+    ml_reward_shaping o = {
+        .max_response = 10, .overlong_buffer = 4, .overlong_factor = 2, .length_coef = 3
+    };
+    ml_sample s[4], *view[4];
+    ml_metrics metrics;
+    ml_err err;
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    ml_metrics_init(&metrics, &a);
+    for (int i = 0; i < 4; i++) {
+        s[i] = (ml_sample){ .index = i,
+                            .rollout = i,
+                            .n_response = length[i],
+                            .reward = reward[i],
+                            .has_reward = true };
+        view[i] = &s[i];
+    }
+    CHECK(ml_reward_shape(&o, view, 4, &metrics, &a, &err) == ML_OK);
+    for (int i = 0; i < 4; i++)
+        if (!near(s[i].reward, want[i]))
+            ml_test_fail(__FILE__, __LINE__, "answer %d: %g", i, s[i].reward);
+    ml_arena_release(&a);
+}
+
+/* Each number of a reward is normalised by itself, then weighted. */
+static void several_rewards(void) {
+    static const char *const key[] = { "reward", "format" };
+    static const double weight[] = { 2, 0.5 };
+    ml_reward_shaping o = { .key = key, .weight = weight, .n_key = 2 };
+    ml_reward_row row[2][6];
+    double part[2][6];
+    ml_sample s[6], *view[6];
+    ml_err err;
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    for (int i = 0; i < 6; i++) {
+        double x[] = { i * i % 5, (i % 2) * 100 };
+        s[i] = (ml_sample){ .index = i,
+                            .rollout = i,
+                            .group = i / 3,
+                            .reward = x[0],
+                            .has_reward = true,
+                            .part = { { "format", x[1] } },
+                            .n_part = 1 };
+        view[i] = &s[i];
+        for (int k = 0; k < 2; k++)
+            row[k][i] = (ml_reward_row){ i / 3, i, x[k] };
+    }
+    CHECK(ml_reward_shape(&o, view, 6, NULL, &a, &err) == ML_OK);
+    for (int k = 0; k < 2; k++)
+        CHECK(ml_rewards_normalise(part[k], row[k], 6, true, &err) == ML_OK);
+    for (int i = 0; i < 6; i++)
+        CHECK(s[i].has_shaped && near(s[i].shaped, 2 * part[0][i] + 0.5 * part[1][i]));
+    s[4].n_part = 0;
+    CHECK(ml_reward_shape(&o, view, 6, NULL, &a, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "the reward of sample 4 has no \"format\"");
+    ml_arena_release(&a);
 }
 
 /* --- rewards ---------------------------------------------------------------------- */
@@ -227,6 +358,11 @@ static const ml_test tests[] = {
     { "pieces of one rollout count once in normalisation", pieces_count_once },
     { "equal rewards normalise to exactly zero", equal_rewards_are_zero },
     { "pieces of one rollout with two rewards are refused", pieces_must_agree },
+    { "pass@k advantages are means over the subsets of a group",
+      pass_at_k_is_a_mean_over_subsets },
+    { "overlong and short answers get the rewards worked out by hand",
+      overlong_and_short_answers },
+    { "each number of a reward is normalised by itself", several_rewards },
     { "REINFORCE++ returns are those worked out by hand", reinforce_on_paper },
     { "GAE skips masked tokens", gae_skips_what_is_masked },
     { "the distillation penalty is the one worked out by hand", distillation_on_paper },

@@ -252,6 +252,68 @@ static void cispo_derivatives(void) {
         }
 }
 
+/* The numbers of the objectives besides policy_loss. */
+static miles_algo objective_algo(void) {
+    miles_algo a = ml_record_algo();
+
+    a.eps_clip_high = 0.28;
+    a.sapo_temperature_pos = 1.0;
+    a.sapo_temperature_neg = 1.05;
+    a.vespo_k_pos = 2.0;
+    a.vespo_lambda_pos = 3.0;
+    a.vespo_k_neg = 3.0;
+    a.vespo_lambda_neg = 2.0;
+    a.clip_cov_ratio = a.kl_cov_ratio = 0.3;
+    a.clip_cov_lb = 0.1;
+    a.clip_cov_ub = 5.0;
+    a.kl_cov_coef = 0.5;
+    return a;
+}
+
+static void objective_derivatives(void) {
+    static const miles_loss *const losses[] = { &ml_loss_sapo, &ml_loss_gmpo,
+                                                &ml_loss_clip_cov, &ml_loss_kl_cov };
+    static const int order[] = { 3, 4, 0, 2, 1 };
+    made m;
+
+    for (unsigned k = 0; k < 60; k++) {
+        const miles_loss *loss = losses[k % 4];
+        ml_recipe r = { .num = objective_algo(), .loss = loss };
+        result x, y;
+        r.num.sequence_ratio = k & 4;
+        r.num.calculate_per_token_loss = k & 8;
+        r.reducer = k & 16 ? &ml_reducer_luspo : NULL;
+        make(&m, k, 0.6);
+        x = run(&m, &r, loss, NULL);
+        y = run(&m, &r, loss, order);
+        CHECK(memcmp(&x, &y, sizeof x) == 0);
+        if (wrong_derivatives(&m, &r, loss, 0, x.d[0]))
+            ml_test_fail(__FILE__, __LINE__, "derivatives of %s, %u", loss->base.name, k);
+    }
+}
+
+/* VESPO holds its weights: by a formula in which they do not move. */
+static void vespo_derivatives(void) {
+    ml_recipe r = { .num = objective_algo(), .loss = &ml_loss_vespo };
+    made m;
+    result x;
+
+    make(&m, 3, 0.3);
+    x = run(&m, &r, &ml_loss_vespo, NULL);
+    for (int i = 0; i < N_SAMPLE; i++)
+        for (int64_t t = 0; t < m.sample[i].n; t++) {
+            double log_w = 0, a = m.column[7][i][t], k = a >= 0 ? 2 : 3, l = a >= 0 ? 3 : 2;
+            int64_t n = 0;
+            for (int64_t u = 0; u < m.sample[i].n; u++)
+                log_w += m.mask[i][u] ? m.column[0][i][u] - m.column[1][i][u] : 0;
+            for (int j = 0; j < N_SAMPLE; j++)
+                for (int64_t u = 0; j / 2 == i / 2 && u < m.sample[j].n; u++)
+                    n += m.mask[j][u];
+            a *= -exp(l + k * log_w - l * exp(log_w)) / (double)(n ? n : 1) / 3.0;
+            CHECK(near(x.d[0][i][t], m.mask[i][t] ? a : 0.0));
+        }
+}
+
 /* --- what must not matter --------------------------------------------------------------- */
 
 static void order_does_not_matter(void) {
@@ -360,6 +422,8 @@ static void reductions(void) {
     CHECK(near(mean_of_ones(&ml_reducer_dapo, false), 1.0));
     CHECK(near(mean_of_ones(&ml_reducer_dapo, true), 1.0));
     CHECK(near(mean_of_ones(&ml_reducer_drgrpo, false), 16.0 / 1000.0 / 3.0));
+    CHECK(near(mean_of_ones(&ml_reducer_luspo, false), 16.0 / 3.0));
+    CHECK(near(mean_of_ones(&ml_reducer_luspo, true), 16.0 / 3.0));
 }
 
 /* --- recipes --------------------------------------------------------------------------------- */
@@ -421,6 +485,9 @@ static const ml_test tests[] = {
     { "policy gradients are difference quotients for every recipe", policy_derivatives },
     { "value and SFT gradients are difference quotients", other_derivatives },
     { "CISPO gradients hold the ratio constant", cispo_derivatives },
+    { "gradients of SAPO, GMPO, Clip-Cov and KL-Cov are difference quotients",
+      objective_derivatives },
+    { "VESPO gradients hold its weights constant", vespo_derivatives },
     { "the loss has the same bits for any order of samples", order_does_not_matter },
     { "masked tokens do not change the loss", masked_tokens_do_not_matter },
     { "the loss stays finite for huge ratios", huge_ratios_stay_finite },

@@ -20,7 +20,7 @@ typedef struct fixture {
 } fixture;
 
 static const ml_optimizer_opts adam = {
-    .kind = ML_OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8
+    .rule = { .kind = ML_OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8 }
 };
 
 static bool begin(fixture *w, int n_thread, const char *level, ml_weight_dtype dtype,
@@ -140,8 +140,9 @@ static void sgd_is_the_formula(void) {
     float before[1024], after[1024];
     double x, m = 0;
 
-    if (!begin(&w, 1, NULL, ML_WEIGHT_F32,
-               (ml_optimizer_opts){ .kind = ML_OPTIMIZER_SGD, .momentum = 0.9 }))
+    if (!begin(
+            &w, 1, NULL, ML_WEIGHT_F32,
+            (ml_optimizer_opts){ .rule = { .kind = ML_OPTIMIZER_SGD, .momentum = 0.9 } }))
         return;
     row_of(&w, matrix, before);
     steps(&w, 3, 1e-2, 0.1);
@@ -350,7 +351,7 @@ static void bad_gradients_are_named_and_not_applied(void) {
 static void clips_the_norm_of_all_gradients(void) {
     fixture w;
     ml_update u;
-    ml_optimizer_opts o = { .kind = ML_OPTIMIZER_SGD, .clip_grad = 0.5 };
+    ml_optimizer_opts o = { .rule = { .kind = ML_OPTIMIZER_SGD }, .clip_grad = 0.5 };
     double sum = 0;
     float before[1024], after[1024];
 

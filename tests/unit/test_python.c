@@ -164,6 +164,22 @@ static const char generate_module[] =
     "        from miles.rollout.generate_hub.single_turn import generate\n"
     "        return await generate(input)\n"
     "\n"
+    "async def tree(input):\n"
+    "    from miles.adapters.episode import Episode\n"
+    "    from miles.rollout.base_types import GenerateFnOutput\n"
+    "    episode = Episode(input)\n"
+    "    asked = [{'role': 'user', 'content': 'solve'}]\n"
+    "    first, _ = await episode.chat(asked, max_new_tokens=3)\n"
+    "    judged = [{'role': 'user', 'content': 'is this right? ' + repr(first)}]\n"
+    "    await episode.chat(judged, max_new_tokens=3)\n"
+    "    assert len(episode.samples) == 2\n"
+    "    episode.samples[1].reward = 1.0\n"
+    "    more = [{'role': 'assistant', 'content': first}, {'role': 'user', 'content': 'go "
+    "on'}]\n"
+    "    await episode.chat(asked + more, max_new_tokens=3)\n"
+    "    assert 2 <= len(episode.samples) <= 3\n"
+    "    return GenerateFnOutput(episode.finish(reward=float(input.sample.index % 2)))\n"
+    "\n"
     "async def agents(args, sample, sampling_params):\n"
     "    import copy\n"
     "    out = [await single(args, copy.deepcopy(sample), dict(sampling_params)) for _ in "
@@ -280,6 +296,13 @@ static void generate_functions_of_miles_run(void) {
         ml_test_fail(__FILE__, __LINE__, "%s", out);
     CHECK_HAS(out, "24 samples of 2 prompts");
     CHECK_HAS(out, "reward 0 to 5");
+    if (run(ml_test_path("e"),
+            "--custom-generate-function-path generate_module.tree --global-batch-size 8 "
+            "--rollout-max-response-len 200 --num-rollout 1",
+            out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    CHECK_HAS(out, "reward 0 to 1");
     CHECK(run(ml_test_path("c"),
               "--rm-type zero --custom-generate-function-path generate_module.wrong", out,
               sizeof out) == 3);

@@ -58,6 +58,8 @@ static void lonely_answers_are_refused(void) {
         "--advantage-estimator gspo",
         "--advantage-estimator reinforce_plus_plus_baseline",
         "--loss-type cispo_loss",
+        "--loss-type vespo_loss",
+        "--advantage-estimator rloo",
         "--use-kl-loss",
         "--use-opd --opd-kl-coef 0",
         "--kl-coef 0.1"
@@ -68,6 +70,7 @@ static void lonely_answers_are_refused(void) {
         "--advantage-estimator ./my.so:mine",
         "--disable-rewards-normalization",
         "--loss-type sft_loss",
+        "--loss-type kl_cov_loss",
         "--loss-type custom_loss --custom-loss-function-path ./a.so:b",
         "--entropy-coef 0.01",
         "--advantage-estimator reinforce_plus_plus_baseline --kl-coef 0.1",

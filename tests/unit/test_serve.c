@@ -110,6 +110,22 @@ static void logprobs(void) {
     CHECK_HAS(body, "\"input_token_logprobs\": [[null, 32, null], [-0.515625, 33, null]]");
     CHECK_HAS(body, "\"output_token_logprobs\": []");
     CHECK_HAS(body, "\"completion_tokens\": 0");
+    post(
+        200, "/generate",
+        "{\"input_ids\": [64, 32, 33], \"return_logprob\": true, \"logprob_start_len\": 0, "
+        "\"token_ids_logprob_positions\": [[9], [5, 6], [7]], "
+        "\"sampling_params\": {\"max_new_tokens\": 0}}");
+    CHECK_HAS(body, "\"input_token_ids_logprobs\": [null, [[-7, 5, null], [-7, 6, null]], "
+                    "[[-7, 7, null]]]");
+    post(400, "/generate",
+         "{\"input_ids\": [64, 32], \"return_logprob\": true, "
+         "\"token_ids_logprob_positions\": [[9]], "
+         "\"sampling_params\": {\"max_new_tokens\": 0}}");
+    CHECK_HAS(body, "expected a list of token ids for each of the 2 input tokens");
+    post(400, "/generate",
+         "{\"input_ids\": [64], \"return_logprob\": true, "
+         "\"token_ids_logprob_positions\": [[9]]}");
+    CHECK_HAS(body, "needs \\\"max_new_tokens\\\" 0");
     post(200, "/generate", "{\"input_ids\": [64, 32], \"return_logprob\": true}");
     CHECK_HAS(body, "\"input_token_logprobs\": [], \"output_token_logprobs\": [[");
     CHECK(f.score_from == -1);
@@ -174,7 +190,7 @@ static const struct {
     { "/generate", "{\"text\": \"a\", \"stream\": 1}", "expected true or false" },
     { "/generate", "{\"text\": \"a\", \"image_data\": [\"x\"]}",
       "\\\"image_data\\\" is not supported: models are text-only" },
-    { "/generate", "{\"text\": \"a\", \"lora_path\": \"x\"}", "\\\"lora_path\\\" is not" },
+    { "/generate", "{\"text\": \"a\", \"lora_path\": \"x\"}", "--enable-lora" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"regex\": \"x\"}}",
       "sampling_params: \\\"regex\\\" is not supported" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"temperature\": -1}}",

@@ -33,6 +33,7 @@ static void make_sample(ml_sample *s, ml_arena *a, int32_t i) {
     s->logprob = i == 2 ? NULL : ML_NEW(a, float, answer);
     s->version = ML_NEW(a, uint64_t, answer);
     s->teacher_logprob = i == 0 ? ML_NEW(a, float, answer) : NULL;
+    s->opd_reverse_kl = i == 0 ? ML_NEW(a, float, answer) : NULL;
     for (int32_t t = 0; t < n; t++)
         token[t] = 100 * i + t;
     for (int32_t t = 0; t < answer; t++) {
@@ -42,6 +43,8 @@ static void make_sample(ml_sample *s, ml_arena *a, int32_t i) {
             s->logprob[t] = -0.125f * (float)(t + i);
         if (s->teacher_logprob)
             s->teacher_logprob[t] = -1.5f * (float)t;
+        if (s->opd_reverse_kl)
+            s->opd_reverse_kl[t] = 0.25f * (float)t;
     }
     s->token = token;
     s->mask = i % 2 ? mask : NULL;
@@ -104,6 +107,7 @@ static void bytes_come_back(void) {
     CHECK(!back.sample[2]->logprob && !back.sample[2]->mask && back.sample[4]->remove);
     CHECK(back.sample[1]->status == ML_SAMPLE_TRUNCATED && !s->prompt.len);
     CHECK(back.sample[0]->teacher_logprob[3 - 2] == -1.5f);
+    CHECK(back.sample[0]->opd_reverse_kl[3 - 2] == 0.25f && !s->opd_reverse_kl);
     ml_text_release(&bytes);
     ml_arena_release(&a);
 }

@@ -67,6 +67,49 @@ static void asynchronous(void) {
     CHECK(ml_file_there(in_last(save, 3, ML_LORA_FILE)));
 }
 
+/* Engines of other processes get the adapter over TCP or from files, and draw the same. */
+static void elsewhere(void) {
+    enum { ROUNDS = 3 };
+    const char *here = ml_test_path("here"), *tcp = ml_test_path("tcp"),
+               *disk = ml_test_path("disk");
+    char line[1500];
+
+    ml_toy_run_inputs();
+    must_run("train", here, ROUNDS, LORA);
+    must_run("train", tcp, ROUNDS, LORA "--rollout-num-engines 2");
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    ml_toy_run_same(here, tcp, ROUNDS);
+    must_run("train", disk, ROUNDS,
+             LORA "--rollout-num-engines 1 --update-weight-transfer-mode disk");
+    ml_toy_run_same(here, disk, ROUNDS);
+    snprintf(line, sizeof line,
+             "ls %s/rollout_weights/version_*/adapter_model.safetensors >/dev/null && "
+             "! ls %s/rollout_weights/version_*/model*.safetensors >/dev/null 2>&1",
+             disk, disk);
+    CHECK(system(line) == 0);
+}
+
+/* The rollouts are those of the base, whatever is trained. */
+static void train_only(void) {
+    const char *save[] = { ml_test_path("slow"), ml_test_path("fast") };
+    char flags[2000];
+
+    ml_toy_run_inputs();
+    for (int i = 0; i < 2; i++) {
+        snprintf(flags, sizeof flags,
+                 LORA "--lora-train-only --lr %s --save-debug-rollout-data "
+                      "%s/{rollout_id}.%d.jsonl.zst",
+                 i ? "1e-2" : "1e-4", ml_test_dir(), i);
+        must_run("train", save[i], 3, flags);
+    }
+    CHECK(ml_file_there(in_last(save[1], 3, ML_LORA_FILE)));
+    snprintf(
+        flags, sizeof flags,
+        "cd %s && cmp 2.0.jsonl.zst 2.1.jsonl.zst && ! cmp -s 0.0.jsonl.zst 2.0.jsonl.zst",
+        ml_test_dir());
+    CHECK(system(flags) == 0);
+}
+
 /* The base is in memory once: a run with a reference plans what one without it plans. */
 static void memory(void) {
     const char *line;
@@ -112,6 +155,8 @@ static void survives_kills(void) {
 static const ml_test tests[] = {
     { "rollouts of an adapter have the log-probs of training", synchronous, 120 },
     { "an asynchronous run trains an adapter", asynchronous, 120 },
+    { "engines of other processes get the adapter alone", elsewhere, 300 },
+    { "rollouts may leave the adapter out", train_only, 120 },
     { "a reference of an adapter needs no memory", memory, 60 },
     { "adapters that a run cannot train are rejected", refusals, 120 },
     { "a run of an adapter survives kills", survives_kills, 1800 },

@@ -12,6 +12,7 @@
 #include "base/str.h"
 #include "io/checkpoint.h"
 #include "io/jsonl.h"
+#include "rl/sample.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -282,6 +283,191 @@ static void a_teacher_may_be_a_server(void) {
     CHECK(figure(far, 0, "rollout/opd_reverse_kl") != 0);
 }
 
+/* A server of a checkpoint; returns its process, and its port in *port. */
+static pid_t serve(const char *dir, int *port) {
+    static int n;
+    char flags[1500], name[32];
+    const char *log;
+    pid_t pid;
+
+    snprintf(name, sizeof name, "serve_%d.log", n++);
+    log = ml_test_path(name);
+    snprintf(flags, sizeof flags, "serve --model-path %s --port 0", dir);
+    pid = ml_toy_start_to(log, flags);
+    *port = port_of(log);
+    return pid;
+}
+
+static void end_server(pid_t pid) {
+    int status;
+    kill(pid, SIGTERM);
+    waitpid(pid, &status, 0);
+}
+
+/* The teacher's engine in memory, a server that scores the ids of each position, and one that
+ * scores those of all positions give the same bits. */
+static void top_k_tokens_are_compared(void) {
+    static const char *const more[] = { "only-student",
+                                        "union --opd-reward-weight-mode none",
+                                        "only-teacher --opd-reward-weight-mode teacher_p" };
+    const char *first = ml_test_path("first"), *near = ml_test_path("near"),
+               *far = ml_test_path("far"), *twin = ml_test_path("twin");
+    char flags[1500], teacher[600];
+    double kl[3];
+    int port;
+    pid_t pid;
+
+    make_inputs();
+    must_run(first, 1, "--lr 1e-2");
+    snprintf(teacher, sizeof teacher, "%s/iter_0000000", first);
+    pid = serve(teacher, &port);
+    for (int i = 0; i < 3; i++) {
+        snprintf(
+            flags, sizeof flags,
+            "--use-opd --opd-type megatron --opd-teacher-load %s --rollout-temperature 1 "
+            "--opd-log-prob-top-k 4 --opd-top-k-strategy %s",
+            first, more[i]);
+        must_run(near, 1, flags);
+        snprintf(flags, sizeof flags,
+                 "--use-opd --opd-type sglang --opd-teacher-urls "
+                 "t=http://127.0.0.1:%d/generate %s --opd-log-prob-top-k 4 "
+                 "--opd-top-k-strategy %s",
+                 port, i == 1 ? "" : "--opd-topk-per-position", more[i]);
+        must_run(far, 1, flags);
+        CHECK(shell("cmp %s/metrics.jsonl %s/metrics.jsonl", near, far));
+        kl[i] = figure(near, 0, "rollout/opd_reverse_kl");
+        CHECK(kl[i] != 0);
+        shell("rm -r %s %s", near, far);
+    }
+    end_server(pid);
+    CHECK(kl[0] != kl[1] && kl[1] != kl[2]);
+    snprintf(flags, sizeof flags,
+             "--use-opd --opd-type megatron --opd-teacher-load %s --opd-log-prob-top-k 3 "
+             "--opd-top-k-strategy xor",
+             ml_test_path("model"));
+    must_run(twin, 1, flags);
+    CHECK(figure(twin, 0, "rollout/opd_reverse_kl") == 0);
+}
+
+static void another_architecture_teaches(void) {
+    const char *save = ml_test_path("run"), *teacher = ml_test_path("llama");
+    char flags[1500];
+
+    make_inputs();
+    CHECK(shell("cp -r tests/golden/data/llama %s && cp %s/tokenizer* %s", teacher,
+                ml_test_path("model"), teacher));
+    snprintf(flags, sizeof flags, "--use-opd --opd-type megatron --opd-teacher-load %s",
+             teacher);
+    must_run(save, 1, flags);
+    CHECK(figure(save, 0, "rollout/opd_reverse_kl") > 0);
+    CHECK(shell("sed -i 's/\"vocab\"/\"vocab_\"/; s/\"a\": *\\([0-9]*\\)/\"@@\": \\1/' "
+                "%s/tokenizer.json; sed -i 's/\"vocab_\"/\"vocab\"/' %s/tokenizer.json",
+                teacher, teacher));
+    CHECK(run(ml_test_path("other"), 1, flags) != 0);
+    CHECK_HAS(out, "expected a teacher with the same tokenizer");
+}
+
+/* The teacher's log-probs of a recorded rollout: the student's own, or others. */
+static void same_for_itself(const char *path) {
+    ml_sample *s;
+    int64_t n, n_same = 0, n_other = 0;
+    ml_err err = { 0 };
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    CHECK(ml_samples_load(&s, &n, &a, path, &err) == ML_OK);
+    for (int64_t i = 0; i < n; i++) {
+        size_t bytes = (size_t)s[i].n_response * sizeof(float);
+        bool same = memcmp(s[i].teacher_logprob, s[i].logprob, bytes) == 0;
+        bool itself = strstr(s[i].metadata.ptr, "itself") < s[i].metadata.ptr + 30 &&
+                      strstr(s[i].metadata.ptr, "itself");
+        CHECK(same == itself);
+        n_same += same;
+        n_other += !same;
+    }
+    CHECK(n_same && n_other);
+    ml_arena_release(&a);
+}
+
+/* One of the teachers is the student itself: its samples have nothing to learn from it. */
+static void samples_name_their_teachers(void) {
+    const char *first = ml_test_path("first"), *save = ml_test_path("run");
+    char flags[1500], teacher[600];
+    ml_text t = { 0 };
+    int port[2];
+    pid_t pid[2];
+
+    make_inputs();
+    must_run(first, 1, "--lr 1e-2");
+    for (int i = 0; i < 12; i++)
+        ml_text_printf(&t,
+                       "{\"input\": \"what is %d+1?\", \"label\": \"%d\", \"metadata\": "
+                       "{\"by\": \"%s\"}}\n",
+                       i, i + 1, i % 2 ? "itself" : "other");
+    ml_toy_file("data.jsonl", t.ptr);
+    ml_text_release(&t);
+    snprintf(teacher, sizeof teacher, "%s/iter_0000000", first);
+    pid[0] = serve(ml_test_path("model"), &port[0]);
+    pid[1] = serve(teacher, &port[1]);
+    snprintf(flags, sizeof flags,
+             "--use-opd --opd-type sglang --opd-teacher-key by --opd-teacher-urls "
+             "itself=http://127.0.0.1:%d default=http://127.0.0.1:%d "
+             "--save-debug-rollout-data %s/rollout_{rollout_id}.zst",
+             port[0], port[1], ml_test_path(""));
+    must_run(save, 1, flags);
+    CHECK(figure(save, 0, "rollout/opd_reverse_kl") != 0);
+    same_for_itself(ml_test_path("rollout_0.zst"));
+    snprintf(flags, sizeof flags,
+             "--use-opd --opd-type sglang --opd-teacher-key by --opd-teacher-urls "
+             "itself=http://127.0.0.1:%d another=http://127.0.0.1:%d",
+             port[0], port[1]);
+    CHECK(run(ml_test_path("none"), 1, flags) != 0);
+    CHECK_HAS(out, "metadata \"by\" is other, which is no teacher of --opd-teacher-urls "
+                   "(itself, another)");
+    end_server(pid[0]);
+    end_server(pid[1]);
+}
+
+/* With its own prompt a model teaches itself nothing, to the bit; with a hint it does. */
+static void a_model_teaches_itself(void) {
+    static const struct {
+        const char *more;
+        bool learns;
+    } of[] = {
+        { "--opd-context-key same", false },
+        { "--opd-context-key same --opd-log-prob-top-k 3", false },
+        { "--opd-context-key hint", true },
+        { "--opd-context-key hint --opd-log-prob-top-k 3 --opd-top-k-strategy union",
+          true },
+        { "--opd-context-key another --opd-sibling-reward 1e9", false },
+        { "--opd-context-key another --opd-sibling-reward -1e9 --opd-log-prob-top-k 3",
+          true },
+    };
+    ml_text t = { 0 };
+    char flags[1500], name[32];
+
+    make_inputs();
+    for (int i = 0; i < 12; i++)
+        ml_text_printf(&t,
+                       "{\"input\": \"what is %d+1?\", \"label\": \"%d\", \"metadata\": "
+                       "{\"same\": \"what is %d+1?\", \"hint\": [{\"role\": \"user\", "
+                       "\"content\": \"what is %d+1? it is %d.\"}], \"another\": \"what is "
+                       "%d+1? one said: {sibling}.\"}}\n",
+                       i, i + 1, i, i, i + 1, i);
+    ml_toy_file("data.jsonl", t.ptr);
+    ml_text_release(&t);
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        snprintf(name, sizeof name, "run_%zu", i);
+        snprintf(flags, sizeof flags, "--use-opd --opd-type self %s", of[i].more);
+        must_run(ml_test_path(name), 1, flags);
+        if ((figure(ml_test_path(name), 0, "rollout/opd_reverse_kl") != 0) != of[i].learns)
+            ml_test_fail(__FILE__, __LINE__, "%s", flags);
+    }
+    CHECK(run(ml_test_path("none"), 1, "--use-opd --opd-type self --opd-context-key no") !=
+          0);
+    CHECK_HAS(out, "metadata has no \"no\", the teacher's prompt (--opd-context-key)");
+}
+
 static void teachers_that_are_missing_are_named(void) {
     const char *save = ml_test_path("run");
 
@@ -411,6 +597,10 @@ static const ml_test tests[] = {
     { "PPO kills change no byte of the run", ppo_survives_kills, 300 },
     { "a teacher's log-probs change what is trained", a_teacher_is_asked },
     { "a teacher server gives the bits of one in memory", a_teacher_may_be_a_server },
+    { "top-k tokens of student and teacher are compared", top_k_tokens_are_compared },
+    { "a teacher may have another architecture", another_architecture_teaches },
+    { "each sample is scored by the teacher that it names", samples_name_their_teachers },
+    { "a model with privileged context teaches itself", a_model_teaches_itself },
     { "a missing teacher is named", teachers_that_are_missing_are_named },
     { "--ref-update-interval updates and saves the reference",
       the_reference_follows_and_is_saved },

@@ -93,14 +93,13 @@ static ml_train_fixture_opts opts_for(ml_weight_dtype dtype) {
 }
 
 /* Six steps at once, and three and three; saved by copy or at once. */
-static void resumes_identically(ml_weight_dtype dtype, ml_optimizer_kind kind, bool async) {
+static void resumes_rule(ml_weight_dtype dtype, ml_optim_rule_opts rule, bool async) {
     ml_train_fixture_opts o = opts_for(dtype);
     ml_train_fixture t;
     ml_saver *s;
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
 
-    o.trainer.optimizer.kind = kind;
-    o.trainer.optimizer.momentum = 0.9;
+    o.trainer.optimizer.rule = rule;
     o.trainer.lr.style = ML_LR_COSINE;
     o.trainer.lr.train_iters = 20;
     ml_train_fixture_open(&t, &o);
@@ -129,6 +128,41 @@ static void resumes_identically(ml_weight_dtype dtype, ml_optimizer_kind kind, b
     ml_saver_close(s);
     ml_train_fixture_close(&t);
     same_snapshots(ml_test_path("whole/iter_0000005"), ml_test_path("parts/iter_0000005"));
+}
+
+static void resumes_identically(ml_weight_dtype dtype, ml_optimizer_kind kind, bool async) {
+    ml_optim_rule_opts rule = ml_train_fixture_defaults().optimizer.rule;
+
+    rule.kind = kind;
+    rule.momentum = 0.9;
+    resumes_rule(dtype, rule, async);
+}
+
+static void resumes_moments_in_fewer_bits(void) {
+    ml_optim_rule_opts rule = ml_train_fixture_defaults().optimizer.rule;
+
+    rule.format1 = ML_MOMENT_BF16;
+    rule.format2 = ML_MOMENT_FP8;
+    resumes_rule(ML_WEIGHT_F32, rule, false);
+}
+
+static void resumes_muon(void) {
+    ml_optim_rule_opts rule = ml_train_fixture_defaults().optimizer.rule;
+
+    rule.kind = ML_OPTIMIZER_MUON;
+    rule.muon_momentum = 0.95;
+    rule.muon_iter = 5;
+    rule.muon_extra_scale = 0.2;
+    resumes_rule(ML_WEIGHT_BF16, rule, true);
+}
+
+static void resumes_adafactor(void) {
+    resumes_rule(ML_WEIGHT_BF16,
+                 (ml_optim_rule_opts){ .kind = ML_OPTIMIZER_ADAFACTOR,
+                                       .factor_decay = 0.8,
+                                       .factor_clip = 1,
+                                       .factor_eps = 1e-30 },
+                 false);
 }
 
 static void resumes_f32(void) {
@@ -398,6 +432,10 @@ static const ml_test tests[] = {
     { "a bf16 run saved in the background resumes to the same bytes",
       resumes_bf16_saved_meanwhile },
     { "an SGD run resumes to the same bytes", resumes_sgd },
+    { "a resumed run with bf16 and FP8 moments ends in the same bytes",
+      resumes_moments_in_fewer_bits },
+    { "a resumed run with Muon ends in the same bytes", resumes_muon },
+    { "a resumed run with Adafactor ends in the same bytes", resumes_adafactor },
     { "a damaged snapshot is refused with the file", damage_is_named },
     { "every file of a snapshot has a checksum", every_file_is_listed },
     { "snapshots without a tracker file are not used", the_tracker_is_needed },

@@ -68,6 +68,14 @@ void ml_cpu_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.c */
 int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n);
 
 extern const ml_optim_ops ml_cpu_optim; /* optim.c */
+/* muon.c: ml_optim_ops.muon, without rounding the weights. */
+void ml_cpu_muon(ml_stream *s, const ml_optim_param *p, const ml_tensor *shape,
+                 const ml_muon *o, void *scratch);
+size_t ml_cpu_muon_scratch(ml_stream *s, const ml_tensor *shape);
+/* adafactor.c: the same of ml_optim_ops.adafactor. */
+void ml_cpu_adafactor(ml_stream *s, const ml_optim_param *p, const ml_tensor *shape,
+                      const ml_adafactor *o, void *scratch);
+size_t ml_cpu_adafactor_scratch(ml_stream *s, const ml_tensor *shape);
 
 /* Task data of an op that needs its arguments only. */
 typedef struct ml_cpu_job {

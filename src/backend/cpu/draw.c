@@ -287,7 +287,7 @@ static void sample_report(draw_scratch *r, const sample_dist *d, ml_draw *w) {
     w->logprob = sample_logprob_kept(d, w->id);
     w->entropy = d->entropy;
     for (int32_t i = 0; i < w->n_also; i++)
-        w->also_logprob[i] = sample_logprob_kept(d, w->also[i]);
+        w->also_logprob[i] = w->also[i] < 0 ? NAN : sample_logprob_kept(d, w->also[i]);
     if (w->n_top > 0)
         sample_top(r, d, w);
 }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "backend/cpu/cpu_priv.h"
+#include "backend/moments.h"
 
 #define PIECE ((int64_t)16384) /* elements per task */
 
@@ -54,13 +55,41 @@ static void adamw_elements(float *restrict w, float *restrict m, float *restrict
     }
 }
 
+static ml_moment moment_of(const ml_optim_param *p, bool second) {
+    return (ml_moment){ .format = second ? p->format2 : p->format1,
+                        .data = second ? p->moment2 : p->moment1,
+                        .n = p->n,
+                        .second = second,
+                        .step = p->step,
+                        .id = p->id,
+                        .first = p->first };
+}
+
+/* Moments in other formats: block by block, in f32. */
+static void adamw_blocks(const ml_optim_param *p, int64_t begin, int64_t end, ml_adamw o) {
+    ml_moment first = moment_of(p, false), second = moment_of(p, true);
+    float m[ML_MOMENT_BLOCK], v[ML_MOMENT_BLOCK];
+
+    for (int64_t i = begin; i < end; i += ML_MOMENT_BLOCK) {
+        int64_t n = end - i < ML_MOMENT_BLOCK ? end - i : ML_MOMENT_BLOCK;
+        ml_moment_load(m, &first, i, n);
+        ml_moment_load(v, &second, i, n);
+        adamw_elements(p->master + i, m, v, p->grad + i, n, o);
+        ml_moment_store(&first, i, n, m);
+        ml_moment_store(&second, i, n, v);
+    }
+}
+
 static void adamw_piece(void *ud, int64_t begin, int64_t end, int worker) {
     const optim_job *j = ud;
     const ml_optim_param *p = j->p;
 
     (void)worker;
-    adamw_elements(p->master + begin, p->moment1 + begin, p->moment2 + begin,
-                   p->grad + begin, end - begin, *j->adamw);
+    if (p->format1 != ML_MOMENT_F32 || p->format2 != ML_MOMENT_F32)
+        adamw_blocks(p, begin, end, *j->adamw);
+    else
+        adamw_elements(p->master + begin, p->moment1 + begin, p->moment2 + begin,
+                       p->grad + begin, end - begin, *j->adamw);
     store_weights(p, begin, end);
 }
 
@@ -93,6 +122,31 @@ static void sgd_piece(void *ud, int64_t begin, int64_t end, int worker) {
 static void sgd(ml_stream *s, const ml_optim_param *p, const ml_sgd *o) {
     optim_job j = { .p = p, .sgd = o };
     ml_pool_run(ml_cpu(s)->pool, p->n, PIECE, sgd_piece, &j);
+}
+
+/* --- whole matrices --------------------------------------------------------- */
+
+static void store_piece(void *ud, int64_t begin, int64_t end, int worker) {
+    const optim_job *j = ud;
+
+    (void)worker;
+    store_weights(j->p, begin, end);
+}
+
+static void muon(ml_stream *s, const ml_optim_param *p, const ml_tensor *shape,
+                 const ml_muon *o, void *scratch) {
+    optim_job j = { .p = p };
+
+    ml_cpu_muon(s, p, shape, o, scratch);
+    ml_pool_run(ml_cpu(s)->pool, p->n, PIECE, store_piece, &j);
+}
+
+static void adafactor(ml_stream *s, const ml_optim_param *p, const ml_tensor *shape,
+                      const ml_adafactor *o, void *scratch) {
+    optim_job j = { .p = p };
+
+    ml_cpu_adafactor(s, p, shape, o, scratch);
+    ml_pool_run(ml_cpu(s)->pool, p->n, PIECE, store_piece, &j);
 }
 
 /* --- norms ------------------------------------------------------------------ */
@@ -195,4 +249,8 @@ const ml_optim_ops ml_cpu_optim = {
     .add = add,
     .widen = widen,
     .zero = zero,
+    .muon = muon,
+    .muon_scratch = ml_cpu_muon_scratch,
+    .adafactor = adafactor,
+    .adafactor_scratch = ml_cpu_adafactor_scratch,
 };

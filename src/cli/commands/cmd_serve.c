@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/commands/drain.h"
+#include "cli/commands/serve_adapters.h"
 #include "cli/keys.h"
 #include "comm/device/device_comm.h"
 #include "comm/world.h"
@@ -32,12 +33,13 @@ typedef struct serve_job {
     ml_end_tokens eos;
     ml_engine_opts engine;
     ml_sampling_params defaults; /* for OpenAI requests */
+    ml_arena arena;
+    ml_serve_adapters adapters;
     size_t weight_bytes;
     ml_gen *gen;
     ml_loop *loop;
     ml_server *server;
     ml_text flags;
-    ml_arena arena;
     ml_drain drain;
     ml_server_keys keys;
     ml_access_opts access;
@@ -189,6 +191,8 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .max_running = (int32_t)c->serve.max_running,
                           .max_waiting = (int32_t)c->serve.max_queued,
                           .chunk = (int32_t)c->serve.chunk,
+                          .max_adapters =
+                              j->adapters.on ? (int32_t)c->serve.lora.per_batch : 0,
                           .max_top = ML_MAX_TOP,
                           .kv_bytes = (size_t)(n_page * page),
                           .no_prefix_cache = c->serve.no_prefix_cache,
@@ -283,6 +287,10 @@ static void write_flags(serve_job *j) {
     ml_json_put_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
     ml_json_put_bool(&o, "enable_return_indexer_topk", c->serve.indexer_topk);
     ml_json_put_bool(&o, "enable_deterministic_inference", true);
+    ml_json_put_bool(&o, "enable_lora", j->adapters.on);
+    ml_json_put_int(&o, "max_lora_rank", j->adapters.limits.max_rank);
+    ml_json_put_int(&o, "max_loras_per_batch", c->serve.lora.per_batch);
+    ml_json_put_int(&o, "max_loaded_loras", c->serve.lora.max_loaded);
     ml_json_put_int(&o, "context_length", j->engine.context);
     ml_json_put_int(&o, "max_running_requests", j->engine.max_running);
     ml_json_put_int(&o, "max_queued_requests", j->engine.max_waiting);
@@ -308,7 +316,8 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
                         .be = &j->be,
                         .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
                         .dtype = j->config->run.dtype,
-                        .seed = j->config->server.seed };
+                        .seed = j->config->server.seed,
+                        .lora = j->adapters.on ? &j->adapters.limits : NULL };
     ml_status st = ml_weight_version_read(&o.version,
                                           ml_str_of(j->config->server.weight_version), err);
 
@@ -335,6 +344,11 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.memory.release = ml_local_release;
     o.memory.take = ml_local_take;
     o.group = ml_local_group_do;
+    if (j->adapters.on)
+        o.lora = (ml_server_lora){ .set = ml_local_set_adapter,
+                                   .adapter = j->adapters.list,
+                                   .n = j->adapters.n,
+                                   .max_loaded = (int32_t)c->serve.lora.max_loaded };
     o.tokenizer = j->tokenizer;
     o.chat = j->chat;
     o.tools = tool_format(c);
@@ -399,6 +413,9 @@ static ml_status open_model(serve_job *j, ml_err *err) {
         st = read_defaults(j, err);
     if (!st)
         st = open_backend(j, err);
+    if (!st)
+        st = ml_serve_adapters_open(&j->adapters, &j->arena, j->config, &j->spec, &j->be,
+                                    err);
     return st ? st : size_engine(j, err);
 }
 
@@ -415,7 +432,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_status st = read_access(&j, err);
     bool first;
 
-    ml_arena_init(&j.arena, "the server's options");
+    ml_arena_init(&j.arena, "miles serve");
     if (!st)
         st = open_ranks(&j, err);
     if (!st) {
@@ -431,7 +448,6 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
         ml_loop_free(j.loop);
     ml_server_keys_release(&j.keys);
     ml_text_release(&j.flags);
-    ml_arena_release(&j.arena);
     ml_chat_template_close(j.chat);
     ml_tokenizer_close(j.tokenizer);
     if (j.be.name && j.world->size > 1)
@@ -439,6 +455,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     if (j.be.name)
         ml_backend_close(&j.be);
     ml_spec_close(&j.spec);
+    ml_arena_release(&j.arena);
     if (!j.world)
         return st;
     first = j.world->rank == 0;

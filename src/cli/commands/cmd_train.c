@@ -84,11 +84,25 @@ static ml_status open_job(train_job *j, ml_err *err) {
     return st;
 }
 
+static ml_status open_dashboard(ml_run_dash **out, train_job *j, const ml_display *display,
+                                ml_err *err) {
+    if (!j->run.log.metrics)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--use-miles-dashboard shows the files of a run, and this one writes "
+            "none: set --save DIR");
+    return ml_run_dash_open(out, &j->opts.dash, j->run.opts.save, display->say, err);
+}
+
 static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *display,
                           ml_err *err) {
     const ml_run_opts *c = &j->opts;
     ml_train_debug debug = { 0 };
+    ml_run_dash *dash = NULL;
     ml_status st = ml_train_debug_open(&debug, loop, display, &j->dumps, c, err);
+
+    if (st == ML_OK && c->dash.use && is_first(j))
+        st = open_dashboard(&dash, j, display, err);
 
     if (st == ML_OK)
         st = ml_assembly_start(&j->parts, c, err);
@@ -97,6 +111,7 @@ static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *d
     if (st == ML_OK)
         st = ml_train_loop_run(loop, err);
     ml_rollouts_stop(&j->parts.rollouts);
+    ml_run_dash_close(dash);
     ml_train_debug_close(&debug);
     return st;
 }

@@ -35,7 +35,9 @@ typedef enum ml_cmd {
     ML_CMD_LIST = 32768,
     ML_CMD_DATA_SHOW = 131072,
     ML_CMD_PLAN_ONLY = 262144,
-    ML_CMD_ALL = 65535 | ML_CMD_DATA_SHOW | ML_CMD_PLAN_ONLY,
+    ML_CMD_SANDBOX = 524288,
+    ML_CMD_DASHBOARD = 1048576,
+    ML_CMD_ALL = 65535 | ML_CMD_DATA_SHOW | ML_CMD_PLAN_ONLY | ML_CMD_DASHBOARD,
     ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN,     /* has the flags of train */
     ML_CMD_PLAN = ML_CMD_PLAN_ONLY | ML_CMD_TRAIN, /* too, but not its rules */
 } ml_cmd;
@@ -73,7 +75,9 @@ typedef struct ml_flag {
     double min, max;   /* bounds, when min < max */
     bool required;     /* no default: the command cannot run without it */
     bool model;        /* PATH: a Hugging Face checkpoint */
-    bool operand; /* set by the first non-flag word; for a list, by all words from there */
+    bool
+        operand; /* set by the first non-flag word; for a list, by those that follow, too */
+    bool rest;   /* ... and by all words from there, flags as well: a command line */
     const char *const *words; /* NULL-terminated */
     const char *value;        /* name of the value in help: DIR, FILE; NULL: by type */
     const char *env;          /* environment variable that sets it, with lower priority
@@ -93,13 +97,14 @@ typedef struct ml_flag {
 /* Tables end with an entry without a name. */
 extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
     ml_flags_router[], ml_flags_router_compat[], ml_flags_access[], ml_flags_score[],
-    ml_flags_convert[], ml_flags_text[], ml_flags_bench[], ml_flags_run[],
-    ml_flags_compat[], ml_flags_algo[], ml_flags_train[], ml_flags_optimizer[],
-    ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[], ml_flags_parallel[],
-    ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[], ml_flags_run_router[],
-    ml_flags_steps[], ml_flags_debug[], ml_flags_inspect[], ml_flags_rollout[],
-    ml_flags_async[], ml_flags_extensions[], ml_flags_reward[], ml_flags_record[],
-    ml_flags_async_eval[], ml_flags_plan[], ml_flags_sessions[], ml_flags_lora[];
+    ml_flags_convert[], ml_flags_text[], ml_flags_sandbox[], ml_flags_bench[],
+    ml_flags_run[], ml_flags_compat[], ml_flags_algo[], ml_flags_train[],
+    ml_flags_optimizer[], ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[],
+    ml_flags_parallel[], ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[],
+    ml_flags_run_router[], ml_flags_steps[], ml_flags_debug[], ml_flags_inspect[],
+    ml_flags_rollout[], ml_flags_async[], ml_flags_extensions[], ml_flags_reward[],
+    ml_flags_record[], ml_flags_async_eval[], ml_flags_plan[], ml_flags_sessions[],
+    ml_flags_lora[];
 
 /* A table, with what its rows have unless they say otherwise. */
 typedef struct ml_flag_table {

@@ -1,6 +1,6 @@
 #include "cli/flags/flag.h"
 
-#define SERVERS (ML_CMD_SERVE | ML_CMD_ROUTER)
+#define SERVERS (ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD)
 #define WITH_CLIENT (SERVERS | ML_CMD_BENCH_SERVE)
 
 /* Access to a server or a router; SECURITY.md has the rules. */

@@ -25,7 +25,7 @@ const ml_flag ml_flags_extensions[] = {
       .help = "Python function that generates a sample, package.module.function; or an "
               "environment that replies to the model after each turn: ./env.py with a "
               "function turn(conversation), cmd:COMMAND for a program that answers JSON "
-              "lines, ./my.so:name for a shared object, calculator, or Miles' "
+              "lines, ./my.so:name for a shared object, sandbox, calculator, or Miles' "
               "miles.rollout.generate_hub.multi_turn.generate." },
     { .name = "generate-max-turns",
       .type = ML_FLAG_I64,
@@ -51,7 +51,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "extensions",
       .cmds = GENERATES,
       .help = "Function that executes tool calls: ./tools.py with a function "
-              "execute_tool(name, arguments), or calculator." },
+              "execute_tool(name, arguments), sandbox or calculator." },
     { .name = "rollout-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.rollout),

@@ -329,9 +329,9 @@ const ml_flag_family ml_flag_families[] = {
       "the flag",
       "use-mlflow mlflow-tracking-uri mlflow-experiment-name mlflow-run-name "
       "mlflow-run-id use-prometheus prometheus-port prometheus-run-name" },
-    { "", ML_FLAG_REFUSED,
-      "miles inspect shows a run in the terminal; there is no dashboard",
-      "use-miles-dashboard dashboard-forward-prometheus dashboard-flush-interval "
+    { "", ML_FLAG_NOOP,
+      "the dashboard reads the files of the run, and does not sample GPUs or engines",
+      "dashboard-forward-prometheus dashboard-flush-interval "
       "dashboard-gpu-sample-interval dashboard-sglang-scrape-interval "
       "dashboard-sglang-scrape-mode dashboard-sglang-metrics" },
     { "", ML_FLAG_REFUSED, "multi-token prediction is not supported; remove the flag",
@@ -370,9 +370,11 @@ const ml_flag_family ml_flag_families[] = {
       "mtp-num-layers" },
     { "", ML_FLAG_REFUSED, "it changes the routing for benchmarks; remove the flag",
       "moe-input-jitter-eps moe-router-force-biased moe-router-force-load-balancing" },
-    { "", ML_FLAG_NOOP, "only --optimizer muon uses it, which is not supported",
-      "muon-momentum muon-num-ns-steps muon-scale-mode muon-extra-scale-factor "
-      "muon-fp32-matmul-prec muon-split-qkv muon-tp-mode muon-use-nesterov" },
+    { "", ML_FLAG_NOOP, "Newton-Schulz iterations are computed in f32",
+      "muon-fp32-matmul-prec" },
+    { "", ML_FLAG_NOOP, "query, key and value matrices are parameters of their own",
+      "muon-split-qkv muon-no-split-qkv" },
+    { "", ML_FLAG_NOOP, "a rank has the whole matrices that it updates", "muon-tp-mode" },
     { "", ML_FLAG_REFUSED,
       "Miles does not have it either; use --dynamic-sampling-filter-path "
       "check_reward_nonzero_std",

@@ -71,7 +71,11 @@ const ml_flag ml_flags_lora[] = {
     ML_NOOP("lora-sync-from-tensor", BOOL, MILES, 0,
             "engine and trainer share the adapter"),
     ML_NOOP("lora-base-cpu-backup", BOOL, MILES, 0, "the base is never sent again"),
-    ML_REFUSED("lora-train-only", BOOL, MILES, 0,
-               "rollouts use the adapter that is trained; remove the flag"),
+    { .name = "lora-train-only",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.lora.train_only),
+      .group = "adapter",
+      .help = "Rollouts and evaluations use the model without the adapter: the samples are "
+              "off-policy, and their log-probs are not those of training." },
     { 0 },
 };

@@ -1,10 +1,10 @@
 /* The models besides the actor: reference, teacher, critic. */
 #include "cli/flags/flag_rows.h"
 
-#define TOP_K "the teacher scores the drawn tokens, not its top-k tokens"
-
-static const char *const teachers[] = { "sglang", "megatron", NULL };
-static const char *const none[] = { "0", NULL };
+static const char *const teachers[] = { "sglang", "megatron", "self", NULL };
+static const char *const sets[] = { "only-student", "only-teacher", "intersection",
+                                    "union",        "xor",          NULL };
+static const char *const weights[] = { "student_p", "teacher_p", "none", NULL };
 
 const ml_flag ml_flags_models[] = {
     { .name = "ref-load",
@@ -53,14 +53,15 @@ const ml_flag ml_flags_models[] = {
       .words = teachers,
       .group = "on-policy distillation",
       .help = "Where the teacher runs: sglang: on the servers of --opd-teacher-urls; "
-              "megatron: in this process, loaded from --opd-teacher-load." },
+              "megatron: in this process, loaded from --opd-teacher-load; self: the actor "
+              "teaches itself, with the prompts of --opd-context-key." },
     { .name = "opd-teacher-load",
       .type = ML_FLAG_PATH,
       .model = true,
       ML_AT(run.teacher_load),
       .value = "DIR",
       .group = "on-policy distillation",
-      .help = "Teacher with the actor's architecture: a Hugging Face checkpoint, or a "
+      .help = "Teacher with the actor's tokenizer: a Hugging Face checkpoint, or a "
               "directory of snapshots." },
     { .name = "opd-teacher-ckpt-step",
       .type = ML_FLAG_I64,
@@ -76,8 +77,10 @@ const ml_flag ml_flags_models[] = {
       ML_AT(run.teacher_urls),
       .value = "NAME=URL...",
       .group = "on-policy distillation",
-      .help = "Servers of the teacher (miles serve or SGLang); requests are distributed "
-              "over them." },
+      .help =
+          "Servers of teachers (miles serve or SGLang).  NAME is what --opd-teacher-key "
+          "finds in a row; without NAME: default.  Requests are distributed over the "
+          "servers of one name." },
     { .name = "opd-teacher-api-key",
       .type = ML_FLAG_TEXT,
       ML_AT(run.teacher_key),
@@ -96,16 +99,65 @@ const ml_flag ml_flags_models[] = {
       .from = ML_FROM_OURS,
       .help = "File that contains the key, not readable by other users; overrides "
               "--opd-teacher-api-key." },
-    { .name = "opd-log-prob-top-k",
+    { .name = "opd-teacher-key",
       .type = ML_FLAG_TEXT,
-      ML_AT(single),
-      .words = none,
+      ML_AT(run.opd.key),
+      .def = "opd_teacher",
+      .value = "KEY",
       .group = "on-policy distillation",
-      .help = "Only 0: the teacher scores the drawn tokens." },
-    ML_REFUSED("opd-top-k-strategy", TEXT, MILES, ML_CMD_TRAIN, TOP_K),
-    ML_REFUSED("opd-reward-weight-mode", TEXT, MILES, ML_CMD_TRAIN, TOP_K),
-    ML_REFUSED("opd-topk-per-position", BOOL, MILES, ML_CMD_TRAIN, TOP_K),
-    ML_REFUSED("opd-teacher-key", TEXT, MILES, ML_CMD_TRAIN, "a run has one teacher"),
+      .help = "Member of a row's metadata that names the sample's teacher.  Names that are "
+              "missing or unknown mean the teacher named default." },
+    { .name = "opd-context-key",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.opd.context_key),
+      .value = "KEY",
+      .group = "on-policy distillation",
+      .from = ML_FROM_OURS,
+      .help =
+          "Member of a row's metadata with the prompt that the teacher sees in place of "
+          "the student's: text or messages.  {sibling} in it stands for another answer "
+          "of the group with at least --opd-sibling-reward; without one, the sample has "
+          "nothing to learn from the teacher." },
+    { .name = "opd-sibling-reward",
+      .type = ML_FLAG_F64,
+      ML_AT(run.opd.sibling_reward),
+      .def = "1",
+      .min = -1e12,
+      .max = 1e12,
+      .group = "on-policy distillation",
+      .from = ML_FROM_OURS,
+      .help = "Least reward of the answer that {sibling} stands for." },
+    { .name = "opd-log-prob-top-k",
+      .type = ML_FLAG_I64,
+      ML_AT(run.opd.top_k),
+      .def = "0",
+      .min = 0,
+      .max = 1e6,
+      .group = "on-policy distillation",
+      .help = "Compare student and teacher on the K most probable tokens of each position, "
+              "not on the drawn token alone.  0: the drawn token." },
+    { .name = "opd-top-k-strategy",
+      .type = ML_FLAG_WORD,
+      ML_AT(run.opd.set),
+      .def = "only-student",
+      .words = sets,
+      .group = "on-policy distillation",
+      .help = "Whose K tokens are compared." },
+    { .name = "opd-reward-weight-mode",
+      .type = ML_FLAG_WORD,
+      ML_AT(run.opd.weight),
+      .def = "student_p",
+      .words = weights,
+      .group = "on-policy distillation",
+      .help = "Weights of the compared tokens: the probabilities of one model, divided by "
+              "their sum (except with xor), or equal weights." },
+    { .name = "opd-topk-per-position",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.opd.per_position),
+      .group = "on-policy distillation",
+      .help = "The servers of --opd-teacher-urls score the ids of each position "
+              "(token_ids_logprob_positions), as miles serve does; otherwise those of all "
+              "positions at each." },
     { .name = "use-rollout-entropy",
       .type = ML_FLAG_BOOL,
       ML_AT(run.entropy),

@@ -15,7 +15,8 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.reward.rm_type),
       .value = "NAME",
       .group = "rewards",
-      .help = "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, random, "
+      .help = "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, code, "
+              "code_partial, random, "
               "deterministic_random, zero, one of these with the prefix boxed_, remote_rm "
               "or ifbench.  metadata.rm_type of a sample takes precedence.  "
               "A=WEIGHT,B=WEIGHT is a weighted sum." },

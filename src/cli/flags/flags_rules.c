@@ -165,14 +165,18 @@ static uint32_t wants_of(const char *estimator) {
     return 0;
 }
 
+static bool is_flat_loss(const char *name) {
+    for (const miles_extension *const *r = ml_builtins; *r; r++)
+        if ((*r)->kind == MILES_LOSS && (is((*r)->name, name) || is((*r)->alias, name)))
+            return ml_loss_is_flat((const miles_loss *)(const void *)*r);
+    return false;
+}
+
 /* Whether something besides the rewards of a group has a gradient. */
 static bool has_other_gradient(const ml_config *c) {
     const ml_algo_opts *a = &c->run.algo;
-    bool policy = is(a->loss_type, ml_loss_policy.base.name) ||
-                  is(a->loss_type, ml_loss_cispo.base.name) ||
-                  is(a->loss_type, ml_loss_cispo.base.alias);
 
-    return !policy || a->custom_loss || a->disable_compute_advantages ||
+    return !is_flat_loss(a->loss_type) || a->custom_loss || a->disable_compute_advantages ||
            a->num.entropy_coef != 0.0 ||
            ((wants_of(a->advantage_estimator) & MILES_USES_KL) && a->num.kl_coef != 0.0) ||
            (a->num.use_kl_loss && a->num.kl_loss_coef != 0.0) ||
@@ -212,6 +216,26 @@ static bool tis_on_itself(const ml_config *c) {
 
 static bool mismatch_of_what(const ml_config *c) {
     return c->run.algo.get_mismatch_metrics && !c->run.algo.custom_tis;
+}
+
+static bool overlong_of_what(const ml_config *c) {
+    return c->run.shaping.overlong_buffer > c->run.rollout.max_response;
+}
+
+static bool uneven_weights(const ml_config *c) {
+    const ml_string_list *words = &c->run.shaping.weights;
+    bool bad = words->n && words->n != c->run.shaping.keys.n;
+
+    for (int i = 0; i < words->n && !bad; i++) {
+        char *end;
+        bad = !isfinite(strtod(words->word[i], &end)) || *end || end == words->word[i];
+    }
+    return bad || (c->run.shaping.keys.n && c->run.extensions.path.reward_post);
+}
+
+static bool subsets_of_more(const ml_config *c) {
+    return is(c->run.algo.advantage_estimator, "pass_at_k") && !c->run.rollout.load_debug &&
+           c->run.algo.num.pass_at_k > ml_run_per_prompt(&c->run);
 }
 
 static bool weak_dual_clip(const ml_config *c) {
@@ -468,12 +492,19 @@ const ml_rule ml_rules[] = {
       "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
       "times --n-samples-per-prompt): lower --global-batch-size or "
       "--num-steps-per-rollout, or raise --rollout-batch-size" },
-    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER, no_certificate,
+    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD, no_certificate,
       "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs need --ssl-certfile" },
     { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
       "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },
     { "stop-token-ids", ML_CMD_TRAIN | ML_CMD_EVAL, no_token_id,
       "--rollout-stop-token-ids: expected token ids, whole numbers from 0 on" },
+    { "train-overlong", ML_CMD_TRAIN, overlong_of_what,
+      "--overlong-buffer-len must not exceed --rollout-max-response-len" },
+    { "train-gdpo", ML_CMD_TRAIN, uneven_weights,
+      "--gdpo-reward-weights must be as many numbers as --gdpo-reward-keys, which exclude "
+      "--custom-reward-post-process-path" },
+    { "train-pass-at-k", ML_CMD_TRAIN, subsets_of_more,
+      "--pass-at-k must not exceed --n-samples-per-prompt" },
     { "train-teacher-names", ML_CMD_TRAIN, no_url,
       "--opd-teacher-urls: expected URL or NAME=URL for each teacher" },
     { "dumper-options", ML_CMD_SFT | ML_CMD_TRAIN, unknown_dump_option,

@@ -11,19 +11,37 @@ static bool lora_without_targets(const ml_config *c) {
 }
 
 static bool lora_elsewhere(const ml_config *c) {
-    return ml_run_has_lora(&c->run) && (ml_run_elsewhere(&c->run) || c->run.eval_gpus > 0);
+    return ml_run_has_lora(&c->run) &&
+           (c->run.eval_gpus > 0 ||
+            (ml_run_elsewhere(&c->run) && c->run.mode.transfer == ML_TRANSFER_DISK_DELTA));
 }
 
 static bool lora_with_copies(const ml_config *c) {
     return ml_run_has_lora(&c->run) && (c->run.ref_interval || c->run.keep_old_actor);
 }
 
-static bool lora_with_shards(const ml_config *c) {
-    return ml_run_has_lora(&c->run) && c->run.trainer.grad_shards > 1;
+static bool train_only_elsewhere(const ml_config *c) {
+    return c->run.lora.train_only &&
+           (!ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run));
 }
 
 static bool lora_dropout(const ml_config *c) {
     return c->run.lora.dropout > 0;
+}
+
+/* --- the optimizer ----------------------------------------------------------------- */
+
+static bool reduced_moments(const ml_config *c) {
+    const ml_optim_rule_opts *o = &c->run.trainer.optimizer.rule;
+    return o->format1 != ML_MOMENT_F32 || o->format2 != ML_MOMENT_F32;
+}
+
+static bool formats_alone(const ml_config *c) {
+    return reduced_moments(c) && !c->precision_aware;
+}
+
+static bool formats_without_adam(const ml_config *c) {
+    return reduced_moments(c) && c->run.trainer.optimizer.rule.kind != ML_OPTIMIZER_ADAM;
 }
 
 /* --- generation of samples ------------------------------------------------------- */
@@ -136,8 +154,8 @@ static bool no_place_for_snapshots(const ml_config *c) {
 }
 
 static bool stale_by_design(const ml_config *c) {
-    return c->run.on_policy &&
-           (c->run.mode.async || c->run.rollout.partial || c->run.debug.skip_sync);
+    return c->run.on_policy && (c->run.mode.async || c->run.rollout.partial ||
+                                c->run.debug.skip_sync || c->run.lora.train_only);
 }
 
 static bool prefill_alone(const ml_config *c) {
@@ -211,6 +229,29 @@ static bool teacher_not_loaded(const ml_config *c) {
            (!c->run.teacher_load || c->run.teacher_urls.n);
 }
 
+/* With its own prompt, the actor's teacher is the actor. */
+static bool learns_from_itself(const ml_config *c) {
+    return is(c->run.opd_type, "self") &&
+           (!c->run.opd.context_key || c->run.teacher_load || c->run.teacher_urls.n);
+}
+
+static bool context_of_no_teacher(const ml_config *c) {
+    return c->run.opd.context_key && !c->run.algo.use_opd;
+}
+
+static bool top_k_of_no_teacher(const ml_config *c) {
+    return c->run.opd.top_k && !c->run.algo.use_opd;
+}
+
+/* The order in which groups end decides which are kept, and must not depend on when others
+ * are scored. */
+static bool top_k_disturbs(const ml_config *c) {
+    const ml_run_opts *o = &c->run;
+    return (o->opd.top_k || is(o->opd_type, "self")) && o->mode.async && !o->mode.fully &&
+           (o->rollout.over_sampling > o->rollout_batch_size ||
+            o->extensions.path.group_filter);
+}
+
 static bool teacher_not_asked(const ml_config *c) {
     return c->run.algo.use_opd && is(c->run.opd_type, "sglang") &&
            (c->run.teacher_load || !c->run.teacher_urls.n);
@@ -269,17 +310,20 @@ const ml_rule ml_rules_train[] = {
     { "lora-targets", ML_CMD_SFT | ML_CMD_TRAIN, lora_without_targets,
       "--lora-rank needs --target-modules: all-linear, or names such as q_proj,v_proj" },
     { "lora-elsewhere", ML_CMD_SFT | ML_CMD_TRAIN, lora_elsewhere,
-      "--lora-rank: engines of other processes do not get LoRA adapters yet; let the run "
-      "generate "
-      "itself" },
+      "--lora-rank excludes --eval-num-gpus and --update-weight-transfer-mode disk-delta: "
+      "use broadcast or disk, which send the adapter alone" },
     { "lora-copies", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_copies,
       "--lora-rank excludes --ref-update-interval and --keep-old-actor: the reference is "
       "the "
       "model without the adapter" },
-    { "lora-shards", ML_CMD_SFT | ML_CMD_TRAIN, lora_with_shards,
-      "--lora-rank excludes --gradient-shards: one process trains an adapter" },
+    { "lora-train-only", ML_CMD_SFT | ML_CMD_TRAIN, train_only_elsewhere,
+      "--lora-train-only needs --lora-rank, and excludes engines of other processes" },
     { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
       "--lora-dropout must be 0: dropout is not supported" },
+    { "moments-alone", ML_CMD_SFT | ML_CMD_TRAIN, formats_alone,
+      "--exp-avg-dtype and --exp-avg-sq-dtype need --use-precision-aware-optimizer" },
+    { "moments-of-adam", ML_CMD_SFT | ML_CMD_TRAIN, formats_without_adam,
+      "--exp-avg-dtype and --exp-avg-sq-dtype are for --optimizer adam: remove them" },
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
       "--fully-async and --update-weights-interval need miles train-async: miles train "
       "publishes after each rollout" },
@@ -353,7 +397,8 @@ const ml_rule ml_rules_train[] = {
       "--eval-hf-dir DIR, or --save" },
     { "train-on-policy", ML_CMD_TRAIN, stale_by_design,
       "--true-on-policy-mode needs every token drawn with the weights it is trained on: "
-      "use miles train, without --partial-rollout and --debug-skip-weight-update" },
+      "use miles train, without --partial-rollout, --debug-skip-weight-update and "
+      "--lora-train-only" },
     { "train-prefill", ML_CMD_TRAIN, prefill_alone,
       "--recompute-logprobs-via-prefill needs --true-on-policy-mode and an engine, not "
       "--load-debug-rollout-data" },
@@ -395,6 +440,17 @@ const ml_rule ml_rules_train[] = {
     { "train-opd-load", ML_CMD_TRAIN, teacher_not_loaded,
       "--opd-type megatron takes the teacher from --opd-teacher-load, not from "
       "--opd-teacher-urls" },
+    { "train-opd-top-k", ML_CMD_TRAIN, top_k_of_no_teacher,
+      "--opd-log-prob-top-k needs --use-opd" },
+    { "train-opd-self", ML_CMD_TRAIN, learns_from_itself,
+      "--opd-type self needs --opd-context-key, and excludes --opd-teacher-load and "
+      "--opd-teacher-urls" },
+    { "train-opd-context", ML_CMD_TRAIN, context_of_no_teacher,
+      "--opd-context-key needs --use-opd" },
+    { "train-opd-async", ML_CMD_TRAIN, top_k_disturbs,
+      "--opd-log-prob-top-k and --opd-type self ask the engine for log-probs, which would "
+      "decide in miles train-async which groups of --over-sampling-batch-size and "
+      "--dynamic-sampling-filter-path end first: use miles train or --fully-async" },
     { "train-opd-urls", ML_CMD_TRAIN, teacher_not_asked,
       "--opd-type sglang takes the teacher from --opd-teacher-urls, not from "
       "--opd-teacher-load" },

@@ -16,7 +16,7 @@ const ml_flag ml_flags_run[] = {
       .def_note = "the CPUs available to this process",
       .group = "running",
       .cmds = ML_CMD_ALL & ~(ML_CMD_BENCH_SERVE | ML_CMD_ROUTER | ML_CMD_INSPECT |
-                             ML_CMD_DOCTOR | ML_CMD_DATA_SHOW),
+                             ML_CMD_DOCTOR | ML_CMD_DATA_SHOW | ML_CMD_DASHBOARD),
       .help = "Compute threads.  The results do not depend on it." },
     { .name = "cpu-level",
       .type = ML_FLAG_TEXT,

@@ -7,7 +7,6 @@
 
 /* The state of one call of ml_gen_score. */
 typedef struct scoring {
-    const char *who; /* the scorer, for error messages */
     pthread_mutex_t lock;
     pthread_cond_t done;
     int32_t n_open;
@@ -17,22 +16,32 @@ typedef struct scoring {
 
 typedef struct question {
     scoring *batch;
-    int32_t number, n_response;
-    float *logprob;
+    ml_score_item *item;
+    int32_t number;
     int32_t n; /* scored so far */
 } question;
 
-static void take_scores(question *q, const ml_scored *scored) {
-    int32_t n = scored->n < q->n_response - q->n ? scored->n : q->n_response - q->n;
+static void copy(void *to, int32_t at, const void *from, int32_t n, int32_t each,
+                 size_t size) {
+    if (n > 0 && each > 0)
+        memcpy((char *)to + (size_t)at * (size_t)each * size, from,
+               (size_t)n * (size_t)each * size);
+}
 
-    if (n > 0)
-        memcpy(q->logprob + q->n, scored->logprob, (size_t)n * sizeof *q->logprob);
+static void take_scores(question *q, const ml_scored *scored) {
+    ml_score_item *x = q->item;
+    int32_t left = x->n_response - q->n, n = scored->n < left ? scored->n : left;
+
+    copy(x->logprob, q->n, scored->logprob, n, 1, sizeof(float));
+    copy(x->top_id, q->n, scored->top_id, n, x->n_top, sizeof(int32_t));
+    copy(x->top_logprob, q->n, scored->top_logprob, n, x->n_top, sizeof(float));
+    copy(x->also_logprob, q->n, scored->also_logprob, n, x->n_also, sizeof(float));
     q->n += n;
 }
 
 static bool all_finite(const question *q) {
     for (int32_t i = 0; i < q->n; i++)
-        if (!isfinite(q->logprob[i]))
+        if (!isfinite(q->item->logprob[i]))
             return false;
     return true;
 }
@@ -40,42 +49,47 @@ static bool all_finite(const question *q) {
 static void on_update(void *ud, const ml_gen_update *u) {
     question *q = ud;
     scoring *r = q->batch;
+    const char *who = q->item->by.who;
 
     take_scores(q, &u->prompt);
     if (u->finish == ML_FINISH_NOT)
         return;
     pthread_mutex_lock(&r->lock);
     if (u->finish == ML_FINISH_ABORT && r->st == ML_OK)
-        r->st = ml_fail(&r->err, ML_EIO, "%s did not score sample %d: %.*s", r->who,
-                        q->number, (int)u->message.len, u->message.ptr);
-    else if (q->n < q->n_response && r->st == ML_OK)
+        r->st = ml_fail(&r->err, ML_EIO, "%s did not score sample %d: %.*s", who, q->number,
+                        (int)u->message.len, u->message.ptr);
+    else if (q->n < q->item->n_response && r->st == ML_OK)
         r->st =
             ml_fail(&r->err, ML_EFORMAT, "%s scored %d of %d response tokens of sample %d",
-                    r->who, q->n, q->n_response, q->number);
+                    who, q->n, q->item->n_response, q->number);
     else if (!all_finite(q) && r->st == ML_OK)
         r->st = ml_fail(&r->err, ML_EFORMAT,
-                        "%s scored sample %d with a log-prob that is not a number", r->who,
+                        "%s scored sample %d with a log-prob that is not a number", who,
                         q->number);
     if (--r->n_open == 0)
         pthread_cond_signal(&r->done);
     pthread_mutex_unlock(&r->lock);
 }
 
-static ml_status ask(const ml_scorer *by, question *q, const ml_train_sample *s,
-                     ml_err *err) {
+static ml_status ask(question *q, ml_err *err) {
+    const ml_score_item *x = q->item;
     uint64_t ticket;
     ml_status st;
 
     pthread_mutex_lock(&q->batch->lock);
     q->batch->n_open++;
     pthread_mutex_unlock(&q->batch->lock);
-    st = by->gen->submit(
-        by->gen,
+    st = x->by.gen->submit(
+        x->by.gen,
         &(ml_gen_request){
-            .prompt = s->token,
-            .n_prompt = s->n_token,
-            .draw = { .temperature = by->temperature, .top_p = 1, .repetition = 1 },
-            .score_from = s->n_token - s->n_response },
+            .prompt = x->token,
+            .n_prompt = x->n_token,
+            .draw = { .temperature = x->by.temperature, .top_p = 1, .repetition = 1 },
+            .score_from = x->n_token - x->n_response,
+            .n_top = x->n_top,
+            .also = x->also,
+            .n_also = x->n_also,
+            .also_each = x->n_also > 0 },
         on_update, q, &ticket, err);
     if (st != ML_OK) {
         pthread_mutex_lock(&q->batch->lock);
@@ -92,9 +106,16 @@ static void wait_for_all(scoring *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
-ml_status ml_gen_score(const ml_scorer *by, const ml_train_sample *s, int32_t n,
-                       float *const *logprob, ml_err *err) {
-    scoring batch = { .who = by->who, .st = ML_OK };
+ml_score_item ml_score_item_of(const ml_scorer *by, const ml_sample *s, float *logprob) {
+    return (ml_score_item){ .by = *by,
+                            .token = s->token,
+                            .n_token = s->n_token,
+                            .n_response = s->n_response,
+                            .logprob = logprob };
+}
+
+ml_status ml_gen_score(ml_score_item *item, int32_t n, ml_err *err) {
+    scoring batch = { .st = ML_OK };
     ml_arena a;
     question *q;
     ml_status st = ML_OK;
@@ -104,9 +125,9 @@ ml_status ml_gen_score(const ml_scorer *by, const ml_train_sample *s, int32_t n,
     ml_arena_init(&a, "scores");
     q = ML_NEW(&a, question, n + 1);
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
-        q[i] = (question){ &batch, i, s[i].n_response, logprob[i], 0 };
-        if (s[i].n_response)
-            st = ask(by, &q[i], &s[i], err);
+        q[i] = (question){ &batch, &item[i], i, 0 };
+        if (item[i].n_response)
+            st = ask(&q[i], err);
     }
     wait_for_all(&batch);
     if (st == ML_OK && batch.st != ML_OK) {

@@ -32,8 +32,7 @@ typedef struct ml_learner {
     const ml_weights *weights;     /* the trainer's */
     const ml_observers *observers; /* NULL: none */
     ml_weights *ref;               /* reference model, of the same spec; NULL: none */
-    const ml_weights *teacher;     /* the same for the teacher */
-    ml_gen *teachers;              /* a teacher behind HTTP, of rank 0; NULL: none */
+    const ml_weights *teacher;     /* the same for a teacher; others: distill.h */
     ml_trainer *critic;            /* NULL: none */
     int64_t n_critic_only;         /* first rollouts, which train only the critic */
     int64_t ref_interval;          /* copy actor to reference every n rollouts; 0: never */

@@ -1,7 +1,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "rl/learn/gen_score.h"
 #include "rl/learn/learner_priv.h"
 
 /* Allocates a number per response token of each sample. */
@@ -53,40 +52,6 @@ static ml_status score_logprobs(ml_learn_run *s, const char *whose, const ml_wei
     ml_status st =
         ml_learn_tell(s, (ml_loop_event){ .kind = ML_ON_SCORE, .what = whose }, err);
     return st == ML_OK ? score(s, s->l->trainer, w, field, err) : st;
-}
-
-/* Asks a teacher behind HTTP, which rank 0 alone is connected to. */
-static ml_status ask_remote(ml_learn_run *s, float *const *column, ml_err *err) {
-    ml_ranks *ranks = ml_trainer_ranks(s->l->trainer);
-    ml_rank_spans spans = ml_ranks_spans(ranks, s->a, s->n, true);
-    ml_scorer teacher = { s->l->teachers, "the teacher", 1 };
-    ml_status st = ML_OK;
-
-    if (s->l->teachers)
-        st = ml_gen_score(&teacher, s->train, s->n, column, err);
-    st = ml_ranks_agree(ranks, st, err);
-    for (int32_t i = 0; i < s->n; i++)
-        spans.span[(int64_t)i * ranks->comm->size] =
-            (ml_rank_span){ column[i], (size_t)s->train[i].n_response * sizeof *column[i] };
-    return st == ML_OK ? ml_ranks_gather(ranks, &spans, err) : st;
-}
-
-static ml_status ask_teacher(ml_learn_run *s, ml_err *err) {
-    size_t field = offsetof(miles_sample, teacher_log_prob);
-    bool remote = s->l->teachers != NULL;
-    float **column;
-    ml_status st;
-
-    if (s->l->teacher)
-        return score_logprobs(s, "teacher", s->l->teacher, field, err);
-    st = ml_ranks_merge(ml_trainer_ranks(s->l->trainer), &remote, sizeof remote, err);
-    if (st != ML_OK || !remote)
-        return st;
-    column = new_columns(s);
-    st = ask_remote(s, column, err);
-    if (st == ML_OK)
-        put_columns(s, field, column);
-    return st;
 }
 
 static bool has_drawn_logprobs(const ml_learn_run *s) {
@@ -167,7 +132,8 @@ ml_status ml_learn_score(ml_learn_run *s, ml_err *err) {
         return st;
     if (s->l->ref)
         st = score_logprobs(s, "ref", s->l->ref, offsetof(miles_sample, ref_log_prob), err);
-    if (st == ML_OK)
-        st = ask_teacher(s, err);
+    if (st == ML_OK && s->l->teacher)
+        st = score_logprobs(s, "teacher", s->l->teacher,
+                            offsetof(miles_sample, teacher_log_prob), err);
     return st == ML_OK ? score_old(s, err) : st;
 }

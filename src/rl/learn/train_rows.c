@@ -38,6 +38,8 @@ static miles_sample row_of(ml_arena *a, const ml_sample *x, const uint8_t *mask)
         row.rollout_log_prob = ml_train_rows_widen(a, x->logprob, x->n_response);
     if (x->teacher_logprob)
         row.teacher_log_prob = ml_train_rows_widen(a, x->teacher_logprob, x->n_response);
+    if (x->opd_reverse_kl)
+        row.opd_reverse_kl = ml_train_rows_widen(a, x->opd_reverse_kl, x->n_response);
     if (x->version)
         row.weight_version = versions_of(a, x);
     return row;

@@ -168,6 +168,8 @@ ml_status ml_iteration_log(void *run_log, const ml_loop_event *e, ml_err *err) {
     (void)err;
     if (e->kind == ML_ON_RUN_BEGIN)
         ml_run_log_event(log, e->rollout, *e->what ? e->what : "started");
+    if (e->kind == ML_ON_DATA_READY)
+        ml_run_log_advantages(log, e->batch);
     if (e->kind == ML_ON_LEARNED)
         log_rollout(log, e->iteration);
     if (e->kind == ML_ON_SAVED)

@@ -23,6 +23,8 @@ static const char *const run_files[] = { "latest_checkpointed_iteration.txt",
                                          "metrics.jsonl",
                                          "timing.jsonl",
                                          "determinism.jsonl",
+                                         "control.jsonl",
+                                         "control.requests",
                                          "run.db",
                                          "run.db-wal",
                                          "run.db-shm",
@@ -331,4 +333,19 @@ void ml_run_dir_close(ml_run_dir *d) {
     close(d->lock - 1);
     ml_text_release(&path);
     *d = (ml_run_dir){ 0 };
+}
+
+bool ml_run_dir_is_live(const char *dir) {
+    struct flock whole = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    ml_text path = { 0 };
+    bool live;
+    int fd;
+
+    ml_text_printf(&path, "%s/" LOCK_NAME, dir);
+    fd = open(path.ptr, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    ml_text_release(&path);
+    live = fd >= 0 && fcntl(fd, F_OFD_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
+    if (fd >= 0)
+        close(fd);
+    return live;
 }

@@ -40,4 +40,7 @@ ml_status ml_run_dir_open(ml_run_dir *out, const ml_run_dir_opts *o, ml_err *err
  * Zeros are allowed. */
 void ml_run_dir_close(ml_run_dir *d);
 
+/* Whether a process writes to the directory now. */
+bool ml_run_dir_is_live(const char *dir);
+
 #endif

@@ -17,7 +17,8 @@ typedef struct entry {
     int64_t rollout, step;
     ml_metrics metrics;
     const char *name; /* name of a span; text of an event */
-    double begin_s, end_s;
+    ml_span_kind span;
+    double begin_s, end_s, unix_s;  /* unix_s: the end in seconds since 1970 */
     const ml_eval_answers *answers; /* in the arena */
     ml_arena arena;
 } entry;
@@ -27,8 +28,9 @@ struct ml_log_batch {
     ml_arena round; /* owns the samples, once the log has taken it */
     ml_run_log *log;
     entry *first, **last;
-    const ml_sample *const *sample; /* [n_sample] */
-    int64_t n_sample, rollout;
+    const ml_sample *const *sample;  /* [n_sample] */
+    ml_sample_advantages *advantage; /* [n_advantage] */
+    int64_t n_sample, n_advantage, rollout;
     ml_timeline_taken ops;
 };
 
@@ -85,6 +87,9 @@ static ml_status store_entry(ml_run_store *s, const entry *e, ml_err *err) {
         return ml_run_store_add_answers(s, e->rollout, e->answers, err);
     if (e->kind == EVENT)
         return ml_run_store_add_event(s, e->rollout, e->name, err);
+    if (e->kind == SPAN)
+        return ml_run_store_add_span(s, e->rollout, "loop", e->name,
+                                     e->unix_s - (e->end_s - e->begin_s), e->unix_s, err);
     for (const ml_metric *f = e->metrics.first; f && st == ML_OK; f = f->next)
         st = e->kind == METRICS
                  ? ml_run_store_add_metric(s, e->rollout, e->step, f->name, f->value, err)
@@ -97,7 +102,9 @@ static ml_status write_store(const ml_log_batch *b, ml_err *err) {
     ml_status st = ml_run_store_begin(s, err);
 
     if (st == ML_OK)
-        st = ml_run_store_add_samples(s, b->rollout, b->sample, b->n_sample, err);
+        st = ml_run_store_add_samples(s, b->rollout, b->sample, b->n_sample,
+                                      b->n_advantage == b->n_sample ? b->advantage : NULL,
+                                      err);
     for (const entry *e = b->first; e && st == ML_OK; e = e->next)
         st = store_entry(s, e, err);
     return st == ML_OK ? ml_run_store_end(s, err) : st;
@@ -152,7 +159,7 @@ static ml_status write_spans(const ml_log_batch *b, ml_err *err) {
     ml_status st = ML_OK;
 
     for (const entry *e = b->first; e && st == ML_OK; e = e->next)
-        if (e->kind == SPAN)
+        if (e->kind == SPAN && (b->log->spans & e->span))
             st = ml_trace_file_span(&b->log->trace,
                                     &(ml_trace_span){ .name = e->name,
                                                       .lane = lane_of(ML_TRACK_LOOP),
@@ -414,6 +421,33 @@ void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *
     b->rollout = rollout;
 }
 
+/* Most estimators give all tokens of a sample the same advantage: then one is enough. */
+static ml_sample_advantages advantages_of(const miles_sample *s, ml_arena *a) {
+    bool same = true;
+    float *copy;
+
+    if (!s->advantage || !s->n)
+        return (ml_sample_advantages){ 0 };
+    for (int64_t i = 1; i < s->n; i++)
+        same = same && s->advantage[i] == s->advantage[0];
+    copy = ML_NEW(a, float, same ? 1 : s->n);
+    for (int64_t i = 0; i < (same ? 1 : s->n); i++)
+        copy[i] = (float)s->advantage[i];
+    return (ml_sample_advantages){ copy, same ? 1 : (int32_t)s->n };
+}
+
+void ml_run_log_advantages(ml_run_log *l, const miles_batch *batch) {
+    ml_log_batch *b;
+
+    if (!l->store)
+        return;
+    b = batch_of(l);
+    b->advantage = ML_NEW(&b->own, ml_sample_advantages, batch->n);
+    b->n_advantage = batch->n;
+    for (int64_t i = 0; i < batch->n; i++)
+        b->advantage[i] = advantages_of(batch->sample[i], &b->own);
+}
+
 void ml_run_log_answers(ml_run_log *l, int64_t rollout, const ml_eval_answers *first,
                         ml_arena *a) {
     entry *e;
@@ -430,12 +464,14 @@ void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const ch
                      double begin_s, double end_s) {
     entry *e;
 
-    if (!(l->spans & kind))
+    if (!(l->spans & kind) && !l->store)
         return;
     e = add_entry(l, SPAN, rollout);
     e->name = name;
+    e->span = kind;
     e->begin_s = begin_s;
     e->end_s = end_s;
+    e->unix_s = ml_clock_unix_s() - (ml_clock_s() - end_s);
 }
 
 void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what) {

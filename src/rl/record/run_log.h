@@ -25,6 +25,7 @@
 #include "base/timeline.h"
 #include "io/event_file.h"
 #include "io/trace_file.h"
+#include "miles/plugin.h"
 #include "rl/record/metrics.h"
 #include "rl/record/run_store.h"
 
@@ -45,7 +46,7 @@ typedef struct ml_run_log {
     ml_err err;
 } ml_run_log;
 
-/* Kinds of spans, so that a trace can select some. */
+/* Kinds of spans, so that a trace can select some; the store has all. */
 typedef enum ml_span_kind {
     ML_SPAN_OTHER = 1,
     ML_SPAN_LOG_PROBS = 2,
@@ -83,6 +84,8 @@ void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
 /* The samples must live until the batch is posted or settled. */
 void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *sample,
                         int64_t n);
+/* The advantages of the samples that are logged next, in the same order. */
+void ml_run_log_advantages(ml_run_log *l, const miles_batch *batch);
 /* The answers of an evaluation, allocated in the arena.  If there is a store, the log
  * takes the arena's contents and leaves it empty. */
 void ml_run_log_answers(ml_run_log *l, int64_t rollout, const ml_eval_answers *first,

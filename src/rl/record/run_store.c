@@ -14,22 +14,36 @@ static const char schema[] =
     "CREATE TABLE IF NOT EXISTS samples(rollout INTEGER, place INTEGER, sample INTEGER,"
     " grp INTEGER, prompt TEXT, response TEXT, label TEXT, reward REAL, status TEXT,"
     " n_response INTEGER, tokens BLOB, mask BLOB, logprobs BLOB, versions BLOB,"
-    " PRIMARY KEY(rollout, place)) WITHOUT ROWID;"
+    " row INTEGER, advantages BLOB, PRIMARY KEY(rollout, place)) WITHOUT ROWID;"
     "CREATE TABLE IF NOT EXISTS answers(rollout INTEGER, place INTEGER, sample INTEGER,"
     " grp INTEGER, prompt TEXT, response TEXT, label TEXT, reward REAL, status TEXT,"
     " n_response INTEGER, tokens BLOB, mask BLOB, logprobs BLOB, versions BLOB, name TEXT);"
     "CREATE TABLE IF NOT EXISTS metrics(rollout INTEGER, step INTEGER, name TEXT,"
     " value REAL);"
     "CREATE TABLE IF NOT EXISTS timings(rollout INTEGER, name TEXT, value REAL);"
-    "CREATE TABLE IF NOT EXISTS events(rollout INTEGER, time REAL, what TEXT);";
+    "CREATE TABLE IF NOT EXISTS events(rollout INTEGER, time REAL, what TEXT);"
+    "CREATE TABLE IF NOT EXISTS spans(rollout INTEGER, lane TEXT, name TEXT, begin REAL,"
+    " end REAL);";
 
-enum { SAMPLE, ANSWER, METRIC, TIMING, EVENT, N_INSERT };
+/* They contain what lists of samples show, so that a list does not read the samples. */
+static const char indexes[] =
+    "CREATE INDEX IF NOT EXISTS samples_in_short ON samples(rollout, grp, place, sample, "
+    "row,"
+    " reward, status, n_response);"
+    "CREATE INDEX IF NOT EXISTS samples_by_row ON samples(row, rollout);"
+    "CREATE INDEX IF NOT EXISTS answers_in_short ON answers(rollout, name, grp, place, "
+    "sample,"
+    " reward, status, n_response);"
+    "CREATE INDEX IF NOT EXISTS spans_by_time ON spans(end);";
+
+enum { SAMPLE, ANSWER, METRIC, TIMING, EVENT, SPAN, N_INSERT };
 static const char *const insert[N_INSERT] = {
-    "INSERT INTO samples VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "INSERT INTO samples VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "INSERT INTO answers VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "INSERT INTO metrics VALUES(?, ?, ?, ?)",
     "INSERT INTO timings VALUES(?, ?, ?)",
     "INSERT INTO events VALUES(?, ?, ?)",
+    "INSERT INTO spans VALUES(?, ?, ?, ?, ?)",
 };
 
 struct ml_run_store {
@@ -46,6 +60,25 @@ static ml_status run(ml_run_store *s, const char *sql, ml_err *err) {
     return sqlite3_exec(s->db, sql, NULL, NULL, NULL) == SQLITE_OK ? ML_OK : failed(s, err);
 }
 
+/* Adds the columns that a store of an older version lacks. */
+static ml_status add_columns(ml_run_store *s, ml_err *err) {
+    sqlite3_stmt *row = NULL;
+    ml_status st = ML_OK;
+
+    if (sqlite3_prepare_v2(s->db,
+                           "SELECT 1 FROM pragma_table_info('samples')"
+                           " WHERE name = 'advantages'",
+                           -1, &row, NULL) != SQLITE_OK)
+        return failed(s, err);
+    if (sqlite3_step(row) == SQLITE_DONE)
+        st = run(s,
+                 "ALTER TABLE samples ADD COLUMN row INTEGER;"
+                 "ALTER TABLE samples ADD COLUMN advantages BLOB;",
+                 err);
+    sqlite3_finalize(row);
+    return st == ML_OK ? run(s, indexes, err) : st;
+}
+
 static ml_status drop_rows(ml_run_store *s, int64_t rollout, ml_err *err) {
     ml_text sql = { 0 };
     long long from = rollout;
@@ -59,8 +92,9 @@ static ml_status drop_rows(ml_run_store *s, int64_t rollout, ml_err *err) {
                    " OR (rollout = %lld AND name LIKE 'eval/%%');"
                    "DELETE FROM timings WHERE rollout >= %lld;"
                    "DELETE FROM events WHERE rollout >= %lld;"
+                   "DELETE FROM spans WHERE rollout >= %lld;"
                    "COMMIT;",
-                   from, from - 1, from, from - 1, from, from);
+                   from, from - 1, from, from - 1, from, from, from);
     st = run(s, sql.ptr, err);
     ml_text_release(&sql);
     return st;
@@ -78,6 +112,8 @@ ml_status ml_run_store_open(ml_run_store **out, const char *path, int64_t rollou
         st = failed(s, err);
     if (st == ML_OK)
         st = run(s, schema, err);
+    if (st == ML_OK)
+        st = add_columns(s, err);
     if (st == ML_OK)
         st = drop_rows(s, rollout, err);
     for (int i = 0; i < N_INSERT && st == ML_OK; i++)
@@ -153,10 +189,16 @@ static void bind_sample(sqlite3_stmt *row, int64_t rollout, int64_t place,
 }
 
 ml_status ml_run_store_add_samples(ml_run_store *s, int64_t rollout,
-                                   const ml_sample *const *sample, int64_t n, ml_err *err) {
+                                   const ml_sample *const *sample, int64_t n,
+                                   const ml_sample_advantages *advantage, ml_err *err) {
+    sqlite3_stmt *row = s->add[SAMPLE];
     ml_status st = ML_OK;
+
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
-        bind_sample(s->add[SAMPLE], rollout, i, sample[i]);
+        bind_sample(row, rollout, i, sample[i]);
+        sqlite3_bind_int64(row, 15, sample[i]->row);
+        bind_array(row, 16, advantage ? advantage[i].at : NULL,
+                   advantage ? advantage[i].n : 0, sizeof(float));
         st = insert_row(s, SAMPLE, err);
     }
     return st;
@@ -207,4 +249,16 @@ ml_status ml_run_store_add_event(ml_run_store *s, int64_t rollout, const char *w
     sqlite3_bind_double(row, 2, ml_clock_unix_s());
     bind_text(row, 3, ml_str_of(what));
     return insert_row(s, EVENT, err);
+}
+
+ml_status ml_run_store_add_span(ml_run_store *s, int64_t rollout, const char *lane,
+                                const char *name, double begin, double end, ml_err *err) {
+    sqlite3_stmt *row = s->add[SPAN];
+
+    sqlite3_bind_int64(row, 1, rollout);
+    bind_text(row, 2, ml_str_of(lane));
+    bind_text(row, 3, ml_str_of(name));
+    sqlite3_bind_double(row, 4, begin);
+    sqlite3_bind_double(row, 5, end);
+    return insert_row(s, SPAN, err);
 }

@@ -1,13 +1,16 @@
 /* run_store.h - a run as an SQLite database: DIR/run.db.
  *
  *     samples  rollout, place in it, sample, grp, prompt, response, label, reward, status,
- *              n_response; tokens (int32), mask (bytes), logprobs (f32), versions (int64)
- *     answers  the same for evaluations, and the name of the data set
+ *              n_response; tokens (int32), mask (bytes), logprobs (f32), versions (int64);
+ *              row of the data set, advantages (f32; one number: that of every token)
+ *     answers  the same for evaluations, without the last two, and the data set's name
  *     metrics  rollout, step (NULL: the rollout's), name, value
  *     timings  rollout, name, value
  *     events   rollout, time (seconds since 1970), what
+ *     spans    rollout, lane (a thread of the loop), name of the phase, begin and end in
+ *              seconds since 1970
  *
- * `miles inspect` and any SQL client can read it, also while the run writes.
+ * `miles inspect`, `miles dashboard` (run_view.h) and any SQL client can read it, also while the run writes.
  *
  * thread: one owner. */
 #ifndef ML_RL_RECORD_RUN_STORE_H
@@ -27,8 +30,15 @@ void ml_run_store_close(ml_run_store *s); /* NULL is allowed */
 ml_status ml_run_store_begin(ml_run_store *s, ml_err *err);
 ml_status ml_run_store_end(ml_run_store *s, ml_err *err);
 
+/* The advantages of a sample's tokens. */
+typedef struct ml_sample_advantages {
+    const float *at; /* [n]; NULL: not known */
+    int32_t n;       /* 1: every token has this one */
+} ml_sample_advantages;
+/* advantage: [n], or NULL. */
 ml_status ml_run_store_add_samples(ml_run_store *s, int64_t rollout,
-                                   const ml_sample *const *sample, int64_t n, ml_err *err);
+                                   const ml_sample *const *sample, int64_t n,
+                                   const ml_sample_advantages *advantage, ml_err *err);
 /* The answers to the prompts of a data set, in an evaluation after a rollout. */
 typedef struct ml_eval_answers {
     const char *set;
@@ -45,6 +55,8 @@ ml_status ml_run_store_add_timing(ml_run_store *s, int64_t rollout, const char *
                                   double value, ml_err *err);
 ml_status ml_run_store_add_event(ml_run_store *s, int64_t rollout, const char *what,
                                  ml_err *err);
+ml_status ml_run_store_add_span(ml_run_store *s, int64_t rollout, const char *lane,
+                                const char *name, double begin, double end, ml_err *err);
 
 /* ---- reading ---- */
 

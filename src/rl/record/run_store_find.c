@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include "rl/record/run_store.h"
+#include "rl/record/run_store_rows.h"
 
-static ml_str text_of(sqlite3_stmt *row, int at) {
+ml_str ml_run_store_text(sqlite3_stmt *row, int at) {
     const char *s = (const char *)sqlite3_column_text(row, at);
     return (ml_str){ s ? s : "", (size_t)sqlite3_column_bytes(row, at) };
 }
@@ -17,9 +18,8 @@ static ml_sample_status status_of(ml_str name) {
     return ML_SAMPLE_FAILED;
 }
 
-/* SQLite's blobs may be unaligned, so arrays are copied.  NULL if the row has none, or one
- * of another length. */
-static void *array_of(sqlite3_stmt *row, int at, int64_t n, size_t size, ml_arena *a) {
+/* SQLite's blobs may be unaligned, so arrays are copied. */
+void *ml_run_store_array(sqlite3_stmt *row, int at, int64_t n, size_t size, ml_arena *a) {
     void *copy;
 
     if (n < 0 || (size_t)sqlite3_column_bytes(row, at) != (size_t)n * size || n == 0)
@@ -29,42 +29,39 @@ static void *array_of(sqlite3_stmt *row, int at, int64_t n, size_t size, ml_aren
     return copy;
 }
 
-static ml_sample sample_of(sqlite3_stmt *row, ml_arena *a) {
+ml_sample ml_run_store_sample(sqlite3_stmt *row, ml_arena *a) {
     ml_sample s = { .row = -1 };
     int64_t n_token = sqlite3_column_bytes(row, 10) / (int64_t)sizeof *s.token;
     int64_t n = sqlite3_column_int64(row, 9);
 
     s.index = sqlite3_column_int64(row, 2);
     s.group = sqlite3_column_int64(row, 3);
-    s.prompt = text_of(row, 4);
-    s.response = text_of(row, 5);
-    s.label = text_of(row, 6);
+    s.prompt = ml_run_store_text(row, 4);
+    s.response = ml_run_store_text(row, 5);
+    s.label = ml_run_store_text(row, 6);
     s.has_reward = sqlite3_column_type(row, 7) != SQLITE_NULL;
     s.reward = sqlite3_column_double(row, 7);
-    s.status = status_of(text_of(row, 8));
-    s.token = array_of(row, 10, n_token, sizeof *s.token, a);
+    s.status = status_of(ml_run_store_text(row, 8));
+    s.token = ml_run_store_array(row, 10, n_token, sizeof *s.token, a);
     s.n_token = s.token ? (int32_t)n_token : 0;
     s.n_response = n >= 0 && n <= s.n_token ? (int32_t)n : 0;
-    s.mask = array_of(row, 11, s.n_response, sizeof *s.mask, a);
-    s.logprob = array_of(row, 12, s.n_response, sizeof *s.logprob, a);
-    s.version = array_of(row, 13, s.n_response, sizeof *s.version, a);
+    s.mask = ml_run_store_array(row, 11, s.n_response, sizeof *s.mask, a);
+    s.logprob = ml_run_store_array(row, 12, s.n_response, sizeof *s.logprob, a);
+    s.version = ml_run_store_array(row, 13, s.n_response, sizeof *s.version, a);
     return s;
 }
 
 /* Missing bounds are NULL, which the query treats as "any". */
-#define COLUMNS                                                                            \
-    "SELECT rollout, place, sample, grp, prompt, response, label, reward, status,"         \
-    " n_response, tokens, mask, logprobs, versions"
 #define BOUNDS                                                                             \
     " WHERE (?1 IS NULL OR rollout = ?1)"                                                  \
     " AND (?2 IS NULL OR reward >= ?2)"                                                    \
     " AND (?3 IS NULL OR reward <= ?3)"                                                    \
     " AND (NOT ?4 OR status = 'truncated')"
-static const char search[] =
-    COLUMNS ", NULL FROM samples" BOUNDS " ORDER BY rollout, place LIMIT ?5 OFFSET ?6";
+static const char search[] = ML_SAMPLE_COLUMNS
+    ", NULL FROM samples" BOUNDS " ORDER BY rollout, place LIMIT ?5 OFFSET ?6";
 static const char search_evals[] =
-    COLUMNS ", name FROM answers" BOUNDS " AND (?7 IS NULL OR name = ?7)"
-            " ORDER BY rollout, rowid LIMIT ?5 OFFSET ?6";
+    ML_SAMPLE_COLUMNS ", name FROM answers" BOUNDS " AND (?7 IS NULL OR name = ?7)"
+                      " ORDER BY rollout, rowid LIMIT ?5 OFFSET ?6";
 
 static void bind_bound(sqlite3_stmt *row, int at, double x) {
     if (!isnan(x))
@@ -91,7 +88,7 @@ static int walk(sqlite3_stmt *row, ml_sample_each *each, void *ud) {
         ml_sample s;
         ml_arena a;
         ml_arena_init(&a, "a sample of the store");
-        s = sample_of(row, &a);
+        s = ml_run_store_sample(row, &a);
         on = each(ud, sqlite3_column_int64(row, 0),
                   (const char *)sqlite3_column_text(row, 14), &s);
         ml_arena_release(&a);

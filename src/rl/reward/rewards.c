@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/sandbox.h"
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/job_queue.h"
@@ -156,11 +157,24 @@ static ml_status open_pool(ml_worker_pool **out, const ml_worker_pool_opts *opts
     return ml_worker_pool_open(out, &o, err);
 }
 
+/* Programs of models run nowhere else. */
+static ml_status check_sandbox(const ml_reward_opts *o, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (o->rm_type && strncmp(o->rm_type, "code", 4) == 0 && !o->python.line && !o->ext)
+        st = ml_sandbox_check(err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--rm-type %s", o->rm_type);
+    return st;
+}
+
 /* The pools of a reward, or of the parts of a sum, which are shared by all threads. */
 static ml_status open_pools(ml_rewards *r, ml_reward_opts *o, ml_err *err) {
     ml_reward_part *part = ML_NEW(&r->arena, ml_reward_part, o->n_part + 1);
-    ml_status st = open_pool(&o->python_pool, &o->python, r, err);
+    ml_status st = check_sandbox(o, err);
 
+    if (st == ML_OK)
+        st = open_pool(&o->python_pool, &o->python, r, err);
     if (st == ML_OK)
         st = open_pool(&o->ifbench_pool, &o->ifbench, r, err);
     if (o->n_part)

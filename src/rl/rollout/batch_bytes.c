@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { HAS_MASK = 1, HAS_LOGPROB = 2, HAS_VERSION = 4, HAS_TEACHER = 8 };
+enum { HAS_MASK = 1, HAS_LOGPROB = 2, HAS_VERSION = 4, HAS_TEACHER = 8, HAS_KL = 16 };
 
 /* The numbers of a sample; its arrays follow. */
 typedef struct head {
@@ -39,7 +39,8 @@ static head head_of(const ml_sample *s) {
 
     h.has =
         (uint8_t)((s->mask ? HAS_MASK : 0) | (s->logprob ? HAS_LOGPROB : 0) |
-                  (s->version ? HAS_VERSION : 0) | (s->teacher_logprob ? HAS_TEACHER : 0));
+                  (s->version ? HAS_VERSION : 0) | (s->teacher_logprob ? HAS_TEACHER : 0) |
+                  (s->opd_reverse_kl ? HAS_KL : 0));
     for (int i = 0; i < ML_N_ROUTING; i++) {
         h.n_routed[i] = s->routed[i].n;
         h.width[i] = s->routed[i].width;
@@ -56,6 +57,7 @@ static void write_sample(ml_text *out, const ml_sample *s) {
     add(out, s->logprob, s->n_response, sizeof *s->logprob);
     add(out, s->version, s->n_response, sizeof *s->version);
     add(out, s->teacher_logprob, s->n_response, sizeof *s->teacher_logprob);
+    add(out, s->opd_reverse_kl, s->n_response, sizeof *s->opd_reverse_kl);
     for (int i = 0; i < ML_N_ROUTING; i++)
         add(out, s->routed[i].row, s->routed[i].n * s->routed[i].width, sizeof(int32_t));
 }
@@ -138,6 +140,8 @@ static void read_sample(reader *r, ml_sample *s) {
     s->version = take_array(r, h.has & HAS_VERSION, h.n_response, sizeof *s->version);
     s->teacher_logprob =
         take_array(r, h.has & HAS_TEACHER, h.n_response, sizeof *s->teacher_logprob);
+    s->opd_reverse_kl =
+        take_array(r, h.has & HAS_KL, h.n_response, sizeof *s->opd_reverse_kl);
     for (int i = 0; i < ML_N_ROUTING; i++)
         read_routing(r, &h, s, i);
 }

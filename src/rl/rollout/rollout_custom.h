@@ -16,6 +16,9 @@ typedef struct ml_custom_rollout {
     ml_prompt_feed feed;
     ml_gen_ctx gen_ctx;
     ml_sampling how;
+    /* The next train step changes the weights that the generator reads: no request of the
+     * user's function may be in flight after it has returned. */
+    bool must_rest;
 } ml_custom_rollout;
 
 ml_rollout ml_rollout_custom(ml_custom_rollout *r);

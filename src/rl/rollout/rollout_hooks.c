@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "rl/answers.h"
-#include "rl/learn/train_rows.h"
 
 /* Copies the batch's samples so that they can be changed; their arrays stay shared. */
 static ml_sample **own_samples(ml_rollout_batch *h, ml_arena *a) {
@@ -24,21 +23,21 @@ static ml_sample **own_samples(ml_rollout_batch *h, ml_arena *a) {
  * metric. */
 static ml_status rescore(const ml_scorer *by, ml_sample **s, ml_rollout_batch *h,
                          ml_arena *a, ml_err *err) {
-    ml_train_rows rows = ml_train_rows_of(a, h->sample, (int32_t)h->n);
-    float **again = ML_NEW(a, float *, h->n + 1);
+    ml_score_item *again = ML_NEW(a, ml_score_item, h->n + 1);
     double most = 0;
     ml_status st;
 
     for (int64_t i = 0; i < h->n; i++)
-        again[i] = ML_NEW(a, float, s[i]->n_response + 1);
+        again[i] = ml_score_item_of(by, s[i], ML_NEW(a, float, s[i]->n_response + 1));
     /* Clear the prefix cache, else decode's KV pages would be reused. */
     by->gen->flush(by->gen);
-    st = ml_gen_score(by, rows.train, (int32_t)h->n, again, err);
+    st = ml_gen_score(again, (int32_t)h->n, err);
     for (int64_t i = 0; i < h->n && st == ML_OK; i++) {
+        const float *logprob = again[i].logprob;
         for (int32_t t = 0; s[i]->logprob && t < s[i]->n_response; t++)
-            if (rows.train[i].mask[t])
-                most = fmax(most, fabs((double)again[i][t] - (double)s[i]->logprob[t]));
-        s[i]->logprob = again[i];
+            if (!s[i]->remove && (!s[i]->mask || s[i]->mask[t]))
+                most = fmax(most, fabs((double)logprob[t] - (double)s[i]->logprob[t]));
+        s[i]->logprob = again[i].logprob;
     }
     ml_metrics_add(&h->metrics, "rollout/", "prefill_logp_max_diff", most);
     return st;
@@ -126,6 +125,10 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     own = own_samples(out, a);
     if (e->rescore.gen)
         st = rescore(&e->rescore, own, out, a, err);
+    if (st == ML_OK && e->distill.n_teacher && rollout >= e->n_critic_only)
+        st = ml_distill_run(&e->distill, own, out->n, a, err);
+    if (st == ML_OK)
+        st = ml_reward_shape(&e->shaping, own, out->n, &out->metrics, a, err);
     round = ml_answers_of(a, out->sample, out->n, rollout);
     if (st == ML_OK && e->post)
         st = shape(e->post, own, round, a, err);

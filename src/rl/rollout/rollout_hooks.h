@@ -1,7 +1,7 @@
 /* rollout_hooks.h - a rollout followed by the extensions that process its samples.
  *
  * After a batch is collected, in this order: a recorded batch replaces it, the engine
- * recomputes log-probs, rewards are shaped, samples are removed from training, metrics are
+ * recomputes log-probs, teachers score the samples, rewards are shaped, samples are removed from training, metrics are
  * added, and the hook receives all samples.  Batches that are recorded or replayed are
  * processed as well.
  *
@@ -10,7 +10,8 @@
 #define ML_RL_ROLLOUT_ROLLOUT_HOOKS_H
 
 #include "miles/plugin.h"
-#include "rl/learn/gen_score.h"
+#include "rl/learn/distill.h"
+#include "rl/rollout/reward_shaping.h"
 #include "rl/rollout/rollout.h"
 
 /* A recorded batch that replaces the generated one, which must resemble it. */
@@ -25,6 +26,9 @@ typedef struct ml_rollout_hooks {
     ml_rollout inner;
     ml_inject inject;
     ml_scorer rescore; /* gen NULL: keep the log-probs recorded while sampling */
+    ml_distill distill;
+    ml_reward_shaping shaping;
+    int64_t n_critic_only; /* first rollouts, which need no teacher */
     /* NULL: none */
     const miles_reward_post *post;
     const miles_sample_filter *filter;

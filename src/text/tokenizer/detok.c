@@ -14,6 +14,7 @@ struct ml_detok {
     ml_arena arena;
     const ml_tokenizer *tok;
     bool skip_special;
+    bool raw; /* bytes of one token in the middle of a text, also invalid UTF-8 */
     ml_text *out;
     stage stage[ML_TOK_STAGES];
 };
@@ -32,6 +33,10 @@ static void spell_out(ml_detok *d, int k) {
     ml_text *held = &d->stage[k].held;
     size_t at = 0;
 
+    if (d->raw) {
+        feed(d, k + 1, (ml_str){ held->ptr, held->len });
+        held->len = 0;
+    }
     while (at < held->len) {
         size_t valid = ml_utf8_valid((ml_str){ held->ptr + at, held->len - at });
         int next;
@@ -100,7 +105,7 @@ static void flush_fallback(ml_detok *d, int k) {
     ml_text *held = &d->stage[k].held;
     ml_str run = { held->ptr, held->len };
 
-    if (run.len && ml_utf8_valid(run) == run.len)
+    if (run.len && (d->raw || ml_utf8_valid(run) == run.len))
         feed(d, k + 1, run);
     else
         for (size_t i = 0; i < run.len; i++)
@@ -191,6 +196,7 @@ static void feed(ml_detok *d, int k, ml_str token) {
         ml_text_add(d->out, token.ptr, token.len);
         return;
     }
+    st->n_token += d->raw;
     switch (s->type) {
     case ML_DEC_JOIN:
         if (st->n_token)
@@ -206,7 +212,9 @@ static void feed(ml_detok *d, int k, ml_str token) {
     case ML_DEC_FUSE: feed(d, k + 1, token); break;
     case ML_DEC_REPLACE: feed_replaced(d, k, token, s->pattern.literal, s->content); break;
     case ML_DEC_STRIP:
-        if (s->whole)
+        if (s->whole && d->raw)
+            feed(d, k + 1, token);
+        else if (s->whole)
             feed_stripped_text(d, k, token);
         else
             feed_stripped_token(d, k, token);
@@ -283,6 +291,14 @@ void ml_decode(const ml_tokenizer *t, ml_text *out, const int32_t *id, int64_t n
 
     for (int64_t i = 0; i < n; i++)
         ml_detok_push(&d, id[i], out);
+    ml_detok_finish(&d, out);
+    release(&d);
+}
+
+void ml_token_bytes(const ml_tokenizer *t, int32_t id, ml_text *out) {
+    ml_detok d = { .tok = t, .raw = true };
+
+    ml_detok_push(&d, id, out);
     ml_detok_finish(&d, out);
     release(&d);
 }

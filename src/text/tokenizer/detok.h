@@ -20,6 +20,10 @@ void ml_detok_push(ml_detok *d, int32_t id, ml_text *out);
 /* Appends the rest; then a new text may begin. */
 void ml_detok_finish(ml_detok *d, ml_text *out);
 
+/* Appends the bytes of a token in the middle of a text; they may be a part of a character.
+ * (The text of a single token has U+FFFD in their place.) */
+void ml_token_bytes(const ml_tokenizer *t, int32_t id, ml_text *out);
+
 /* Finds stop strings in streamed text.  The first one to be complete ends the text; if
  * several end at the same position, the longest one does.  The result does not depend on
  * how the text is divided into pieces. */

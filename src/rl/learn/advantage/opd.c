@@ -1,82 +1,34 @@
 #include "rl/learn/advantage/opd.h"
 
+#include <math.h>
+
 #include "base/exp.h"
 
-/* The first of the last n entries, which belong to the response.  The placeholder is not
- * counted. */
-static const ml_json *response_part(const ml_json *field, int64_t n) {
-    const ml_json *v;
+ml_opd_needs ml_opd_needs_of(ml_opd_set set) {
+    bool cross = set == ML_OPD_UNION || set == ML_OPD_XOR;
 
-    if (!field || field->type != ML_JSON_ARRAY || field->n < n + 1)
-        return NULL;
-    v = field->child;
-    for (int64_t skip = field->n - n; skip > 0; skip--)
-        v = v->next;
-    return v;
+    return (ml_opd_needs){ .student_top = set != ML_OPD_ONLY_TEACHER,
+                           .teacher_top = set != ML_OPD_ONLY_STUDENT,
+                           .teacher_on_student = cross || set == ML_OPD_ONLY_STUDENT,
+                           .student_on_teacher = cross || set == ML_OPD_ONLY_TEACHER };
 }
 
-static bool read_entry(const ml_json *entry, double *log_prob, int64_t *id) {
-    const ml_json *first = entry->type == ML_JSON_ARRAY ? entry->child : NULL;
-
-    return first && ml_json_f64(first, log_prob) && first->next &&
-           ml_json_i64(first->next, id);
-}
-
-ml_status ml_opd_teacher(double *out, int64_t n, const ml_json *logprobs, ml_err *err) {
-    const ml_json *v = response_part(logprobs, n);
-    int64_t id;
-
-    for (int64_t t = 0; t < n; t++, v = v->next)
-        if (!v || !read_entry(v, &out[t], &id))
-            return ml_fail(
-                err, ML_EFORMAT,
-                "the teacher's reply has no log-prob for response token %lld of %lld",
-                (long long)t, (long long)n);
-    return ML_OK;
-}
-
-/* --- top-k tokens ------------------------------------------------------------- */
-
-typedef struct token {
-    int64_t id;
-    double log_prob;
-} token;
-
-typedef struct tokens {
-    token *of;
-    int64_t n;
-} tokens;
-
-static bool find(const tokens *list, int64_t id, double *log_prob) {
-    for (int64_t i = list->n - 1; i >= 0; i--)
-        if (list->of[i].id == id) {
-            *log_prob = list->of[i].log_prob;
+/* The last entry with this id counts, as in a dictionary. */
+static bool find(const ml_opd_tokens *list, int64_t id, double *log_prob) {
+    for (int32_t i = list->n - 1; i >= 0; i--)
+        if (list->id[i] == id && !isnan(list->logprob[i])) {
+            *log_prob = (double)list->logprob[i];
             return true;
         }
     return false;
 }
 
-static tokens read_tokens(ml_arena *a, const ml_json *position) {
-    tokens list = { ML_NEW(a, token, position ? position->n + 1 : 1), 0 };
-
-    for (const ml_json *e = position ? position->child : NULL; e; e = e->next)
-        if (read_entry(e, &list.of[list.n].log_prob, &list.of[list.n].id))
-            list.n++;
-    return list;
-}
-
-/* One position: the top-k tokens of both models, and each model's log-probs of the
- * other's. */
-typedef struct position {
-    tokens student, teacher, teacher_on_student, student_on_teacher;
-} position;
-
-static bool has(const tokens *list, int64_t id) {
+static bool has(const ml_opd_tokens *list, int64_t id) {
     double unused;
     return find(list, id, &unused);
 }
 
-static bool chosen(ml_opd_set set, const position *p, int64_t id) {
+static bool chosen(ml_opd_set set, const ml_opd_position *p, int64_t id) {
     bool student = has(&p->student, id), teacher = has(&p->teacher, id);
 
     switch (set) {
@@ -102,7 +54,7 @@ static bool among(const pair *set, int64_t n, int64_t id) {
     return false;
 }
 
-static ml_status add_pair(pair *out, const position *p, int64_t id, ml_err *err) {
+static ml_status add_pair(pair *out, const ml_opd_position *p, int64_t id, ml_err *err) {
     out->id = id;
     if (!find(&p->student, id, &out->student) &&
         !find(&p->student_on_teacher, id, &out->student))
@@ -115,13 +67,13 @@ static ml_status add_pair(pair *out, const position *p, int64_t id, ml_err *err)
     return ML_OK;
 }
 
-static ml_status choose(pair *out, int64_t *n, ml_opd_set set, const position *p,
-                        const tokens *from, ml_err *err) {
+static ml_status choose(pair *out, int64_t *n, ml_opd_set set, const ml_opd_position *p,
+                        const ml_opd_tokens *from, ml_err *err) {
     ml_status st = ML_OK;
 
     for (int64_t i = 0; i < from->n && st == ML_OK; i++) {
-        int64_t id = from->of[i].id;
-        if (!chosen(set, p, id) || among(out, *n, id))
+        int64_t id = from->id[i];
+        if (id < 0 || !chosen(set, p, id) || among(out, *n, id))
             continue;
         st = add_pair(&out[*n], p, id, err);
         ++*n;
@@ -133,61 +85,32 @@ static double log_weight(ml_opd_weight w, const pair *p) {
     return w == ML_OPD_STUDENT_P ? p->student : w == ML_OPD_TEACHER_P ? p->teacher : 0.0;
 }
 
-static double weighted_difference(const ml_opd_topk *in, const pair *set, int64_t n) {
-    bool as_is = in->set == ML_OPD_XOR;
-    double most = as_is || n == 0 ? 0.0 : log_weight(in->weight, &set[0]);
+static double weighted_difference(ml_opd_set kind, ml_opd_weight weight, const pair *set,
+                                  int64_t n) {
+    bool as_is = kind == ML_OPD_XOR;
+    double most = as_is || n == 0 ? 0.0 : log_weight(weight, &set[0]);
     double total = 0.0, sum = 0.0;
 
     for (int64_t i = 1; i < n && !as_is; i++)
-        if (log_weight(in->weight, &set[i]) > most)
-            most = log_weight(in->weight, &set[i]);
+        if (log_weight(weight, &set[i]) > most)
+            most = log_weight(weight, &set[i]);
     for (int64_t i = 0; i < n; i++) {
-        double w = ml_exp(log_weight(in->weight, &set[i]) - most);
+        double w = ml_exp(log_weight(weight, &set[i]) - most);
         total += w;
         sum += w * (set[i].student - set[i].teacher);
     }
     return as_is || n == 0 ? sum : sum / total;
 }
 
-static ml_status compare(double *out, const ml_opd_topk *in, ml_arena *a, const position *p,
-                         ml_err *err) {
-    pair *set = ML_NEW(a, pair, p->student.n + p->teacher.n + 1);
+ml_status ml_opd_reverse_kl(double *out, ml_opd_set set, ml_opd_weight weight,
+                            const ml_opd_position *p, ml_arena *a, ml_err *err) {
+    pair *of = ML_NEW(a, pair, p->student.n + p->teacher.n + 1);
     int64_t n = 0;
-    ml_status st = choose(set, &n, in->set, p, &p->student, err);
+    ml_status st = choose(of, &n, set, p, &p->student, err);
 
     if (st == ML_OK)
-        st = choose(set, &n, in->set, p, &p->teacher, err);
+        st = choose(of, &n, set, p, &p->teacher, err);
     if (st == ML_OK)
-        *out = weighted_difference(in, set, n);
-    return st;
-}
-
-static const ml_json *after(const ml_json *v) {
-    return v ? v->next : NULL;
-}
-
-ml_status ml_opd_topk_reverse_kl(double *out, int64_t n, const ml_opd_topk *in,
-                                 ml_err *err) {
-    const ml_json *student = in->student_top ? in->student_top->child : NULL;
-    const ml_json *teacher = response_part(in->teacher_top, n);
-    const ml_json *cross_teacher = response_part(in->teacher_on_student, n);
-    const ml_json *cross_student = response_part(in->student_on_teacher, n);
-    ml_status st = ML_OK;
-
-    for (int64_t t = 0; t < n && st == ML_OK; t++) {
-        ml_arena a;
-        position p;
-        ml_arena_init(&a, "distillation");
-        p = (position){ read_tokens(&a, student), read_tokens(&a, teacher),
-                        read_tokens(&a, cross_teacher), read_tokens(&a, cross_student) };
-        st = compare(&out[t], in, &a, &p, err);
-        if (st != ML_OK)
-            ml_err_prefix(err, "response token %lld", (long long)t);
-        ml_arena_release(&a);
-        student = after(student);
-        teacher = after(teacher);
-        cross_teacher = after(cross_teacher);
-        cross_student = after(cross_student);
-    }
+        *out = weighted_difference(set, weight, of, n);
     return st;
 }

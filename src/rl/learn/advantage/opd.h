@@ -1,17 +1,14 @@
-/* opd.h - on-policy distillation with a teacher served over HTTP.
- *
- * The server returns one entry per input token, the first a placeholder; the last n belong
- * to the response.  Entries are [log-prob, id, ...] or, for several tokens at a position,
- * lists of those.
+/* opd.h - on-policy distillation over the top-k tokens of student and teacher.
  *
  * thread: any. */
 #ifndef ML_RL_LEARN_ADVANTAGE_OPD_H
 #define ML_RL_LEARN_ADVANTAGE_OPD_H
 
-#include "base/json.h"
+#include <stdbool.h>
+#include <stdint.h>
 
-/* The teacher's log-probs of the n response tokens, from input_token_logprobs. */
-ml_status ml_opd_teacher(double *out, int64_t n, const ml_json *logprobs, ml_err *err);
+#include "base/arena.h"
+#include "base/err.h"
 
 /* Which of the top-k tokens of student and teacher are compared. */
 typedef enum ml_opd_set {
@@ -29,19 +26,31 @@ typedef enum ml_opd_weight {
     ML_OPD_NO_WEIGHT
 } ml_opd_weight;
 
-typedef struct ml_opd_topk {
-    ml_opd_set set;
-    ml_opd_weight weight;
-    const ml_json *student_top; /* [n] by position; not a server field */
-    const ml_json *teacher_top; /* server fields; NULL if the set does not need them */
-    const ml_json *teacher_on_student; /* the teacher's log-probs of the student's ids */
-    const ml_json *student_on_teacher; /* and vice versa */
-} ml_opd_topk;
+/* What a set needs: the top-k tokens of each model, and its log-probs of the other's. */
+typedef struct ml_opd_needs {
+    bool student_top, teacher_top, teacher_on_student, student_on_teacher;
+} ml_opd_needs;
 
-/* out[t] = sum over the set of weight (student's log-prob - teacher's).  The weights of a
+ml_opd_needs ml_opd_needs_of(ml_opd_set set);
+
+/* Tokens of one position with their log-probs; entries with an id below 0 are skipped. */
+typedef struct ml_opd_tokens {
+    const int32_t *id;
+    const float *logprob;
+    int32_t n;
+} ml_opd_tokens;
+
+typedef struct ml_opd_position {
+    ml_opd_tokens student, teacher;   /* the top-k tokens of each */
+    ml_opd_tokens teacher_on_student; /* the teacher's log-probs of the student's ids */
+    ml_opd_tokens student_on_teacher; /* and vice versa */
+} ml_opd_position;
+
+/* *out = sum over the set of weight (student's log-prob - teacher's).  The weights of a
  * position sum to 1, except for xor, where they are the probabilities themselves.  An
- * empty set gives 0.  ML_EFORMAT: a required log-prob is missing. */
-ml_status ml_opd_topk_reverse_kl(double *out, int64_t n, const ml_opd_topk *in,
-                                 ml_err *err);
+ * empty set gives 0.  ML_EFORMAT: a required log-prob is missing.  Scratch memory is taken
+ * from the arena. */
+ml_status ml_opd_reverse_kl(double *out, ml_opd_set set, ml_opd_weight weight,
+                            const ml_opd_position *p, ml_arena *a, ml_err *err);
 
 #endif

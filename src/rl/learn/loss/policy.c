@@ -61,16 +61,34 @@ static int32_t metrics(const miles_algo *algo, miles_metric *out) {
     return n;
 }
 
+/* Which ratio a loss has, token by token. */
+typedef enum ratio_of {
+    OF_TOKEN,    /* or, with sequence_ratio, the geometric mean of the sequence (GSPO) */
+    OF_CLIPPED,  /* the geometric mean of clipped ratios (GMPO) */
+    OF_SEQUENCE, /* of the whole sequence, a constant (VESPO) */
+} ratio_of;
+
+/* What a policy loss does with tokens that were chosen for their covariance. */
+typedef enum chosen_are { CHOSEN_NONE, CHOSEN_DROPPED, CHOSEN_PENALISED } chosen_are;
+
+typedef struct policy_kind {
+    ml_surrogate_fn *surrogate;
+    ratio_of ratio;
+    chosen_are chosen;
+} policy_kind;
+
 /* The state of one sample while its loss is computed. */
 typedef struct pass {
     const miles_sample *s;
     const miles_algo *algo;
     miles_loss_out *out;
-    ml_surrogate_fn *surrogate;
+    const policy_kind *kind;
     const double *old;    /* [n] log-probs in the denominator of the ratio */
     double n_trained;     /* at least 1 */
     double sequence_kl;   /* mean of old - new over the trained tokens */
-    double d_sequence;    /* derivative with respect to -sequence_kl */
+    double clipped_kl;    /* the same, with GMPO's clip */
+    double sequence_log;  /* sum of new - old over the trained tokens, each clamped */
+    double d_sequence;    /* derivative with respect to -sequence_kl or -clipped_kl */
     double w, w2;         /* sums of the ratio and of its square */
     double sum[N_METRIC]; /* over the tokens that count for each */
 } pass;
@@ -79,17 +97,33 @@ static double finite_or_zero(double x) {
     return isfinite(x) ? x : 0.0;
 }
 
+/* GMPO's log ratio of a token; moves: it has a derivative. */
+static double clipped_log_ratio(const pass *p, int64_t t, bool *moves) {
+    double raw = p->s->log_prob[t] - p->old[t];
+    double of = ml_gmpo_log_ratio(finite_or_zero(raw), finite_or_zero(p->s->advantage[t]),
+                                  p->algo, moves);
+    *moves = *moves && isfinite(raw);
+    return of;
+}
+
 static void sequence_statistics(pass *p) {
     int64_t n = 0;
-    double sum = 0.0;
+    double sum = 0.0, clipped = 0.0;
+    bool unused;
 
     for (int64_t t = 0; t < p->s->n; t++)
         if (p->s->mask[t]) {
-            sum += p->old[t] - p->s->log_prob[t];
+            double kl = p->old[t] - p->s->log_prob[t];
+            sum += kl;
             n++;
+            if (p->kind->ratio == OF_CLIPPED)
+                clipped -= clipped_log_ratio(p, t, &unused);
+            if (p->kind->ratio == OF_SEQUENCE)
+                p->sequence_log += ml_log_ratio_clamp(-kl, &unused);
         }
     p->n_trained = n ? (double)n : 1.0;
     p->sequence_kl = sum / p->n_trained;
+    p->clipped_kl = clipped / p->n_trained;
 }
 
 /* Off-policy sequence masking: drops tokens of negative advantage if the policy has moved
@@ -99,13 +133,51 @@ static bool left_out(const pass *p, int64_t t) {
            p->sequence_kl > p->algo->opsm_delta;
 }
 
+/* Whether one ratio, with a derivative, belongs to all tokens. */
+static bool is_joint(const pass *p) {
+    return p->kind->ratio == OF_CLIPPED ||
+           (p->kind->ratio == OF_TOKEN && p->algo->sequence_ratio);
+}
+
+/* old - new, as the ratio of token t has it. */
+static double kl_of(const pass *p, int64_t t) {
+    if (p->kind->ratio == OF_CLIPPED)
+        return p->clipped_kl;
+    return is_joint(p) ? p->sequence_kl : p->old[t] - p->s->log_prob[t];
+}
+
+static bool is_chosen(const pass *p, int64_t t, chosen_are kind) {
+    return p->kind->chosen == kind && p->s->chosen && p->s->chosen[t];
+}
+
+/* The loss of a token, before its weight. */
+static ml_surrogate term_of(const pass *p, int64_t t, double kl, double advantage) {
+    double log_ratio = p->kind->ratio == OF_SEQUENCE ? p->sequence_log : -kl;
+    ml_surrogate term =
+        p->kind->surrogate(log_ratio, p->s->log_prob[t], advantage, p->algo);
+    bool moves;
+
+    if (p->kind->ratio == OF_CLIPPED) {
+        (void)clipped_log_ratio(p, t, &moves);
+        term.clipped = !moves && advantage != 0.0;
+    }
+    if (is_chosen(p, t, CHOSEN_PENALISED)) {
+        term.value += p->algo->kl_cov_coef * fabs(kl);
+        term.d_log_ratio += p->algo->kl_cov_coef * (kl < 0.0 ? 1.0 : kl > 0.0 ? -1.0 : 0.0);
+        term.clipped = true;
+    }
+    if (is_chosen(p, t, CHOSEN_DROPPED))
+        term = (ml_surrogate){ .clipped = true };
+    return term;
+}
+
 static void policy_term(pass *p, int64_t t) {
     const miles_sample *s = p->s;
-    double raw = p->algo->sequence_ratio ? p->sequence_kl : p->old[t] - s->log_prob[t];
+    double raw = kl_of(p, t);
     double kl = finite_or_zero(raw), advantage = finite_or_zero(s->advantage[t]);
     double factor = (left_out(p, t) ? 0.0 : 1.0) * (s->weight ? s->weight[t] : 1.0);
     double scale = p->out->policy_scale * factor;
-    ml_surrogate term = p->surrogate(-kl, s->log_prob[t], advantage, p->algo);
+    ml_surrogate term = term_of(p, t, kl, advantage);
     bool inside;
     double w = ml_exp(ml_log_ratio_clamp(-kl, &inside));
 
@@ -120,18 +192,24 @@ static void policy_term(pass *p, int64_t t) {
     p->out->d_log_prob[t] += scale * term.d_log_prob;
     if (!isfinite(raw))
         return;
-    if (p->algo->sequence_ratio)
+    if (is_joint(p))
         p->d_sequence += scale * term.d_log_ratio;
     else
         p->out->d_log_prob[t] += scale * term.d_log_ratio;
 }
 
-/* The sequence ratio depends on every trained token, so its derivative is spread over
- * them. */
+/* The sequence ratio depends on every trained token (GMPO: on those that its clip leaves), so
+ * its derivative is spread over them. */
 static void spread_sequence(pass *p) {
-    for (int64_t t = 0; t < p->s->n; t++)
-        if (p->s->mask[t])
+    for (int64_t t = 0; t < p->s->n; t++) {
+        bool moves = true;
+        if (!p->s->mask[t])
+            continue;
+        if (p->kind->ratio == OF_CLIPPED)
+            (void)clipped_log_ratio(p, t, &moves);
+        if (moves)
             p->out->d_log_prob[t] += p->d_sequence / p->n_trained;
+    }
 }
 
 static void entropy_term(pass *p, int64_t t) {
@@ -180,7 +258,7 @@ static void walk(pass *p) {
         if (p->algo->has_opd_reverse_kl)
             p->sum[OPD_REVERSE_KL] += s->opd_reverse_kl[t];
     }
-    if (p->algo->sequence_ratio)
+    if (is_joint(p))
         spread_sequence(p);
 }
 
@@ -228,8 +306,8 @@ static int lacks(const miles_sample *s, const miles_algo *algo, miles_error *err
 }
 
 static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *out,
-               miles_error *err, ml_surrogate_fn *surrogate) {
-    pass p = { .s = s, .algo = algo, .out = out, .surrogate = surrogate };
+               miles_error *err, const policy_kind *kind) {
+    pass p = { .s = s, .algo = algo, .out = out, .kind = kind };
 
     if (s->n && lacks(s, algo, err))
         return 1;
@@ -239,26 +317,36 @@ static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *ou
     return 0;
 }
 
-static int run_ppo(const miles_sample *s, const miles_algo *algo, miles_loss_out *out,
-                   miles_error *err) {
-    return run(s, algo, out, err, ml_surrogate_ppo);
-}
+/* A row: its kind, and the extension. */
+#define POLICY_LOSS(id, word, other_word, text, ...)                                       \
+    static int run_##id(const miles_sample *s, const miles_algo *algo,                     \
+                        miles_loss_out *out, miles_error *err) {                           \
+        static const policy_kind kind = { __VA_ARGS__ };                                   \
+        return run(s, algo, out, err, &kind);                                              \
+    }                                                                                      \
+    const miles_loss ml_loss_##id = {                                                      \
+        .base = { sizeof(miles_loss), MILES_LOSS, word, other_word, text },                \
+        .metrics = metrics,                                                                \
+        .run = run_##id,                                                                   \
+    };
 
-static int run_cispo(const miles_sample *s, const miles_algo *algo, miles_loss_out *out,
-                     miles_error *err) {
-    return run(s, algo, out, err, ml_surrogate_cispo);
-}
-
-const miles_loss ml_loss_policy = {
-    .base = { sizeof(miles_loss), MILES_LOSS, "policy_loss", NULL,
-              "clipped surrogate of PPO, with entropy and KL terms" },
-    .metrics = metrics,
-    .run = run_ppo,
-};
-
-const miles_loss ml_loss_cispo = {
-    .base = { sizeof(miles_loss), MILES_LOSS, "cispo_loss", "cispo",
-              "clipped ratios as constant weights of the log-probs (CISPO)" },
-    .metrics = metrics,
-    .run = run_cispo,
-};
+POLICY_LOSS(policy, "policy_loss", NULL,
+            "clipped surrogate of PPO, with entropy and KL terms", ml_surrogate_ppo,
+            OF_TOKEN, CHOSEN_NONE)
+POLICY_LOSS(cispo, "cispo_loss", "cispo",
+            "clipped ratios as constant weights of the log-probs (CISPO)",
+            ml_surrogate_cispo, OF_TOKEN, CHOSEN_NONE)
+POLICY_LOSS(sapo, "sapo_loss", "sapo", "a soft gate in place of the clip (SAPO)",
+            ml_surrogate_sapo, OF_TOKEN, CHOSEN_NONE)
+POLICY_LOSS(gmpo, "gmpo_loss", "gmpo",
+            "geometric mean of clipped ratios, one per sample (GMPO)", ml_surrogate_plain,
+            OF_CLIPPED, CHOSEN_NONE)
+POLICY_LOSS(vespo, "vespo_loss", "vespo",
+            "gamma weights of the sequence's ratio, constant (VESPO)", ml_surrogate_vespo,
+            OF_SEQUENCE, CHOSEN_NONE)
+POLICY_LOSS(clip_cov, "clip_cov_loss", "clip_cov",
+            "policy_loss without tokens of high covariance (Clip-Cov)", ml_surrogate_ppo,
+            OF_TOKEN, CHOSEN_DROPPED)
+POLICY_LOSS(kl_cov, "kl_cov_loss", "kl_cov",
+            "unclipped ratios, a KL penalty on tokens of high covariance (KL-Cov)",
+            ml_surrogate_plain, OF_TOKEN, CHOSEN_PENALISED)

@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "rl/builtins.h"
+#include "rl/learn/loss/covariance.h"
 #include "rl/learn/reduce/divisors.h"
 
 static bool any_has(const miles_batch *b, size_t field) {
@@ -55,6 +57,20 @@ static ml_status correct(ml_step_loss *s, ml_arena *a, const miles_correction *c
     return ML_OK;
 }
 
+/* The tokens that a loss treats in another way, by their covariance. */
+static ml_status choose(ml_step_loss *s, ml_arena *a, const miles_batch *b, ml_err *err) {
+    bool clips = s->loss == &ml_loss_clip_cov;
+    uint8_t **chosen;
+
+    if (!clips && s->loss != &ml_loss_kl_cov)
+        return ML_OK;
+    chosen = ML_NEW(a, uint8_t *, b->n + 1);
+    for (int64_t i = 0; i < b->n; i++)
+        s->sample[i].chosen = chosen[i] = ML_NEW(a, uint8_t, b->sample[i]->n + 1);
+    return clips ? ml_covariance_clip(chosen, b, &s->num, a, err)
+                 : ml_covariance_largest(chosen, b, &s->num, a, err);
+}
+
 static ml_status divide(ml_step_loss *s, ml_arena *a, const miles_reducer *reducer,
                         const miles_batch *b, ml_err *err) {
     miles_error why = { "" };
@@ -88,6 +104,8 @@ ml_status ml_step_loss_init(ml_step_loss *out, ml_arena *a, const ml_recipe *r,
     out->other = ML_NEW(a, double, batch->n + 1);
     if (correction)
         st = correct(out, a, correction, batch, err);
+    if (st == ML_OK)
+        st = choose(out, a, batch, err);
     if (st == ML_OK)
         st = divide(out, a, r->reducer, batch, err);
     return st;

@@ -30,6 +30,30 @@ static int run_dapo(const miles_batch *b, const miles_algo *algo, double denomin
     return 0;
 }
 
+/* LUSPO: the sum over the tokens of a rollout, so that its weight grows with its length. */
+static int run_luspo(const miles_batch *b, const miles_algo *algo, double denominator,
+                     double *divisor, miles_error *err) {
+    int64_t n = 0;
+
+    (void)algo;
+    (void)err;
+    for (int64_t i = 0; i < b->n; i++) {
+        bool first = true;
+        for (int64_t j = 0; j < i && first; j++)
+            first = b->sample[j]->rollout != b->sample[i]->rollout;
+        n += first;
+    }
+    for (int64_t i = 0; i < b->n; i++)
+        divisor[i] = (double)(n ? n : 1) / denominator;
+    return 0;
+}
+
+const miles_reducer ml_reducer_luspo = {
+    .base = { sizeof(miles_reducer), MILES_REDUCER, "luspo", NULL,
+              "sum over the tokens of a rollout, mean over rollouts (LUSPO, with gspo)" },
+    .run = run_luspo,
+};
+
 const miles_reducer ml_reducer_drgrpo = {
     .base = { sizeof(miles_reducer), MILES_REDUCER, "drgrpo",
               "examples.experimental.DrGRPO.custom_reducer.get_pg_loss_reducer",
