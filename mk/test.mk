@@ -116,6 +116,7 @@ endef
 
 define LONG_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
+600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
 400 load $(LOAD) --connections 1000 --seconds 120
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs

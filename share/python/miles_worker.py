@@ -248,6 +248,8 @@ def generate(fn):
 
     async def answer(call):
         sample = fresh_sample(call["sample"])
+        if "messages" in call:
+            sample.prompt = call["messages"]
         host.call.set(host.Call(call["seed"]))
         state = GenerateState(host.args)
         given = GenerateFnInput(state, sample, call["sampling_params"], call["evaluation"])
@@ -279,6 +281,15 @@ def number_of(reward):
     return float(reward) if isinstance(reward, bool) else reward
 
 
+def versions_of(sample):
+    """Of all tokens, or of the tokens that each applies to."""
+    tokens = getattr(sample, "weight_version_tokens", None)
+    if tokens and sum(tokens) == sample.response_length:
+        return {"weight_versions": sample.weight_versions, "weight_version_tokens": tokens}
+    versions = [v for v in sample.weight_versions if str(v).isdigit()]
+    return {"weight_versions": versions[:1] if len(set(versions)) == 1 else None}
+
+
 def record_of(sample):
     """What miles takes over from a sample."""
     from miles.utils.types import Sample
@@ -286,18 +297,18 @@ def record_of(sample):
     if not isinstance(sample, Sample):
         raise TypeError(f"the function returned a {type(sample).__name__}; expected Sample")
     sample.validate()
-    versions = [v for v in sample.weight_versions if str(v).isdigit()]
     return {
         "index": sample.index,
         "group_index": sample.group_index,
         "rollout_id": sample.rollout_id if sample.rollout_id is not None else sample.index,
-        "prompt": sample.prompt if isinstance(sample.prompt, str) else json.dumps(sample.prompt),
+        "prompt": sample.prompt if isinstance(sample.prompt, str) else None,
         "tokens": plain(sample.tokens, True),
         "response": sample.response or "",
         "response_length": sample.response_length,
         "loss_mask": None if sample.loss_mask is None else [int(m) for m in plain(sample.loss_mask, True)],
         "rollout_log_probs": None if sample.rollout_log_probs is None else plain(sample.rollout_log_probs, True),
-        "weight_versions": versions[:1] if len(set(versions)) == 1 else None,
+        **versions_of(sample),
+        "n_turn": getattr(sample, "n_turn", 1),
         "label": sample.label,
         "metadata": sample.metadata,
         "reward": None if sample.reward is None else number_of(sample.reward),
@@ -822,6 +833,11 @@ DEFAULTS = {
     "over_sampling_batch_size": None,
     "rollout_stop": None,
     "rollout_stop_token_ids": None,
+    "use_session_server": None,
+    "custom_agent_function_path": None,
+    "max_seq_len": None,
+    "session_sample_picker_path": None,
+    "session_sample_postprocessor_path": None,
 }
 
 

@@ -297,6 +297,9 @@ static void parse_flag(parser *p, int *i, int argc, char **argv) {
         complain(p, "%s takes a list: write %s A B C", written, written);
     } else if (eq) {
         take(p, at, written, &after, 1, true);
+    } else if (n == 0 && f->alone) {
+        char *alone = ml_arena_str(&p->c->arena, f->alone, strlen(f->alone));
+        take(p, at, written, &alone, 1, true);
     } else if (n == 0) {
         no_value(p, word);
     } else {

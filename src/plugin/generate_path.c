@@ -71,11 +71,5 @@ ml_status ml_generate_path_resolve(ml_environment_opts *out, ml_arena *a, const 
         return ML_OK;
     if (loop)
         return find_tools(out, a, tools, err);
-    if (strncmp(path, HUB, strlen(HUB)) == 0)
-        return ml_fail(err, ML_EUNSUP,
-                       "--" FLAG
-                       " %s: agents behind a session server are not supported; use an "
-                       "environment: ./env.py, cmd:COMMAND or ./my.so:name",
-                       path);
     return find_function(out, a, path, FLAG, "turn", err);
 }

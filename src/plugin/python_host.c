@@ -221,6 +221,21 @@ static ml_status endpoint(request *q, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status sessions(request *q, ml_err *err) {
+    ml_json_out o = { .to = q->out };
+
+    if (!q->run.session_host)
+        return ml_fail(err, ML_EUNSUP,
+                       "this run has no session server: start it with "
+                       "--use-session-server");
+    ml_json_begin(&o, '{');
+    ml_json_put_word(&o, "host", q->run.session_host);
+    ml_json_put_int(&o, "port", q->run.session_port);
+    ml_json_put_word(&o, "key", q->run.session_key);
+    ml_json_end(&o, '}');
+    return ML_OK;
+}
+
 static ml_status get_samples(request *q, ml_err *err) {
     int64_t n = 0;
 
@@ -249,7 +264,7 @@ static const struct {
     { "tokenizer", about },   { "encode", encode },
     { "decode", decode },     { "render", render },
     { "endpoint", endpoint }, { "get_samples", get_samples },
-    { "evaluate", evaluate },
+    { "evaluate", evaluate }, { "sessions", sessions },
 };
 
 static ml_status answer_to(request *q, ml_err *err) {

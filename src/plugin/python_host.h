@@ -22,6 +22,8 @@ typedef struct ml_python_parts {
     const char *model;                     /* its directory */
     const char *host, *key;                /* of the engine; NULL: it does not serve */
     int port;
+    const char *session_host, *session_key; /* of the session server; NULL: there is none */
+    int session_port;
     /* Appends the JSON of the next n groups of prompts; false: `out` has a message. */
     bool (*get_samples)(void *ud, int64_t n, ml_text *out);
     /* Appends the JSON of the answers to all evaluation sets. */

@@ -35,10 +35,14 @@ MODULE(miles_rollout_filter_hub_base_types, "miles/rollout/filter_hub/base_types
 MODULE(miles_rollout_filter_hub_dynamic_sampling_filters,
        "miles/rollout/filter_hub/dynamic_sampling_filters.py");
 MODULE(miles_rollout_generate_hub, "miles/rollout/generate_hub/__init__.py");
+MODULE(miles_rollout_generate_hub_agentic_tool_call,
+       "miles/rollout/generate_hub/agentic_tool_call.py");
 MODULE(miles_rollout_generate_hub_single_turn, "miles/rollout/generate_hub/single_turn.py");
 MODULE(miles_rollout_generate_utils, "miles/rollout/generate_utils/__init__.py");
 MODULE(miles_rollout_generate_utils_generate_endpoint_utils,
        "miles/rollout/generate_utils/generate_endpoint_utils.py");
+MODULE(miles_rollout_generate_utils_openai_endpoint_utils,
+       "miles/rollout/generate_utils/openai_endpoint_utils.py");
 MODULE(miles_rollout_inference_rollout, "miles/rollout/inference_rollout/__init__.py");
 MODULE(miles_rollout_inference_rollout_compatibility,
        "miles/rollout/inference_rollout/compatibility.py");
@@ -52,6 +56,12 @@ MODULE(miles_rollout_rm_hub_f1, "miles/rollout/rm_hub/f1.py");
 MODULE(miles_rollout_rm_hub_gpqa, "miles/rollout/rm_hub/gpqa.py");
 MODULE(miles_rollout_rm_hub_math_dapo_utils, "miles/rollout/rm_hub/math_dapo_utils.py");
 MODULE(miles_rollout_rm_hub_math_utils, "miles/rollout/rm_hub/math_utils.py");
+MODULE(miles_rollout_session, "miles/rollout/session/__init__.py");
+MODULE(miles_rollout_session_v2, "miles/rollout/session/v2/__init__.py");
+MODULE(miles_rollout_session_v2_picker_hub,
+       "miles/rollout/session/v2/picker_hub/__init__.py");
+MODULE(miles_rollout_session_v2_postprocessor_hub,
+       "miles/rollout/session/v2/postprocessor_hub/__init__.py");
 MODULE(miles_rollout_sglang_rollout, "miles/rollout/sglang_rollout.py");
 MODULE(miles_training, "miles/training.py");
 MODULE(miles_utils, "miles/utils/__init__.py");
@@ -92,11 +102,15 @@ const ml_python_module ml_python_modules[] = {
     { "miles.rollout.filter_hub.dynamic_sampling_filters",
       ml_python_miles_rollout_filter_hub_dynamic_sampling_filters },
     { "miles.rollout.generate_hub", ml_python_miles_rollout_generate_hub },
+    { "miles.rollout.generate_hub.agentic_tool_call",
+      ml_python_miles_rollout_generate_hub_agentic_tool_call },
     { "miles.rollout.generate_hub.single_turn",
       ml_python_miles_rollout_generate_hub_single_turn },
     { "miles.rollout.generate_utils", ml_python_miles_rollout_generate_utils },
     { "miles.rollout.generate_utils.generate_endpoint_utils",
       ml_python_miles_rollout_generate_utils_generate_endpoint_utils },
+    { "miles.rollout.generate_utils.openai_endpoint_utils",
+      ml_python_miles_rollout_generate_utils_openai_endpoint_utils },
     { "miles.rollout.inference_rollout", ml_python_miles_rollout_inference_rollout },
     { "miles.rollout.inference_rollout.compatibility",
       ml_python_miles_rollout_inference_rollout_compatibility },
@@ -111,6 +125,12 @@ const ml_python_module ml_python_modules[] = {
     { "miles.rollout.rm_hub.math_dapo_utils",
       ml_python_miles_rollout_rm_hub_math_dapo_utils },
     { "miles.rollout.rm_hub.math_utils", ml_python_miles_rollout_rm_hub_math_utils },
+    { "miles.rollout.session", ml_python_miles_rollout_session },
+    { "miles.rollout.session.v2", ml_python_miles_rollout_session_v2 },
+    { "miles.rollout.session.v2.picker_hub",
+      ml_python_miles_rollout_session_v2_picker_hub },
+    { "miles.rollout.session.v2.postprocessor_hub",
+      ml_python_miles_rollout_session_v2_postprocessor_hub },
     { "miles.rollout.sglang_rollout", ml_python_miles_rollout_sglang_rollout },
     { "miles.training", ml_python_miles_training },
     { "miles.utils", ml_python_miles_utils },

@@ -10,6 +10,7 @@
 #include "net/tcp.h"
 #include "plugin/python_extensions.h"
 #include "plugin/python_host.h"
+#include "run/session_server.h"
 
 /* --- what will be requested ------------------------------------------------- */
 
@@ -296,6 +297,22 @@ static ml_status tell_address(ml_assembly *m, const ml_run_opts *c, ml_err *err)
     return st;
 }
 
+static ml_status open_sessions(ml_generator *g, const ml_run_opts *c, ml_err *err) {
+    ml_python_parts parts = ml_python_host_get();
+    ml_status st;
+
+    if (!c->sessions.kind || !g->gen)
+        return ML_OK;
+    st = ml_session_server_open(&g->sessions, g, c, err);
+    if (st != ML_OK)
+        return st;
+    parts.session_host = ml_session_server_host(g->sessions);
+    parts.session_port = ml_session_server_port(g->sessions);
+    parts.session_key = ml_session_server_key(g->sessions);
+    ml_python_host_set(&parts);
+    return ML_OK;
+}
+
 static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     const ml_weights *w = &m->run->weights;
     ml_status st = open_publisher(m, c, err);
@@ -306,6 +323,8 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
     if (st != ML_OK)
         return st;
     st = tell_address(m, c, err);
+    if (st == ML_OK)
+        st = open_sessions(&m->generator, c, err);
     if (st == ML_OK)
         st = ml_publisher_start(m->publisher, &m->generator, w, err);
     m->publisher->frozen = c->debug.skip_sync || c->lora.train_only;

@@ -4,6 +4,7 @@
 
 #include "comm/device/device_comm.h"
 #include "model/spec_shard.h"
+#include "run/session_server.h"
 #include "train/memory.h"
 
 #define MAX_WAITING (1 << 24) /* a whole rollout is queued at once */
@@ -23,7 +24,7 @@ static int64_t context_of(const ml_generator *g, const ml_demand *d, const ml_ru
 
     if (c->rollout.max_context)
         context = least(context, most(c->rollout.max_context, c->rollout.eval_context));
-    if (c->rollout.max_prompt && !d->evaluates)
+    if (c->rollout.max_prompt && !d->evaluates && !c->sessions.kind)
         context = least(context, c->rollout.max_prompt + c->rollout.max_response);
     if (d->longest > 0 && !c->record.inject) /* injected rollouts may be longer */
         context = least(context, d->longest);
@@ -257,6 +258,7 @@ void ml_generator_stop(ml_generator *g) {
         ml_supervisor_serve(g->supervisor, NULL);
     ml_run_router_close(g->router);
     g->router = NULL;
+    ml_session_server_stop(g->sessions);
     if (g->gen && g->gen != g->local)
         g->gen->close(g->gen);
     ml_rank_engine_stop(g->served);
@@ -265,6 +267,8 @@ void ml_generator_stop(ml_generator *g) {
     if (g->steps)
         g->steps->close(g->steps);
     ml_rank_engine_close(g->served);
+    ml_session_server_close(g->sessions);
+    g->sessions = NULL;
     ml_supervisor_close(g->supervisor);
     g->gen = g->local = NULL;
     g->steps = NULL;

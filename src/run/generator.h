@@ -59,7 +59,8 @@ typedef struct ml_generator {
     ml_gen *local;             /* the engine in this process; NULL: none */
     bool serves; /* the user's functions send requests to the engine; set before start */
     struct ml_rank_engine *served; /* to rank 0 or to these functions; NULL: to neither */
-    ml_run_router *router;         /* in front of the engines; NULL: none */
+    struct ml_session_server *sessions; /* NULL: none */
+    ml_run_router *router;              /* in front of the engines; NULL: none */
     ml_gen *gen; /* over all engines, or the one above; NULL: rank 0 has it */
 } ml_generator;
 

@@ -138,6 +138,15 @@ typedef struct ml_extension_opts {
     const char *generate, *execute_tool, *plugin; /* NULL: none */
 } ml_extension_opts;
 
+/* Sessions of agents; NULL: not given. */
+typedef struct ml_session_flags {
+    int kind;    /* 1 + ml_session_kind; 0: none */
+    int matcher; /* ml_message_matcher */
+    const char *ip, *tito, *picker, *postprocessor, *agent;
+    ml_string_list ports;
+    int64_t max_tokens; /* 0: no limit */
+} ml_session_flags;
+
 typedef struct ml_debug_opts {
     bool determinism, checksum, weight_sync, check_sync, no_update, env_report;
     bool prefill, skip_sync;
@@ -243,6 +252,7 @@ typedef struct ml_run_opts {
     ml_mode_opts mode;
     ml_place_opts place;
     ml_extension_opts extensions;
+    ml_session_flags sessions;
     ml_turns_opts turns;
     ml_reward_opts reward;
     const char *custom_rm_path, *eval_reward_key; /* NULL: not given */

@@ -39,6 +39,8 @@ static const struct {
     { "/v1/messages", ML_ACCESS_GENERATE },
     { "/v1/messages/", ML_ACCESS_GENERATE },
     { "/v1/responses", ML_ACCESS_GENERATE },
+    { "/sessions", ML_ACCESS_GENERATE },
+    { "/sessions/", ML_ACCESS_SESSION },
     { "/v1/embeddings", ML_ACCESS_GENERATE },
     { "/v1/audio/", ML_ACCESS_GENERATE },
     { "/v1/images/", ML_ACCESS_GENERATE },
@@ -247,7 +249,8 @@ static bool has_key(const ml_access_opts *o, ml_access_class class, ml_str given
     bool admin_only = class == ML_ACCESS_ADMIN && o->admin_key;
 
     *proved = admin || (client && !admin_only);
-    return *proved || class == ML_ACCESS_OPEN || (!admin_only && !o->api_key);
+    return *proved || class == ML_ACCESS_OPEN || class == ML_ACCESS_SESSION ||
+           (!admin_only && !o->api_key);
 }
 
 static bool is_json(ml_str type) {

@@ -15,6 +15,7 @@ typedef enum ml_access_class {
     ML_ACCESS_OPEN,     /* health: needs no key */
     ML_ACCESS_METRICS,  /* read-only information about the server */
     ML_ACCESS_GENERATE, /* generates or scores tokens */
+    ML_ACCESS_SESSION,  /* of a session: its id is the key */
     ML_ACCESS_ADMIN,    /* changes the server; also every unknown path */
 } ml_access_class;
 

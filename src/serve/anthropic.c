@@ -349,20 +349,20 @@ static void write_last(ml_job *j) {
     end_event(j, "message_stop", &o);
 }
 
-static const ml_api api = { .path = "/v1/messages",
-                            .read = read_request,
-                            .whole = write_whole,
-                            .piece = write_piece,
-                            .last = write_last,
-                            .release = ml_chat_release,
-                            .named_events = true };
+const ml_api ml_messages_api = { .path = "/v1/messages",
+                                 .read = read_request,
+                                 .whole = write_whole,
+                                 .piece = write_piece,
+                                 .last = write_last,
+                                 .release = ml_chat_release,
+                                 .named_events = true };
 
 static const ml_api count_api = { .path = "/v1/messages/count_tokens",
                                   .read = read_count,
                                   .release = ml_chat_release };
 
 void ml_serve_messages(ml_server *s, ml_http_call *call) {
-    ml_job_serve(s, call, &api);
+    ml_job_serve(s, call, &ml_messages_api);
 }
 
 void ml_serve_count_tokens(ml_server *s, ml_http_call *call) {

@@ -55,6 +55,9 @@ void ml_job_free(ml_job *j) {
     ml_text_release(&j->out);
     ml_text_release(&j->event);
     unlink_job(j);
+    ml_session_turn_release(&j->turn);
+    if (j->session)
+        ml_session_leave(j->session);
     ml_arena_release(&arena);
     ml_server_job_gone(s);
 }
@@ -334,6 +337,8 @@ static void refuse(ml_job *j, const ml_err *err) {
     j->call = NULL;
     if (j->other_model)
         ml_reply_no_model(c, err->msg);
+    else if (j->conflict)
+        ml_reply_error(c, 409, err->msg);
     else
         ml_reply_err(c, err);
     if (j->n_open == 0)
@@ -363,6 +368,8 @@ static void read_body(void *ud) {
     ml_job *j = ud;
     ml_str body = { j->raw.ptr ? j->raw.ptr : "", j->raw.len };
 
+    if (j->api->background && !body.len)
+        body = ml_str_of("{}");
     j->st = ml_json_parse(&j->body, &j->scratch, body, "request body", &j->err);
     if (j->st == ML_OK)
         j->st = j->api->read(j, &j->err);
@@ -453,6 +460,11 @@ static bool may_have_grammar(const ml_text *body) {
 }
 
 void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
+    ml_job_serve_in(s, c, api, NULL);
+}
+
+void ml_job_serve_in(ml_server *s, ml_http_call *c, const ml_api *api,
+                     ml_session *session) {
     new_request n = { .server = s, .call = c, .api = api };
     ml_job *j;
 
@@ -463,10 +475,13 @@ void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
     }
     j = n.job;
     link_job(j);
+    j->session = session;
+    if (session)
+        ml_session_use(session);
     ml_http_on_gone(c, on_gone, j);
     ml_http_take_body(c, &j->raw);
     j->work = (ml_text_work){ run_read, was_read, j, NULL };
-    if (j->raw.len > SMALL_BODY || may_have_grammar(&j->raw)) {
+    if (j->raw.len > SMALL_BODY || api->background || may_have_grammar(&j->raw)) {
         j->away = j->reading = true;
         s->n_reading++;
         j->encoder = s->text_encoder;
@@ -606,6 +621,8 @@ static void write_output(void *ud) {
     if (j->call && j->stream)
         write_piece(j, ((output_event *)ud)->choice);
     if (j->call && j->n_open == 0) {
+        if (j->session && j->n_choice)
+            ml_session_record(j);
         if (j->stream)
             end_stream(j);
         else

@@ -93,7 +93,7 @@ static ml_status check_model(ml_job *j, ml_openai_body *b, ml_err *err) {
     const ml_server *s = j->server;
     ml_str name = after_base(s, b->model);
 
-    if (is_base(s, b->model))
+    if (j->session || is_base(s, b->model))
         return ML_OK;
     j->other_model = true;
     if (s->opts.lora.set) {

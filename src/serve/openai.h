@@ -63,6 +63,8 @@ typedef struct ml_chat_choice {
     ml_text content;   /* text outside calls; in a stream, its unsent part */
     ml_text rest;      /* text after the reasoning, on its way to the reader of calls */
     int32_t sent_calls;
+    bool ended;        /* the reader has seen the end of the text */
+    ml_text whole;     /* in a session: all text outside calls */
     uint64_t call_key; /* makes the ids of its calls unique */
     /* Anthropic's streams: content blocks that have ended; whether one is open */
     int32_t n_block;
@@ -75,6 +77,10 @@ ml_status ml_chat_prepare(ml_job *j, ml_err *err);
 /* Parses the text that the choice has got since the last call. */
 void ml_chat_read_text(ml_choice *c);
 void ml_chat_release(ml_choice *c); /* frees c->ud */
+/* The whole answer as a message, for a session. */
+void ml_chat_answer_write(const ml_choice *c, ml_json_out *o);
+extern const ml_api ml_chat_api;
+extern const ml_api ml_messages_api; /* anthropic.c */
 #define ML_CALL_ID 40
 void ml_chat_call_id(const ml_choice *c, int32_t index, char out[ML_CALL_ID]);
 

@@ -68,6 +68,10 @@ static ml_status render(ml_job *j, ml_openai_body *b, ml_choice *c, ml_err *err)
                        "this server has no chat template: start it with --chat-template "
                        "FILE, or send \"input_ids\"");
     st = ml_chat_messages_read(&chat.messages, b->messages, &j->scratch, err);
+    if (!st && j->session)
+        st = ml_session_begin(j, &chat, b->messages, err);
+    if (!st && j->turn.parent)
+        return ml_session_prompt(j, &chat, c, err);
     if (!st && b->continue_final)
         st = ml_chat_messages_split(&chat.messages, &begun, &j->scratch, err);
     if (!st)
@@ -141,12 +145,13 @@ ml_status ml_chat_prepare(ml_job *j, ml_err *err) {
     ml_openai_copy_choices(j);
     for (int32_t i = 0; i < j->n_choice; i++) {
         ml_chat_choice *x = ML_NEW(&j->arena, ml_chat_choice, 1);
-        j->keep_body = b->tools != NULL; /* the reader looks up tool names in the body */
+        j->keep_body |= b->tools != NULL; /* the reader looks up tool names in the body */
         ml_tool_reader_init(&x->reader, b->tools ? format : ML_TOOLS_NONE, b->tools,
                             &j->arena);
         if (separates(j) && has_free_text(b))
             x->reasoner.format = j->server->opts.reasoning;
-        x->call_key = ml_server_new_key(j->server);
+        x->call_key = j->session && j->session->has_seed ? j->turn.seed
+                                                         : ml_server_new_key(j->server);
         j->choice[i].ud = x;
     }
     return ML_OK;
@@ -167,12 +172,15 @@ void ml_chat_release(ml_choice *c) {
     ml_text_release(&x->reasoning);
     ml_text_release(&x->content);
     ml_text_release(&x->rest);
+    ml_text_release(&x->whole);
 }
 
 /* --- the content of a choice ------------------------------------------------ */
 
 void ml_chat_read_text(ml_choice *c) {
     ml_chat_choice *x = c->ud;
+    size_t old = x->content.len;
+    bool ends = c->finish != ML_FINISH_NOT && !x->ended;
 
     x->rest.len = 0;
     if (c->text.len > x->n_read)
@@ -180,12 +188,16 @@ void ml_chat_read_text(ml_choice *c) {
                           (ml_str){ c->text.ptr + x->n_read, c->text.len - x->n_read },
                           &x->reasoning, &x->rest);
     x->n_read = c->text.len;
-    if (c->finish != ML_FINISH_NOT)
+    if (ends)
         ml_reasoning_finish(&x->reasoner, &x->reasoning, &x->rest);
     if (x->rest.len)
         ml_tool_reader_push(&x->reader, (ml_str){ x->rest.ptr, x->rest.len }, &x->content);
-    if (c->finish != ML_FINISH_NOT)
+    if (ends) {
         ml_tool_reader_finish(&x->reader, &x->content);
+        x->ended = true;
+    }
+    if (c->job->session && x->content.len > old)
+        ml_text_add(&x->whole, x->content.ptr + old, x->content.len - old);
 }
 
 static const char *finish_word(const ml_choice *c) {
@@ -233,6 +245,23 @@ static void write_calls(const ml_choice *c, ml_json_out *o) {
     for (int32_t i = x->sent_calls; i < x->reader.n; i++)
         write_call(c, i, o);
     ml_json_end(o, ']');
+}
+
+void ml_chat_answer_write(const ml_choice *c, ml_json_out *o) {
+    const ml_chat_choice *x = c->ud;
+
+    ml_json_begin(o, '{');
+    ml_json_put_word(o, "role", "assistant");
+    ml_json_put_str(o, "content",
+                    (ml_str){ x->whole.ptr ? x->whole.ptr : "", x->whole.len });
+    if (x->reader.n) {
+        ml_json_key(o, "tool_calls");
+        ml_json_begin(o, '[');
+        for (int32_t i = 0; i < x->reader.n; i++)
+            write_call(c, i, o);
+        ml_json_end(o, ']');
+    }
+    ml_json_end(o, '}');
 }
 
 /* "token", "bytes", "logprob" of an open object */
@@ -415,13 +444,13 @@ static void write_last(ml_job *j) {
     ml_openai_last(j, CHUNK);
 }
 
-static const ml_api api = { .path = "/v1/chat/completions",
-                            .read = read_request,
-                            .whole = write_whole,
-                            .piece = write_piece,
-                            .last = write_last,
-                            .release = ml_chat_release };
+const ml_api ml_chat_api = { .path = "/v1/chat/completions",
+                             .read = read_request,
+                             .whole = write_whole,
+                             .piece = write_piece,
+                             .last = write_last,
+                             .release = ml_chat_release };
 
 void ml_serve_chat(ml_server *s, ml_http_call *call) {
-    ml_job_serve(s, call, &api);
+    ml_job_serve(s, call, &ml_chat_api);
 }

@@ -171,6 +171,20 @@ static void set_label(page *p, const char *name) {
     ml_json_word(&o, name);
 }
 
+static void write_sessions(page *p, ml_server *s) {
+    static const char *const names[] = { "session_special_token_count_total",
+                                         "session_special_token_type_total",
+                                         "session_non_assistant_text_total",
+                                         "session_assistant_text_total" };
+
+    value(p, "num_sessions", "gauge", "Sessions.",
+          (double)ml_session_table_count(s->sessions));
+    for (int i = 0; i < ML_MISMATCH_TYPES; i++)
+        value(p, names[i], "counter",
+              "Differences of recorded tokens from the rendered conversation.",
+              (double)atomic_load(&s->n_mismatch[i]));
+}
+
 void ml_serve_metrics(ml_server *s, ml_http_call *c) {
     page p = { 0 };
     ml_gen_stats st = { 0 };
@@ -180,6 +194,8 @@ void ml_serve_metrics(ml_server *s, ml_http_call *c) {
     set_label(&p, s->opts.model_name);
     write_engine(&p, s->metrics, &st);
     write_requests(&p, s->metrics);
+    if (s->sessions)
+        write_sessions(&p, s);
     ml_http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8",
                   (ml_str){ p.out.ptr, p.out.len });
     ml_text_release(&p.out);

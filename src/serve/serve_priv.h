@@ -15,6 +15,7 @@
 #include "serve/output_queue.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
+#include "serve/session_tokens.h"
 #include "serve/text_thread.h"
 #include "text/tokenizer/detok.h"
 
@@ -34,6 +35,7 @@ typedef struct ml_api {
     void (*last)(ml_job *j);                   /* streams the last events */
     void (*release)(ml_choice *c);             /* frees c->ud; may be NULL */
     bool named_events; /* events have names, and no [DONE] ends a stream */
+    bool background;   /* read on the text thread; the body may be empty */
 } ml_api;
 
 struct ml_choice {
@@ -100,6 +102,7 @@ struct ml_job {
     ml_str rid; /* empty: each choice has its own */
     bool stream, begun;
     bool other_model;  /* rejected: it names a model not served here */
+    bool conflict;     /* rejected: it continues an answer that was cut off */
     bool busy;         /* its reply is being written */
     ml_choice *choice; /* [n_choice] */
     int32_t n_choice;
@@ -108,8 +111,10 @@ struct ml_job {
     int64_t created;      /* Unix time */
     ml_adapter_wait lora; /* the adapters of its choices */
     char id[40];
-    ml_text out, event; /* reply buffer; one event of a stream */
-    void *ud;           /* the API's */
+    ml_text out, event;  /* reply buffer; one event of a stream */
+    ml_session *session; /* that records the answer; NULL: none */
+    ml_session_turn turn;
+    void *ud; /* the API's */
 };
 
 /* Labels of the latest weights: SGLang's weight versions are strings. */
@@ -133,6 +138,8 @@ struct ml_server {
     ml_admin *admin;
     ml_adapters *adapters;
     ml_server_metrics *metrics;
+    ml_session_table *sessions; /* NULL: none */
+    _Atomic int64_t n_mismatch[ML_MISMATCH_TYPES];
     ml_job *jobs;
     ml_probe *probes; /* of /health_generate */
     int64_t n_job;
@@ -179,6 +186,7 @@ ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool o
 /* Parses the request and submits its choices to the generator, or replies with an error.
  * The job owns itself from then on. */
 void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api);
+void ml_job_serve_in(ml_server *s, ml_http_call *c, const ml_api *api, ml_session *session);
 /* Makes n choices, with rids derived from the job's. */
 void ml_job_choices(ml_job *j, int32_t n);
 /* Ids are copied for each choice, so long ones are rejected. */
@@ -205,8 +213,18 @@ void ml_choice_matched(const ml_choice *c, ml_json_out *o);
 /* Writes the text of one token as a JSON string. */
 void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o);
 
+/* --- session_routes.c --- */
+/* Attaches a chat, whose messages are those of the request, to the job's session, and takes
+ * over the session's parameters. */
+ml_status ml_session_begin(ml_job *j, ml_chat *chat, const ml_json *raw, ml_err *err);
+/* The prompt of a chat that continues a recorded answer (j->turn.parent). */
+ml_status ml_session_prompt(ml_job *j, const ml_chat *chat, ml_choice *c, ml_err *err);
+/* Records the finished answer, before the client gets its end. */
+void ml_session_record(ml_job *j);
+
 /* --- the endpoints --- */
 typedef void ml_endpoint(ml_server *s, ml_http_call *c);
+ml_endpoint ml_serve_sessions;                        /* /sessions and all paths below it */
 ml_endpoint ml_serve_generate;                        /* generate.c */
 ml_endpoint ml_serve_completions;                     /* openai_completions.c */
 ml_endpoint ml_serve_chat;                            /* openai_chat.c */

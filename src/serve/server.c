@@ -73,7 +73,7 @@ static const route routes[] = {
     { "/encode", POST | PUT, NULL, "embedding models are not supported" },
     { "/v1/embeddings", POST, NULL, "embedding models are not supported" },
     { "/v1/responses", POST, NULL, "use /v1/chat/completions" },
-    { "/open_session", POST, NULL, "sessions are not supported" },
+    { "/open_session", POST, NULL, "use /sessions" },
     { 0 },
 };
 
@@ -110,6 +110,14 @@ static void refuse_method(ml_http_call *c, const route *r) {
     ml_reply_error(c, 405, message);
 }
 
+static bool is_session(ml_str path) {
+    static const char root[] = "/sessions";
+    size_t n = sizeof root - 1;
+
+    return path.len >= n && memcmp(path.ptr, root, n) == 0 &&
+           (path.len == n || path.ptr[n] == '/');
+}
+
 static void on_call(void *ud, ml_http_call *c) {
     ml_server *s = ud;
     ml_str path = ml_http_path(c);
@@ -117,7 +125,9 @@ static void on_call(void *ud, ml_http_call *c) {
     char message[400];
 
     ml_access_add_headers(&s->access, c);
-    if (!r) {
+    if (is_session(path)) {
+        ml_serve_sessions(s, c);
+    } else if (!r) {
         snprintf(message, sizeof message, "Unknown endpoint %.*s.",
                  (int)(path.len < 200 ? path.len : 200), path.ptr);
         ml_reply_error(c, 404, message);
@@ -242,6 +252,8 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
     s->dispatcher = ml_dispatcher_open(l, &s->arena);
     s->metrics = ml_server_metrics_new(&s->arena);
     s->budget.max = opts->max_in_flight;
+    if (opts->sessions.on)
+        s->sessions = ml_session_table_new(&opts->sessions);
     if (opts->tokenizer) {
         s->encoder = ml_encoder_new(opts->tokenizer);
         s->text_encoder = ml_encoder_new(opts->tokenizer);
@@ -310,6 +322,7 @@ void ml_server_close(ml_server *s) {
         ml_http_server_close(s->http);
     while (s->jobs)
         ml_job_free(s->jobs);
+    ml_session_table_free(s->sessions);
     ml_adapters_close(s->adapters);
     ml_probes_free(s);
     ml_dispatcher_close(s->dispatcher);

@@ -12,6 +12,7 @@
 #include "gen/local.h"
 #include "net/loop.h"
 #include "serve/access.h"
+#include "serve/session.h"
 #include "text/grammar/grammar.h"
 #include "text/chat/reasoning.h"
 #include "text/chat/tool_calls.h"
@@ -57,7 +58,8 @@ typedef struct ml_server_opts {
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
     ml_grammar_cache *grammars;    /* of the generator; NULL: it compiles them itself */
     ml_tool_format tools;
-    const ml_reasoning_format *reasoning;      /* NULL: reasoning stays in the text */
+    const ml_reasoning_format *reasoning; /* NULL: reasoning stays in the text */
+    ml_session_opts sessions;
     const struct ml_sampling_params *defaults; /* of OpenAI requests; NULL: OpenAI's */
     int32_t n_vocab, context;
     const char *model_path, *tokenizer_path, *model_name, *model_type;

@@ -181,6 +181,10 @@ static const struct {
     const char *id, *words;
     bool async; /* of miles train-async */
 } rule_cases[] = {
+    { "train-sessions-agent",
+      ROUND "--use-session-server --custom-agent-function-path a.b" },
+    { "train-sessions-alone", ROUND "--tito-model qwen3" },
+    { "train-sessions-groups", ROUND "--use-session-server v2 --group-rm" },
     { "train-async-flags", ROUND "--fully-async" },
     { "train-async-queue", ROUND "--max-weight-staleness 1", true },
     { "train-async-buffer", ROUND "--custom-async-data-buffer-path ./my.so:b", true },

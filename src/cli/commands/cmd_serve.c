@@ -349,6 +349,7 @@ static ml_status follow(serve_job *j, ml_err *err) {
 static ml_status open_server(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_server_opts o = c->server;
+    ml_status st;
 
     o.access = j->access;
     o.gen = j->gen;
@@ -366,6 +367,10 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.tools = tool_format(c);
     o.reasoning =
         c->serve.reasoning_parser ? ml_reasoning_find(c->serve.reasoning_parser) : NULL;
+    st = ml_session_opts_make(&o.sessions, &j->arena, c->run.sessions.kind,
+                              c->run.sessions.matcher, c->run.sessions.tito, NULL, err);
+    if (st != ML_OK)
+        return st;
     o.n_vocab = (int32_t)j->spec.n_vocab;
     o.context = j->engine.context;
     o.model_path = j->dir;

@@ -32,6 +32,7 @@ const ml_flag_table ml_flag_tables[] = {
     { ml_flags_rollout, ML_CMD_TRAIN | ML_CMD_EVAL, ML_FROM_MILES },
     { ml_flags_async, ML_CMD_TRAIN, ML_FROM_MILES },
     { ml_flags_extensions, ML_CMD_TRAIN, ML_FROM_MILES },
+    { ml_flags_sessions, ML_CMD_TRAIN, ML_FROM_MILES },
     { ml_flags_reward, ML_CMD_REWARD | ML_CMD_TRAIN | ML_CMD_EVAL, ML_FROM_MILES },
     { ml_flags_debug, TRAINS, ML_FROM_MILES },
     { ml_flags_record, TRAINS, ML_FROM_MILES },

@@ -73,10 +73,11 @@ typedef struct ml_flag {
     size_t at, size;      /* ML_AT(field) of ml_config */
     const char *def;      /* as a user would write it; NULL: zero */
     const char *def_note; /* help text for a default that is not a constant */
-    bool unset;           /* F64 without a default: NaN if not given */
-    double min, max;      /* bounds, when min < max */
-    bool required;        /* no default: the command cannot run without it */
-    bool model;           /* PATH: a Hugging Face checkpoint */
+    const char *alone; /* the value of a flag that is given without one; NULL: required */
+    bool unset;        /* F64 without a default: NaN if not given */
+    double min, max;   /* bounds, when min < max */
+    bool required;     /* no default: the command cannot run without it */
+    bool model;        /* PATH: a Hugging Face checkpoint */
     bool
         operand; /* set by the first non-flag word; for a list, by those that follow, too */
     bool rest;   /* ... and by all words from there, flags as well: a command line */
@@ -106,7 +107,7 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_speculative[], ml_flags_run_router[], ml_flags_steps[], ml_flags_debug[],
     ml_flags_inspect[], ml_flags_rollout[], ml_flags_async[], ml_flags_extensions[],
     ml_flags_reward[], ml_flags_record[], ml_flags_async_eval[], ml_flags_plan[],
-    ml_flags_lora[];
+    ml_flags_sessions[], ml_flags_lora[];
 
 /* A table, with what its rows have unless they say otherwise. */
 typedef struct ml_flag_table {

@@ -3,9 +3,6 @@
 
 #define TRAIN ML_CMD_TRAIN
 #define GENERATES (ML_CMD_TRAIN | ML_CMD_EVAL)
-#define SESSION                                                                            \
-    "agents behind a session server are not supported; use an environment with "           \
-    "--custom-generate-function-path"
 
 /* In the order of ml_tool_format. */
 static const char *const tool_formats[] = { "none",        "qwen25",     "llama3",
@@ -187,8 +184,6 @@ const ml_flag ml_flags_extensions[] = {
                "--custom-loss-function-path"),
     ML_REFUSED("generate-tool-specs-path", TEXT, MILES, GENERATES,
                "the data set describes the tools, in the field of --tool-key"),
-    ML_REFUSED("custom-agent-function-path", TEXT, MILES, GENERATES, SESSION),
-    ML_REFUSED("max-seq-len", TEXT, MILES, GENERATES, SESSION),
     ML_NOOP("log-multi-turn", BOOL, MILES, TRAIN,
             "metrics of turns are always written when there is an environment"),
     { 0 },

@@ -273,11 +273,6 @@ const ml_flag_family ml_flag_families[] = {
       "multi-lora-http-server-path multi-lora-backend-path multi-lora-api-port "
       "multi-lora-max-adapter-global-batch-size multi-lora-max-coalesce-wait-s "
       "multi-lora-max-empty-wait-s multi-lora-adapter" },
-    { "", ML_FLAG_REFUSED,
-      "recording sessions for training is not supported; remove the flag",
-      "use-session-server session-server-ip tito-model session-message-matcher "
-      "session-sample-picker-path session-sample-postprocessor-path "
-      "session-server-port" },
     { "", ML_FLAG_NOOP,
       "requests go to the engines of the run directly, in an order that the results do not "
       "depend on",

@@ -276,7 +276,38 @@ static bool replays_no_indexer(const ml_config *c) {
            !c->run.rollout.rollout_indexer_replay;
 }
 
+static bool agent_without_sessions(const ml_config *c) {
+    const char *generate = c->run.extensions.generate;
+    bool agentic =
+        generate &&
+        strcmp(generate, "miles.rollout.generate_hub.agentic_tool_call.generate") == 0;
+
+    return (c->run.sessions.agent != NULL) != agentic || (agentic && !c->run.sessions.kind);
+}
+
+static bool session_flag_alone(const ml_config *c) {
+    const ml_session_flags *f = &c->run.sessions;
+
+    return !f->kind &&
+           (f->ip || f->ports.n || f->matcher || f->picker || f->postprocessor ||
+            f->max_tokens || (f->tito && strcmp(f->tito, "default") != 0));
+}
+
+static bool tree_with_groups(const ml_config *c) {
+    return c->run.sessions.kind == 2 && (c->run.reward.group || c->run.rollout.partial);
+}
+
 const ml_rule ml_rules_train[] = {
+    { "train-sessions-agent", ML_CMD_TRAIN, agent_without_sessions,
+      "--custom-agent-function-path, --use-session-server and "
+      "--custom-generate-function-path "
+      "miles.rollout.generate_hub.agentic_tool_call.generate need each other: give all "
+      "three, or no agent" },
+    { "train-sessions-alone", ML_CMD_TRAIN, session_flag_alone,
+      "--session-*, --tito-model and --max-seq-len need --use-session-server: add it" },
+    { "train-sessions-groups", ML_CMD_TRAIN, tree_with_groups,
+      "--use-session-server v2 excludes --group-rm and --partial-rollout: remove them, or "
+      "use v1" },
     { "lora-targets", ML_CMD_SFT | ML_CMD_TRAIN, lora_without_targets,
       "--lora-rank needs --target-modules: all-linear, or names such as q_proj,v_proj" },
     { "lora-elsewhere", ML_CMD_SFT | ML_CMD_TRAIN, lora_elsewhere,

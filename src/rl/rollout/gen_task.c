@@ -84,7 +84,7 @@ static void take_tokens(void *ud, const ml_gen_update *u) {
 /* A group's prompt, shared by all its samples. */
 typedef struct shared_prompt {
     ml_tokens ids;
-    ml_str text, label, metadata;
+    ml_str text, messages, label, metadata; /* messages: JSON, of a prompt that is a list */
 } shared_prompt;
 
 static ml_status render(const ml_gen_group *g, shared_prompt *d, const ml_prompt *p,
@@ -139,6 +139,7 @@ static ml_status read_prompt(const ml_gen_group *g, shared_prompt *d, ml_err *er
         st = ml_encode(g->set->encoder, &d->ids, d->text, (ml_encode_opts){ 0 }, err);
     if (st != ML_OK)
         ml_dataset_blame(ds, g->id.row, err);
+    d->messages = source_of(prompt.source, prompt.messages);
     d->label = source_of(prompt.source, prompt.label);
     d->metadata = with_more(g, source_of(prompt.source, prompt.metadata),
                             prompt.metadata && prompt.metadata->child);
@@ -164,6 +165,7 @@ static ml_gen_task *new_task(ml_gen_group *g, const shared_prompt *d, int32_t i)
     int32_t n = (int32_t)d->ids.n, max_new = g->set->how->max_new;
 
     x->group = g;
+    x->messages = d->messages;
     x->token = ML_NEW(g->arena, int32_t, n + max_new);
     x->wide = ML_NEW(g->arena, int64_t, n + max_new);
     memcpy(x->token, d->ids.id, (size_t)n * sizeof *x->token);

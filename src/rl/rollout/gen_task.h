@@ -69,6 +69,7 @@ typedef struct ml_gen_task {
     ml_turn *turn;   /* NULL: there is no environment */
     struct ml_gen_task *next_waiting; /* for a reply of the environment */
     bool replied;                     /* protected by the set's lock */
+    ml_str messages;                  /* of the prompt, JSON; empty: it is text */
     ml_text made;                     /* the answer of a function that generates it */
     ml_worker_end made_end;
     ml_sample *more; /* [n_more] further samples that the function made of this one */

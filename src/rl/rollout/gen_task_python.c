@@ -62,6 +62,10 @@ void ml_gen_task_call(ml_gen_task *x) {
     ml_text_printf(&call,
                    "\"seed\": %llu, \"sampling_params\": ", (unsigned long long)seed_of(x));
     write_sampling(&call, set->how);
+    if (x->messages.len) {
+        ml_text_printf(&call, ", \"messages\": ");
+        ml_text_add(&call, x->messages.ptr, x->messages.len);
+    }
     ml_text_printf(&call, ", \"sample\": ");
     ml_sample_write(&call, &x->sample);
     ml_text_printf(&call, "}");

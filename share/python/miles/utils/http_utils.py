@@ -74,7 +74,9 @@ class _Client:
         while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
             name, _, value = line.decode("latin-1").partition(":")
             head[name.strip().lower()] = value.strip()
-        if head.get("transfer-encoding", "").lower() == "chunked":
+        if status in (204, 304):  # without a body
+            body = b""
+        elif head.get("transfer-encoding", "").lower() == "chunked":
             parts = []
             while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
                 parts.append(await reader.readexactly(size))

@@ -1,0 +1,1 @@
+"""Which samples of a session's tree are trained on, and how."""
