@@ -45,6 +45,13 @@ same() { cmp "$work/$1" "$work/$2"; }
 same_snapshot() { diff -r "$work/$1/iter_$3" "$work/$2/iter_$3"; }
 # The samples of a rollout with their tokens and log-probs.
 samples() { "$build/miles" inspect "$work/$1" --step 0 --tokens >"$work/$1.samples"; }
+# The process of a rank: their ids do not follow the ranks.
+pid_of() { # pid_of RANK RUN
+    local p
+    for p in $(pgrep -f "^$build/miles train .*$work/$2 "); do
+        tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$1" && echo "$p" && return
+    done
+}
 says_once() { [ "$(grep -c "$1" "$log")" -eq 1 ]; } # one rank prints it
 
 # --- any number of ranks: the same samples, log-probs, loss ---
@@ -101,7 +108,7 @@ for _ in $(seq 600); do
     grep -q '"rollout": 1,' "$work/engine-killed/metrics.jsonl" 2>/dev/null && break
     sleep 0.1
 done
-kill -9 "$(pgrep -f "^$build/miles train .*$work/engine-killed" | tail -n 1)" # a rank that follows
+kill -9 "$(pid_of 2 engine-killed)" # a rank that follows
 wait $job
 check "a killed rank of an engine ends the job" [ $? -ne 0 ]
 check "it is named" grep -q 'process rank 2 .*signal 9' "$log"
@@ -227,10 +234,10 @@ shards=2
 lora=(--lora-rank 4 --target-modules all-linear)
 for n in 1 2 ${long:+4}; do
     log=$work/lora$n.log
-    train "$n" lora$n --num-rollout 3 --gradient-shards "$shards" "${lora[@]}"
+    train "$n" "lora$n" --num-rollout 3 --gradient-shards "$shards" "${lora[@]}"
     check "$n ranks train an adapter" ended
-    check "$n ranks: the metrics of one that trains an adapter" same lora1/metrics.jsonl lora$n/metrics.jsonl
-    check "$n ranks: its adapter" same_snapshot lora1 lora$n 0000002
+    check "$n ranks: the metrics of one that trains an adapter" same lora1/metrics.jsonl "lora$n/metrics.jsonl"
+    check "$n ranks: its adapter" same_snapshot lora1 "lora$n" 0000002
 done
 log=$work/lora-divided.log
 train 2 lora-divided --num-rollout 1 --tensor-model-parallel-size 2 "${lora[@]}"
@@ -292,7 +299,7 @@ for _ in $(seq 600); do
     grep -q '"rollout": 1,' "$work/hung/metrics.jsonl" 2>/dev/null && break
     sleep 0.1
 done
-victim=$(pgrep -f "^$build/miles train .*$work/hung" | tail -n 1)
+victim=$(pid_of 1 hung)
 kill -STOP "$victim"
 wait $job
 check "a silent rank ends the job" [ $? -eq 3 ]
