@@ -148,7 +148,7 @@ int main(int argc, char **argv) {
           other_samples, 20 },
         { "prompt lookup forgets the oldest answers only", kept_answers, 20 },
         { "a training run with draft tokens has the weights of one without", same_run,
-          120 },
+          300 },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);
