@@ -392,7 +392,7 @@ static void environments_that_fail_are_named(void) {
     CHECK_HAS(out, "cannot read ./missing.py");
     CHECK(run(ml_test_path("a"), 1, "miles.rollout.generate_hub.agentic_tool_call.generate",
               "", out, sizeof out) != 0);
-    CHECK_HAS(out, "session server");
+    CHECK_HAS(out, "--use-session-server");
 }
 
 /* A reward of the environment's own goes before all others. */
