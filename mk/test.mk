@@ -38,7 +38,7 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_su
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
   unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_sandbox unit/test_job_cost \
   unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
-  golden/test_golden golden/test_training golden/test_model_plugin)
+  unit/test_train_snapshot golden/test_lora_golden golden/test_preferences golden/test_optimizers golden/test_golden golden/test_training golden/test_model_plugin)
 
 # Ranks that train together, as far as the short tier runs them under sanitizers.
 FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
@@ -110,8 +110,6 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 $(call load,asan,15,--no-rss --router)
 $(call quick_checkop,asan)
 $(call tests,300,$(call in_config,asan,$(CHECKED)))
-!900 fuzz/build $(SELF) fuzz-build
-$(call fuzz_lines,120)
 endef
 
 define LONG_TIER
@@ -205,8 +203,6 @@ endef
 
 export CI_TIER LONG_TIER SOAK_TIER ARM_TIER
 
-# Each target replays its inputs and tries new ones for a moment.
-test: export FUZZ_SECONDS := 2
 test: deps
 	@printf '%s\n' "$$CI_TIER" | tools/run-tests.sh
 
@@ -255,7 +251,7 @@ run-all: programs
 # targets link but do not run, are not.  What is found grows under build/fuzz/corpus; the
 # committed corpus is the seed.
 FUZZ_MAKE := $(SELF) CONFIG=fuzz CC=clang SAN=fuzzer-no-link,address,undefined \
-  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend comm model engine gen rl serve'
+  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend comm model engine gen rl serve dash'
 fuzz: fuzz-build
 	@printf '%s\n' $(foreach t,$(FUZZ_TARGETS),'7200 fuzz/$(t) $(MAKE) --no-print-directory $(t)') | \
 	  tools/run-tests.sh
