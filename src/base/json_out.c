@@ -136,3 +136,30 @@ void ml_json_put_bool(ml_json_out *o, const char *key, bool v) {
     ml_json_key(o, key);
     ml_json_bool(o, v);
 }
+
+/* --- parsed values ----------------------------------------------------------- */
+
+void ml_json_write(ml_text *t, const ml_json *v) {
+    static const char *const words[] = {
+        [ML_JSON_NULL] = "null", [ML_JSON_FALSE] = "false", [ML_JSON_TRUE] = "true"
+    };
+
+    if (v->type == ML_JSON_STRING) {
+        ml_json_quote(t, v->text);
+    } else if (v->type == ML_JSON_NUMBER) {
+        ml_text_add(t, v->text.ptr, v->text.len);
+    } else if (v->type < ML_JSON_NUMBER) {
+        ml_text_printf(t, "%s", words[v->type]);
+    } else {
+        bool object = v->type == ML_JSON_OBJECT;
+        ml_text_add(t, object ? "{" : "[", 1);
+        for (const ml_json *c = v->child; c; c = c->next) {
+            if (object)
+                ml_json_quote(t, c->key);
+            ml_text_add(t, ": ", object ? 2 : 0);
+            ml_json_write(t, c);
+            ml_text_add(t, ", ", c->next ? 2 : 0);
+        }
+        ml_text_add(t, object ? "}" : "]", 1);
+    }
+}

@@ -12,6 +12,7 @@
 
 #include <stdint.h>
 
+#include "base/json.h"
 #include "base/str.h"
 
 typedef struct ml_json_out {
@@ -44,5 +45,8 @@ void ml_json_put_word(ml_json_out *o, const char *key, const char *s);
 void ml_json_put_int(ml_json_out *o, const char *key, int64_t v);
 void ml_json_put_float(ml_json_out *o, const char *key, float v);
 void ml_json_put_bool(ml_json_out *o, const char *key, bool v);
+
+/* Appends a parsed value, with ", " and ": " between its parts. */
+void ml_json_write(ml_text *t, const ml_json *v);
 
 #endif

@@ -1,40 +1,17 @@
 #include "serve/output_form.h"
 
+#include "base/json_out.h"
+
 static bool is_word(const ml_json *v, const char *word) {
     return v && v->type == ML_JSON_STRING && ml_str_is(v->text, word);
 }
 
 /* The text of a value, which may not be a part of the body: other APIs make their own. */
-static void write_value(ml_text *t, const ml_json *v) {
-    static const char *const words[] = {
-        [ML_JSON_NULL] = "null", [ML_JSON_FALSE] = "false", [ML_JSON_TRUE] = "true"
-    };
-
-    if (v->type == ML_JSON_STRING) {
-        ml_json_quote(t, v->text);
-    } else if (v->type == ML_JSON_NUMBER) {
-        ml_text_add(t, v->text.ptr, v->text.len);
-    } else if (v->type < ML_JSON_NUMBER) {
-        ml_text_printf(t, "%s", words[v->type]);
-    } else {
-        bool object = v->type == ML_JSON_OBJECT;
-        ml_text_add(t, object ? "{" : "[", 1);
-        for (const ml_json *c = v->child; c; c = c->next) {
-            if (object)
-                ml_json_quote(t, c->key);
-            ml_text_add(t, ": ", object ? 2 : 0);
-            write_value(t, c);
-            ml_text_add(t, ", ", c->next ? 2 : 0);
-        }
-        ml_text_add(t, object ? "}" : "]", 1);
-    }
-}
-
 static ml_str text_of(ml_job *j, const ml_json *v) {
     ml_text t = { 0 };
     ml_str kept;
 
-    write_value(&t, v);
+    ml_json_write(&t, v);
     kept = ml_str_keep(&j->arena, (ml_str){ t.ptr, t.len });
     ml_text_release(&t);
     return kept;

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/json_out.h"
 #include "text/grammar/schema_priv.h"
 
 enum {
@@ -324,31 +325,6 @@ static ml_gnode *array_of(ml_schema *s, const ml_schema_view *v) {
 
 /* --- literals --------------------------------------------------------------- */
 
-static void write_value(ml_text *t, const ml_json *v) {
-    static const char *const words[] = {
-        [ML_JSON_NULL] = "null", [ML_JSON_FALSE] = "false", [ML_JSON_TRUE] = "true"
-    };
-
-    if (v->type == ML_JSON_STRING) {
-        ml_json_quote(t, v->text);
-    } else if (v->type == ML_JSON_NUMBER) {
-        ml_text_add(t, v->text.ptr, v->text.len);
-    } else if (v->type < ML_JSON_NUMBER) {
-        ml_text_printf(t, "%s", words[v->type]);
-    } else {
-        bool is_object = v->type == ML_JSON_OBJECT;
-        ml_text_add(t, is_object ? "{" : "[", 1);
-        for (const ml_json *c = v->child; c; c = c->next) {
-            if (is_object)
-                ml_json_quote(t, c->key);
-            ml_text_add(t, ": ", is_object ? 2 : 0);
-            write_value(t, c);
-            ml_text_add(t, ", ", c->next ? 2 : 0);
-        }
-        ml_text_add(t, is_object ? "}" : "]", 1);
-    }
-}
-
 static bool has_type(const ml_json *v, ml_str type) {
     int64_t whole;
 
@@ -381,7 +357,7 @@ static void add_literal(ml_schema *s, ml_gnode *alt, const ml_json *type,
 
     if (!type_allows(type, v))
         return;
-    write_value(&text, v);
+    ml_json_write(&text, v);
     ml_gnode_add(alt, ml_gnode_str(s->g, (ml_str){ text.ptr, text.len }));
     ml_text_release(&text);
 }
