@@ -111,6 +111,10 @@ ML_CUDA_OP(moe_gather)  /* moe.cu */
 ML_CUDA_OP(moe_linear)  /* moe_linear.cu */
 ML_CUDA_OP(moe_combine) /* moe.cu */
 ML_CUDA_OP(lmhead)      /* lmhead.cu */
+ML_CUDA_OP(conv)        /* conv.cu */
+ML_CUDA_OP(decay)       /* decay.cu */
+ML_CUDA_OP(linear_rnn)  /* linear_rnn.cu, linear_rnn_back.cu */
+ML_CUDA_OP(compress)    /* compress.cu */
 #undef ML_CUDA_OP
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.cu */
 

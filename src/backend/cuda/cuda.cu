@@ -190,6 +190,10 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
                       (long long)attr->rope.rope->temper_step);
     if (op == ML_OP_LMHEAD && w[0] > (int64_t)ML_SPLITS * ML_SPLIT)
         return refuse(err, "a vocabulary of", (long long)w[0]);
+    if (op == ML_OP_CONV && w[1] > ML_CONV_MOST_TAPS)
+        return refuse(err, "a convolution over", (long long)w[1]);
+    if (op == ML_OP_LINEAR_RNN && attr->linear_rnn.key_dim > ML_RNN_MOST_KEY)
+        return refuse(err, "recurrent heads with keys of", attr->linear_rnn.key_dim);
     if (backward)
         return ML_OK;
     if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a))
