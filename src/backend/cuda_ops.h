@@ -21,7 +21,9 @@
     X(MOE_GATHER, moe_gather)                                                              \
     X(MOE_LINEAR, moe_linear)                                                              \
     X(MOE_COMBINE, moe_combine)                                                            \
-    X(LMHEAD, lmhead)
+    X(LMHEAD, lmhead)                                                                      \
+    X(INDEX, index)                                                                        \
+    X(ATTN_CHOSEN, attn_chosen)
 
 enum {
     ML_JOINT_ROWS = 512,      /* LINEARs of so many rows and one input run as one GEMM */
@@ -33,6 +35,7 @@ enum {
     ML_NORM_NARROW = 128,     /* width of a norm up to which a thread has one pack */
     ML_NORM_CHUNKS = 264,     /* two per SM of an H200 */
     ML_NORM_CHUNKS_NARROW = 528,
+    ML_CHOSEN_TOKENS = 256,  /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
     ML_DRAW_BATCH = 4096,    /* draws at a time */
     ML_DRAW_SPLIT_BYTES = 32 /* of a split, for one draw */
 };
@@ -99,6 +102,15 @@ static inline int64_t ml_cuda_norm_chunks(int width) {
     return width <= ML_NORM_NARROW ? ML_NORM_CHUNKS_NARROW : ML_NORM_CHUNKS;
 }
 
+/* LSE, delta and statistics of each row, then the recomputed o of some tokens. */
+static inline size_t ml_cuda_attn_chosen_scratch(const ml_op_args *a) {
+    size_t n = (size_t)a->in[0].shape[0], heads = (size_t)a->attr->attn.n_head;
+    size_t some = n < ML_CHOSEN_TOKENS ? n : ML_CHOSEN_TOKENS;
+
+    return ml_cuda_align(4 * n * heads * sizeof(float)) +
+           some * heads * (size_t)a->attr->attn.value_dim * ml_dtype_bytes(a->in[0].dtype);
+}
+
 static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
                                         const ml_op_args *a, bool backward) {
     int width = a->attr->norm.width;
@@ -116,6 +128,7 @@ static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
     case ML_OP_MOE_ROUTE:
         return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
     case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward).total;
+    case ML_OP_ATTN_CHOSEN: return backward ? ml_cuda_attn_chosen_scratch(a) : 0;
     default: return 0;
     }
 }

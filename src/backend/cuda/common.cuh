@@ -111,6 +111,8 @@ ML_CUDA_OP(moe_gather)  /* moe.cu */
 ML_CUDA_OP(moe_linear)  /* moe_linear.cu */
 ML_CUDA_OP(moe_combine) /* moe.cu */
 ML_CUDA_OP(lmhead)      /* lmhead.cu */
+ML_CUDA_OP(index)       /* index.cu; backward has nothing to do */
+ML_CUDA_OP(attn_chosen) /* attn_chosen.cu */
 #undef ML_CUDA_OP
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.cu */
 
