@@ -115,6 +115,8 @@ ML_CUDA_OP(conv)        /* conv.cu */
 ML_CUDA_OP(decay)       /* decay.cu */
 ML_CUDA_OP(linear_rnn)  /* linear_rnn.cu, linear_rnn_back.cu */
 ML_CUDA_OP(compress)    /* compress.cu */
+ML_CUDA_OP(index)       /* index.cu; backward has nothing to do */
+ML_CUDA_OP(attn_chosen) /* attn_chosen.cu */
 #undef ML_CUDA_OP
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.cu */
 
