@@ -178,48 +178,48 @@ static inline ml_compress_scratch ml_cuda_compress_scratch(const ml_op_args *a) 
     s.part = ml_cuda_align((size_t)(n * width) * sizeof(float));
     s.total = s.part + (size_t)(chunks * a->attr->compress_ratio * width) * sizeof(float);
     return s;
-    /* LSE, delta and statistics of each row, then the recomputed o of some tokens. */
-    static inline size_t ml_cuda_attn_chosen_scratch(const ml_op_args *a) {
-        size_t n = (size_t)a->in[0].shape[0], heads = (size_t)a->attr->attn.n_head;
-        size_t some = n < ML_CHOSEN_TOKENS ? n : ML_CHOSEN_TOKENS;
+}
 
-        return ml_cuda_align(4 * n * heads * sizeof(float)) +
-               some * heads * (size_t)a->attr->attn.value_dim *
-                   ml_dtype_bytes(a->in[0].dtype);
+/* LSE, delta and statistics of each row, then the recomputed o of some tokens. */
+static inline size_t ml_cuda_attn_chosen_scratch(const ml_op_args *a) {
+    size_t n = (size_t)a->in[0].shape[0], heads = (size_t)a->attr->attn.n_head;
+    size_t some = n < ML_CHOSEN_TOKENS ? n : ML_CHOSEN_TOKENS;
+
+    return ml_cuda_align(4 * n * heads * sizeof(float)) +
+           some * heads * (size_t)a->attr->attn.value_dim * ml_dtype_bytes(a->in[0].dtype);
+}
+
+static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
+                                        const ml_op_args *a, bool backward) {
+    int width = a->attr->norm.width;
+
+    (void)s;
+    switch (op) {
+    case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
+    case ML_OP_RMSNORM:
+        return backward ? (size_t)ml_cuda_norm_chunks(width) * (size_t)width * sizeof(float)
+                        : 0;
+    case ML_OP_ATTN:
+        return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
+                              sizeof(float)
+                        : 0;
+    case ML_OP_MOE_ROUTE:
+        return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
+    case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward).total;
+    case ML_OP_CONV: return backward ? ml_cuda_conv_scratch(a) : 0;
+    case ML_OP_DECAY: return backward ? ml_cuda_decay_scratch(a) : 0;
+    case ML_OP_LINEAR_RNN: return backward ? ml_cuda_rnn_scratch(a).total : 0;
+    case ML_OP_COMPRESS: return backward ? ml_cuda_compress_scratch(a).total : 0;
+    case ML_OP_ATTN_CHOSEN: return backward ? ml_cuda_attn_chosen_scratch(a) : 0;
+    default: return 0;
     }
+}
 
-    static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
-                                            const ml_op_args *a, bool backward) {
-        int width = a->attr->norm.width;
-
-        (void)s;
-        switch (op) {
-        case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
-        case ML_OP_RMSNORM:
-            return backward
-                       ? (size_t)ml_cuda_norm_chunks(width) * (size_t)width * sizeof(float)
-                       : 0;
-        case ML_OP_ATTN:
-            return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
-                                  sizeof(float)
-                            : 0;
-        case ML_OP_MOE_ROUTE:
-            return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
-        case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward).total;
-        case ML_OP_CONV: return backward ? ml_cuda_conv_scratch(a) : 0;
-        case ML_OP_DECAY: return backward ? ml_cuda_decay_scratch(a) : 0;
-        case ML_OP_LINEAR_RNN: return backward ? ml_cuda_rnn_scratch(a).total : 0;
-        case ML_OP_COMPRESS: return backward ? ml_cuda_compress_scratch(a).total : 0;
-        case ML_OP_ATTN_CHOSEN: return backward ? ml_cuda_attn_chosen_scratch(a) : 0;
-        default: return 0;
-        }
-    }
-
-    /* Split results, and tokens drawn with filters, of one batch of draws. */
-    static inline size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
-        (void)s;
-        return ML_DRAW_BATCH *
-               (sizeof(int32_t) + (size_t)ml_splits(n_vocab) * ML_DRAW_SPLIT_BYTES);
-    }
+/* Split results, and tokens drawn with filters, of one batch of draws. */
+static inline size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
+    (void)s;
+    return ML_DRAW_BATCH *
+           (sizeof(int32_t) + (size_t)ml_splits(n_vocab) * ML_DRAW_SPLIT_BYTES);
+}
 
 #endif
