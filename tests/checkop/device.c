@@ -50,6 +50,10 @@ static bool is_exact(ml_op_id op, bool out, int i) {
     case ML_OP_MOE_WEIGH: return !out && i == 1;
     case ML_OP_MOE_SCALE: return true;
     case ML_OP_LMHEAD: return out;
+    case ML_OP_CONV: return out && i == 1;
+    case ML_OP_DECAY: return out;
+    case ML_OP_LINEAR_RNN: return i == 1;
+    case ML_OP_COMPRESS: return out && i == 1;
     default: return false;
     }
 }

@@ -69,6 +69,7 @@ check "$build/checkop" --device cuda
 check "$build/tests/gpu/check_draws"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
+check "$build/tests/gpu/check_engine" "$work/four-recurrent"
 # Every family, as tiny models.
 for family in tests/golden/data/*/; do
     check "$build/tests/gpu/check_engine" "$family"

@@ -111,6 +111,12 @@ ML_CUDA_OP(moe_gather)  /* moe.cu */
 ML_CUDA_OP(moe_linear)  /* moe_linear.cu */
 ML_CUDA_OP(moe_combine) /* moe.cu */
 ML_CUDA_OP(lmhead)      /* lmhead.cu */
+ML_CUDA_OP(conv)        /* conv.cu */
+ML_CUDA_OP(decay)       /* decay.cu */
+ML_CUDA_OP(linear_rnn)  /* linear_rnn.cu, linear_rnn_back.cu */
+ML_CUDA_OP(compress)    /* compress.cu */
+ML_CUDA_OP(index)       /* index.cu; backward has nothing to do */
+ML_CUDA_OP(attn_chosen) /* attn_chosen.cu */
 ML_CUDA_OP(slice)       /* copies.cu */
 ML_CUDA_OP(concat)      /* copies.cu */
 ML_CUDA_OP(split_cols)  /* copies.cu */

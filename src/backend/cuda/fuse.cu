@@ -297,6 +297,7 @@ static bool find_qk_norm_rope(heads *h, const ml_op_call *c, int n) {
     h->n_call = at + 3;
     d = h->attn->attr->attn.head_dim;
     if (h->attn->in[0].dtype != ML_BF16 || d % 16 != 0 || d > 128 ||
+        h->attn->attr->attn.value_dim != d || !h->attn->out[3].data ||
         !same(&h->rope[0]->in[1], &h->rope[1]->in[1]))
         return false;
     for (int i = 0; i < 2; i++)
