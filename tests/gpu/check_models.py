@@ -61,7 +61,9 @@ def together(result, names):
 
 
 def peer_logits(model, tokens, dtype):
-    net = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager").cuda()
+    # Its grouped products do not take widths as small as those of the goldens.
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager",
+                                               experts_implementation="eager").cuda()
     out = {}
     with torch.no_grad():
         for name in sorted(n for n in tokens if n.startswith("tokens.")):
@@ -94,7 +96,7 @@ def against_peer(miles, name, model, tokens, path):
     try:
         exact = peer_logits(model, tokens, torch.float32)
         peer = peer_logits(model, tokens, torch.bfloat16)
-    except Exception as e:  # e.g. torch has no grouped product of such small widths
+    except Exception as e:  # e.g. a release of transformers without the family
         skip(f"{name} bf16", f"transformers: {str(e).splitlines()[0][:100]}")
         return
     names = sorted(exact)
