@@ -230,6 +230,6 @@ typedef struct attn_keys {
 void ml_attn_write_keys(ml_cuda_stream *s, const attn_keys *w, ml_dtype dtype);
 
 /* index.cu: whether a row's list of keys fits into shared memory. */
-bool ml_index_fits(const ml_op_attr *attr);
+bool ml_index_fits(const ml_op_attr *attr, ml_dtype dtype);
 
 #endif

@@ -88,7 +88,8 @@ __device__ static void put_rows(const attn_softmax &x, const float (&acc)[N][4],
 }
 
 template <int D, int E, bool IN_KEY, bool LIST>
-__global__ void __launch_bounds__(WIDE_THREADS) wide_forward(attn_call<bf16> c) {
+__global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
+    wide_forward(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     forward_smem<D> &smem = *(forward_smem<D> *)smem_bytes;
     const int N = E / 8 / WIDE_PARTS;

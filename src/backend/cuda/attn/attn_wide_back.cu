@@ -62,7 +62,8 @@ template <int D, int E> struct query_smem {
 };
 
 template <int D, int E, bool IN_KEY, bool LIST>
-__global__ void __launch_bounds__(WIDE_THREADS) wide_back_queries(attn_call<bf16> c) {
+__global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
+    wide_back_queries(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     query_smem<D, E> &smem = *(query_smem<D, E> *)smem_bytes;
     const int N = D / 8 / WIDE_PARTS;
@@ -313,7 +314,7 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[N][4],
 /* A plan with a backward has all keys of a sequence in its batch: token i is at
  * position i. */
 template <int D, int E, bool IN_KEY, bool LIST>
-__global__ void __launch_bounds__(WIDE_THREADS)
+__global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_back_keys(attn_call<bf16> c, bool compressed) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     key_smem<D, E, IN_KEY> &smem = *(key_smem<D, E, IN_KEY> *)smem_bytes;
