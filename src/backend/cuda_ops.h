@@ -25,7 +25,26 @@
     X(CONV, conv)                                                                          \
     X(DECAY, decay)                                                                        \
     X(LINEAR_RNN, linear_rnn)                                                              \
-    X(COMPRESS, compress)
+    X(COMPRESS, compress)                                                                  \
+    X(INDEX, index)                                                                        \
+    X(ATTN_CHOSEN, attn_chosen)                                                            \
+    X(SLICE, slice)                                                                        \
+    X(CONCAT, concat)                                                                      \
+    X(SPLIT_COLS, split_cols)                                                              \
+    X(ORDER_ROWS, order_rows)                                                              \
+    X(TANH, tanh)                                                                          \
+    X(SCALE, scale)                                                                        \
+    X(COL_SCALE, col_scale)                                                                \
+    X(MOE_SCALE, moe_scale)                                                                \
+    X(ROW_GATE, row_gate)                                                                  \
+    X(LAYERNORM, layernorm)                                                                \
+    X(CUTOFF, cutoff)                                                                      \
+    X(MATCH_RMS, match_rms)                                                                \
+    X(MOE_WEIGH, moe_weigh)                                                                \
+    X(HEAD_LINEAR, head_linear)                                                            \
+    X(STREAM_MIX, stream_mix)                                                              \
+    X(HYPER_COEF, hyper_coef)                                                              \
+    X(LORA, lora)
 
 enum {
     ML_JOINT_ROWS = 512,      /* LINEARs of so many rows and one input run as one GEMM */
@@ -35,7 +54,10 @@ enum {
     ML_SPLIT = 8192,          /* columns of a split of logits */
     ML_SPLIT_STAT_BYTES = 12, /* ml_row_stat */
     ML_NORM_NARROW = 128,     /* width of a norm up to which a thread has one pack */
-    ML_NORM_CHUNKS = 264,     /* two per SM of an H200 */
+    ML_NORM_WIDE = 8192,      /* width that the registers of a block hold easily */
+    ML_NORM_WIDEST = 32768,
+    ML_COLUMN_ROWS = 64,  /* rows of a partial sum of columns */
+    ML_NORM_CHUNKS = 264, /* two per SM of an H200 */
     ML_NORM_CHUNKS_NARROW = 528,
     ML_CONV_ROWS = 64, /* rows of a piece of CONV, and of a partial sum of its dw */
     ML_CONV_MOST_TAPS = 8,
@@ -44,6 +66,7 @@ enum {
     ML_RNN_MOST_KEY = 256,
     ML_RNN_SKIP_ROWS = 256,      /* rows of a partial sum of its skip weights */
     ML_COMPRESS_SUM_ROWS = 1024, /* rows of a partial sum of COMPRESS's bias */
+    ML_CHOSEN_TOKENS = 256,      /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
     ML_DRAW_BATCH = 4096,        /* draws at a time */
     ML_DRAW_SPLIT_BYTES = 32     /* of a split, for one draw */
 };
@@ -104,6 +127,24 @@ static inline ml_lmhead_scratch ml_cuda_lmhead_scratch(const ml_op_args *a, bool
     s.stat = (size_t)(n * ml_splits(vocab)) * ML_SPLIT_STAT_BYTES;
     s.total = (backward ? 2 : 1) * s.x + s.dz + s.z + s.stat;
     return s;
+}
+
+/* Partial sums of ml_cuda_column_sums. */
+static inline size_t ml_cuda_column_scratch(const ml_tensor *x) {
+    int64_t parts = (x->shape[0] + ML_COLUMN_ROWS - 1) / ML_COLUMN_ROWS;
+    return (size_t)(parts * x->shape[1]) * sizeof(float);
+}
+
+/* LAYERNORM backward: mean and scale of each row, before the partial sums. */
+static inline size_t ml_cuda_layernorm_stats(const ml_op_args *a) {
+    return ml_cuda_align(2 * (size_t)a->in[0].shape[0] * sizeof(float));
+}
+
+/* LORA: the low-rank products and their gradients, and the inputs after dropout. */
+static inline size_t ml_cuda_lora_scratch(const ml_op_args *a) {
+    int64_t each = (int64_t)a->attr->lora.n_head * a->attr->lora.max_rank;
+    int64_t kept = a->attr->lora.dropout > 0 ? a->in[0].shape[1] : 0;
+    return (size_t)(a->in[0].shape[0] * (2 * each + kept)) * sizeof(float);
 }
 
 static inline int64_t ml_cuda_norm_chunks(int width) {
@@ -177,6 +218,15 @@ static inline ml_compress_scratch ml_cuda_compress_scratch(const ml_op_args *a) 
     return s;
 }
 
+/* LSE, delta and statistics of each row, then the recomputed o of some tokens. */
+static inline size_t ml_cuda_attn_chosen_scratch(const ml_op_args *a) {
+    size_t n = (size_t)a->in[0].shape[0], heads = (size_t)a->attr->attn.n_head;
+    size_t some = n < ML_CHOSEN_TOKENS ? n : ML_CHOSEN_TOKENS;
+
+    return ml_cuda_align(4 * n * heads * sizeof(float)) +
+           some * heads * (size_t)a->attr->attn.value_dim * ml_dtype_bytes(a->in[0].dtype);
+}
+
 static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
                                         const ml_op_args *a, bool backward) {
     int width = a->attr->norm.width;
@@ -198,6 +248,14 @@ static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
     case ML_OP_DECAY: return backward ? ml_cuda_decay_scratch(a) : 0;
     case ML_OP_LINEAR_RNN: return backward ? ml_cuda_rnn_scratch(a).total : 0;
     case ML_OP_COMPRESS: return backward ? ml_cuda_compress_scratch(a).total : 0;
+    case ML_OP_ATTN_CHOSEN: return backward ? ml_cuda_attn_chosen_scratch(a) : 0;
+    case ML_OP_COL_SCALE: return backward ? ml_cuda_column_scratch(&a->in[0]) : 0;
+    case ML_OP_LAYERNORM:
+        return backward ? ml_cuda_layernorm_stats(a) + ml_cuda_column_scratch(&a->in[0])
+                        : 0;
+    case ML_OP_HYPER_COEF:
+        return backward ? (size_t)ml_tensor_count(&a->in[0]) * sizeof(float) : 0;
+    case ML_OP_LORA: return ml_cuda_lora_scratch(a);
     default: return 0;
     }
 }

@@ -130,7 +130,7 @@ template <class T, int V, int TAPS> __global__ void conv_kernel(conv_call<T> c) 
         ml_load(x[TAPS - 1], c.x + (p.first_row + row) * c.width + channel);
 #pragma unroll
         for (int k = 0; k < V; k++)
-            y[k] = ml_gate_of(conv_sum(w, c, x, k), 1.0f, ML_ACT_SILU).act;
+            y[k] = ml_gate_of(conv_sum(w, c, x, k), 1.0f, ML_ACT_SILU, 0.0f).act;
         ml_store(c.y + (p.first_row + row) * c.width + channel, y);
         shift(x);
     }
@@ -155,7 +155,7 @@ __device__ static void slope_at(float (&d)[V], float (&x)[TAPS][V],
     ml_load(dy, c.dy + t * c.width + channel);
 #pragma unroll
     for (int k = 0; k < V; k++)
-        d[k] = dy[k] * ml_gate_of(conv_sum(w, c, x, k), 1.0f, ML_ACT_SILU).slope;
+        d[k] = dy[k] * ml_gate_of(conv_sum(w, c, x, k), 1.0f, ML_ACT_SILU, 0.0f).slope;
 }
 
 template <class T, int V, int TAPS>
