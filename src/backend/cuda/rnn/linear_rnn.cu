@@ -68,29 +68,40 @@ __device__ static int64_t out_at(const rnn_call<T> &c, const rnn_place &p, int t
     return ((int64_t)(p.first + t) * c.n_head + p.head) * c.dv + p.block * ML_RNN_COLS;
 }
 
-/* The output of a token: its sums over lanes are completed while the next token is
- * computed. */
+/* A lane's part of the output of a token; its sums over lanes are completed while the next
+ * token is computed. */
 struct pending {
     float o[4], v[4];
     int t; /* -1: none */
 };
 
+/* Sums over the eight lanes of a group, of which each pair gets one column's. */
+__device__ static inline float sum_to_pairs(const float (&x)[4], int l) {
+    bool high = l & 4, odd = l & 2;
+    float a = (high ? x[2] : x[0]) + __shfl_xor_sync(0xffffffffu, high ? x[0] : x[2], 4);
+    float b = (high ? x[3] : x[1]) + __shfl_xor_sync(0xffffffffu, high ? x[1] : x[3], 4);
+    float c = (odd ? b : a) + __shfl_xor_sync(0xffffffffu, odd ? a : b, 2);
+
+    return c + __shfl_xor_sync(0xffffffffu, c, 1);
+}
+
 template <class T>
-__device__ static void put_out(const rnn_call<T> &c, const rnn_place &p, pending &o) {
-    if (o.t < 0)
-        return;
-    rnn_sum_lanes(o.o);
+__device__ static void put_out(const rnn_call<T> &c, const rnn_place &p, const pending &x,
+                               float skip) {
+    int j = p.l / 2;
+    float o = sum_to_pairs(x.o, p.l);
+    float v = j & 2 ? (j & 1 ? x.v[3] : x.v[2]) : (j & 1 ? x.v[1] : x.v[0]);
+
     if (c.skip)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            o.o[j] = fmaf(c.skip[p.head], o.v[j], o.o[j]);
-    put_four(c.o + out_at(c, p, o.t), o.o, p, c.wide);
+        o = fmaf(skip, v, o);
+    if (p.l % 2 == 0 && x.t >= 0 && p.col + j < p.n_col)
+        c.o[out_at(c, p, x.t) + p.col + j] = ml_as<T>(o);
 }
 
 /* SEEN: writes what the delta rule reads from the state instead of outputs. */
 template <class T, int M, bool DELTA, bool SEEN, class S>
 __device__ static void step(rnn_state<M> &s, const S &in, int i, const rnn_call<T> &c,
-                            const rnn_place &p, int t, pending &before) {
+                            const rnn_place &p, int t, pending &before, float skip) {
     float k[M][4], v[4], seen[4] = {}, keep = in.rate[i][0], take = in.rate[i][1];
     rnn_update up;
 
@@ -102,7 +113,7 @@ __device__ static void step(rnn_state<M> &s, const S &in, int i, const rnn_call<
     if (DELTA)
         rnn_sum_lanes(seen);
     if (!SEEN)
-        put_out(c, p, before);
+        put_out(c, p, before, skip);
     up = rnn_take(v, seen, keep, take, DELTA);
     rnn_outer<M>(s, k, up.u);
     if (SEEN) {
@@ -126,19 +137,20 @@ __device__ static void walk_rows(rnn_state<M> &s, const rnn_call<T> &c,
     const int TOKENS = M > 4 ? 8 : 16;
     __shared__ rnn_stage<M, TOKENS, RNN_FORWARD> stage[2];
     rnn_fetch<T, M, TOKENS, RNN_FORWARD> next;
+    float skip = c.skip ? c.skip[p.head] : 0.0f;
     pending out = {};
 
     out.t = -1;
     next.load(c, p, 0);
     for (int from = 0, b = 0; from < p.n_row; from += TOKENS, b ^= 1) {
-        next.store(stage[b], c, p, from);
+        next.store(stage[b], c);
         __syncthreads();
         next.load(c, p, from + TOKENS);
         for (int i = 0; i < TOKENS && from + i < p.n_row; i++)
-            step<T, M, DELTA, SEEN>(s, stage[b], i, c, p, from + i, out);
+            step<T, M, DELTA, SEEN>(s, stage[b], i, c, p, from + i, out, skip);
     }
     if (!SEEN)
-        put_out(c, p, out);
+        put_out(c, p, out, skip);
 }
 
 /* A padding row of a CUDA graph has no sequence: its output is 0. */

@@ -66,17 +66,37 @@ template <class T> __device__ static rnn_place rnn_find(const rnn_call<T> &c) {
 
 /* ---- a stage of tokens ---- */
 
-/* Four numbers, of which the first n are there. */
-template <class T>
-__device__ static ml_pack<T, 4> rnn_load4(const T *from, int n, bool wide) {
-    ml_pack<T, 4> p;
+/* Four numbers as they are stored.  Nothing is done with them before they are used, so that
+ * nothing waits for a load. */
+template <class T> struct alignas(4 * sizeof(T)) rnn_raw { uint32_t w[sizeof(T)]; };
 
-    if (wide && n >= 4)
-        return *(const ml_pack<T, 4> *)from;
+/* Of which the first n are there; the others are 0. */
+template <bool WIDE, class T>
+__device__ static inline rnn_raw<T> rnn_load_as(const T *from, int n) {
+    rnn_raw<T> p = {};
+
+    if constexpr (WIDE) {
+        if (n > 0)
+            p = *(const rnn_raw<T> *)from;
+    } else {
 #pragma unroll
-    for (int r = 0; r < 4; r++)
-        p.v[r] = r < n ? from[r] : ml_as<T>(0.0f);
+        for (int r = 0; r < 4; r++)
+            if (r < n && sizeof(T) == 2)
+                p.w[r / 2] |= (uint32_t)((const uint16_t *)from)[r] << r % 2 * 16;
+            else if (r < n)
+                p.w[r] = ((const uint32_t *)from)[r];
+    }
     return p;
+}
+
+template <class T> __device__ static inline float rnn_at(const rnn_raw<T> &p, int r) {
+    if (sizeof(T) == 4)
+        return __uint_as_float(p.w[r]);
+    return __uint_as_float(r % 2 ? p.w[r / 2] & 0xffff0000u : p.w[r / 2] << 16);
+}
+
+template <class T> __device__ static rnn_raw<T> rnn_load4(const T *from, int n, bool wide) {
+    return wide ? rnn_load_as<true>(from, n) : rnn_load_as<false>(from, n);
 }
 
 /* 1 / the length of a row, of which a warp's lanes have the quads 32h + lane. */
@@ -114,95 +134,119 @@ template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
     static const int QUADS = (M + 3) / 4, FOURS = ML_RNN_COLS / 4;
     static const int VALUES = (TOKENS * FOURS + RNN_THREADS - 1) / RNN_THREADS;
     static const int SAVED = PASS == RNN_FORWARD ? 1 : VALUES;
-    ml_pack<T, 4> qk[ROWS][QUADS], v[VALUES], dout[SAVED];
-    ml_pack<float, 4> seen[SAVED], de[PASS == RNN_AGAIN ? VALUES : 1];
+    rnn_raw<T> qk[ROWS][QUADS], v[VALUES], dout[SAVED];
+    rnn_raw<float> seen[SAVED], de[PASS == RNN_AGAIN ? VALUES : 1];
     float rate;
 
     /* Loads rows from .. from + TOKENS - 1 of the sequence. */
     __device__ void load(const rnn_call<T> &c, const rnn_place &p, int from) {
+        if (c.wide)
+            load_as<true>(c, p, from);
+        else
+            load_as<false>(c, p, from);
+    }
+
+    template <bool WIDE>
+    __device__ void load_as(const rnn_call<T> &c, const rnn_place &p, int from) {
         int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            int row = warp * ROWS + i, t = from + row / KINDS;
-            const T *x;
-            if (row >= KINDS * TOKENS || t >= p.n_row)
-                continue;
-            x = c.x + (p.first + t) * c.width + (int64_t)p.key * c.dk +
-                ((row + 1) % KINDS ? c.q_at : c.k_at);
-#pragma unroll
-            for (int h = 0; h < QUADS; h++)
-                qk[i][h] =
-                    rnn_load4(x + 128 * h + 4 * lane, c.dk - 128 * h - 4 * lane, c.wide);
-        }
-#pragma unroll
-        for (int i = 0; i < VALUES; i++)
-            load_values(c, p, from, i);
+
+        rate = 0.0f;
         if (threadIdx.x < 2 * TOKENS && from + (int)threadIdx.x / 2 < p.n_row)
             rate =
                 c.rate[((int64_t)(p.first + from) * 2 + threadIdx.x) * c.n_head + p.head];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            int row = warp * ROWS + i, t = from + row / KINDS;
+            int n = row < KINDS * TOKENS && t < p.n_row ? c.dk - 4 * lane : 0;
+            const T *x = c.x + (p.first + t) * c.width + (int64_t)p.key * c.dk +
+                         ((row + 1) % KINDS ? c.q_at : c.k_at) + 4 * lane;
+#pragma unroll
+            for (int h = 0; h < QUADS; h++)
+                qk[i][h] = rnn_load_as<WIDE>(x + 128 * h, n - 128 * h);
+        }
+#pragma unroll
+        for (int i = 0; i < VALUES; i++)
+            load_values<WIDE>(c, p, from, i);
     }
 
+    template <bool WIDE>
     __device__ void load_values(const rnn_call<T> &c, const rnn_place &p, int from, int i) {
         int at = i * RNN_THREADS + (int)threadIdx.x, t = at / FOURS, col = at % FOURS * 4;
-        int64_t row = p.first + from + t,
-                first = (int64_t)p.head * c.dv + p.block * ML_RNN_COLS + col;
-        int64_t value = row * c.n_head * c.dv + first;
-        int n = p.n_col - col;
+        int n = t < TOKENS && from + t < p.n_row ? p.n_col - col : 0;
+        int64_t first = (int64_t)p.head * c.dv + p.block * ML_RNN_COLS + col;
+        int64_t row = p.first + from + t, value = row * c.n_head * c.dv + first;
 
-        if (t >= TOKENS || from + t >= p.n_row)
-            return;
         if constexpr (PASS == RNN_AGAIN)
-            de[i] = rnn_load4((const float *)c.de + value, n, c.wide);
+            de[i] = rnn_load_as<WIDE>((const float *)c.de + value, n);
         else
-            v[i] = rnn_load4(c.x + row * c.width + c.v_at + first, n, c.wide);
-        if constexpr (PASS != RNN_FORWARD)
-            dout[i] = rnn_load4(c.dout + value, n, c.wide);
-        if (PASS == RNN_AGAIN || (PASS == RNN_BACK && c.delta))
-            seen[i] = rnn_load4((const float *)c.seen + value, n, c.wide);
+            v[i] = rnn_load_as<WIDE>(c.x + row * c.width + c.v_at + first, n);
+        if constexpr (PASS != RNN_FORWARD) {
+            dout[i] = rnn_load_as<WIDE>(c.dout + value, n);
+            seen[i] = rnn_load_as<WIDE>((const float *)c.seen + value,
+                                        PASS == RNN_AGAIN || c.delta ? n : 0);
+        }
     }
 
     /* Puts them into shared memory; the barriers are the caller's. */
-    __device__ void store(rnn_stage<M, TOKENS, PASS> &s, const rnn_call<T> &c,
-                          const rnn_place &p, int from) {
+    __device__ void store(rnn_stage<M, TOKENS, PASS> &s, const rnn_call<T> &c) {
         int warp = (int)threadIdx.x / 32;
+        float r[ROWS];
+
+        inverse_lengths(r, c);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             int row = warp * ROWS + i, t = row / KINDS;
             bool is_k = (row + 1) % KINDS == 0;
-            if (row < KINDS * TOKENS && from + t < p.n_row)
-                store_row(is_k ? s.k[t] : s.q[t], c, i, is_k);
+            if (row < KINDS * TOKENS)
+                store_row(is_k ? s.k[t] : s.q[t], c, i, r[i], is_k ? 1.0f : c.q_scale);
         }
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
-            store_values(s, c, i);
+            store_values(s, i);
         if (threadIdx.x < 2 * TOKENS)
             s.rate[threadIdx.x / 2][threadIdx.x % 2] = rate;
     }
 
-    /* A row of q or k; a warp calls it together. */
-    __device__ void store_row(float *to, const rnn_call<T> &c, int i, bool is_k) {
-        int lane = (int)threadIdx.x % 32;
-        float x[QUADS][4], r = 1.0f;
+    /* Of all rows of a warp at once: the sums over lanes do not wait for each other. */
+    __device__ void inverse_lengths(float (&r)[ROWS], const rnn_call<T> &c) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            r[i] = 0.0f;
+#pragma unroll
+            for (int h = 0; h < QUADS; h++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    r[i] = fmaf(rnn_at(qk[i][h], e), rnn_at(qk[i][h], e), r[i]);
+        }
+        if (!c.delta)
+            return;
+#pragma unroll
+        for (int w = 16; w; w >>= 1)
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                r[i] += __shfl_xor_sync(0xffffffffu, r[i], w);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            r[i] = 1.0f / sqrtf(r[i] + c.eps);
+    }
 
-#pragma unroll
-        for (int h = 0; h < QUADS; h++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                x[h][e] = ml_f32(qk[i][h].v[e]);
-        if (c.delta)
-            r = rnn_inverse_length(x, c.eps);
+    __device__ void store_row(float *to, const rnn_call<T> &c, int i, float r,
+                              float scale) {
+        int lane = (int)threadIdx.x % 32;
 #pragma unroll
         for (int h = 0; h < QUADS; h++) {
+            float x[4];
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                x[h][e] = c.delta ? x[h][e] * r * (is_k ? 1.0f : c.q_scale) : x[h][e];
+            for (int e = 0; e < 4; e++) {
+                x[e] = rnn_at(qk[i][h], e);
+                x[e] = c.delta ? x[e] * r * scale : x[e];
+            }
             if (128 * h + 4 * lane < 32 * M)
-                ml_store(to + 128 * h + 4 * lane, x[h]);
+                ml_store(to + 128 * h + 4 * lane, x);
         }
     }
 
-    __device__ void store_values(rnn_stage<M, TOKENS, PASS> &s, const rnn_call<T> &c,
-                                 int i) {
+    __device__ void store_values(rnn_stage<M, TOKENS, PASS> &s, int i) {
         int at = i * RNN_THREADS + (int)threadIdx.x, t = at / FOURS, col = at % FOURS * 4;
 
         if (t >= TOKENS)
@@ -210,12 +254,12 @@ template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             if constexpr (PASS == RNN_AGAIN)
-                s.v[t][col + e] = de[i].v[e];
+                s.v[t][col + e] = rnn_at(de[i], e);
             else
-                s.v[t][col + e] = ml_f32(v[i].v[e]);
+                s.v[t][col + e] = rnn_at(v[i], e);
             if constexpr (PASS != RNN_FORWARD) {
-                s.dout[t][col + e] = ml_f32(dout[i].v[e]);
-                s.seen[t][col + e] = PASS == RNN_AGAIN || c.delta ? seen[i].v[e] : 0.0f;
+                s.dout[t][col + e] = rnn_at(dout[i], e);
+                s.seen[t][col + e] = rnn_at(seen[i], e);
             }
         }
     }

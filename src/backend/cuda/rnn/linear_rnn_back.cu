@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(RNN_THREADS) back_kernel(rnn_call<T> c) {
     next.load(c, p, from);
     for (int b = 0; from >= 0; from -= TOKENS, b ^= 1) {
         int n = min(TOKENS, p.n_row - from);
-        next.store(stage[b], c, p, from);
+        next.store(stage[b], c);
         __syncthreads();
         if (from)
             next.load(c, p, from - TOKENS);
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(RNN_THREADS) again_kernel(rnn_call<T> c) {
     next.load(c, p, 0);
     for (int from = 0, b = 0; from < p.n_row; from += TOKENS, b ^= 1) {
         int n = min(TOKENS, p.n_row - from);
-        next.store(stage[b], c, p, from);
+        next.store(stage[b], c);
         __syncthreads();
         next.load(c, p, from + TOKENS);
 #pragma unroll
@@ -291,11 +291,10 @@ __device__ static void load_row(float (&o)[QUADS][4], const T *x, int dk, bool w
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < QUADS; h++) {
-        ml_pack<T, 4> four =
-            rnn_load4(x + 128 * h + 4 * lane, dk - 128 * h - 4 * lane, wide);
+        rnn_raw<T> four = rnn_load4(x + 128 * h + 4 * lane, dk - 128 * h - 4 * lane, wide);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            o[h][e] = ml_f32(four.v[e]);
+            o[h][e] = rnn_at(four, e);
     }
 }
 
