@@ -26,10 +26,11 @@ static const struct variant {
     { { 70, 3, 33 }, 3, 18, 16, 5, .ratio = 4, .window = 8 },
     { { 90, 20 }, 2, 12, 12, 2, .ratio = 32, .window = 20, .sink = true },
     { { 41, 16 }, 2, 20, 20, 9, .ratio = 3, .window = 1, .sink = true },
-    { { 70, 20 }, 3, 144, 136, 16 },
-    { { 80, 9 }, 34, 136, 136, 5, .ratio = 4, .window = 8, .sink = true },
-    { { 70, 5 }, 2, 576, 512, 66 },
-    { { 270 }, 18, 64, 64, 24 },
+    { { 66, 5 }, 2, 136, 128, 16 },
+    { { 18, 3 }, 34, 136, 136, 5, .ratio = 4, .window = 8, .sink = true },
+    { { 68 }, 1, 576, 512, 66 },
+    { { 262 }, 2, 16, 16, 24 },
+    { { 20 }, 17, 16, 16, 4 },
 };
 enum { N_VARIANT = sizeof variants / sizeof *variants };
 

@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) mla_forward(attn_call<bf16> c
     if (b.p.index < 0 || b.hi < 0)
         return;
     wide_find_keys<LIST>(smem.tile[0], c, b, tile);
+    wide_find_keys<LIST>(smem.tile[1], c, b, tile + ML_KTILE);
     __syncthreads();
     fetch_rows<D>(smem.q, c, b);
     fetch_tile<D>(smem.buf[0], smem.tile[0], c);
@@ -62,17 +63,15 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) mla_forward(attn_call<bf16> c
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
     for (int n = 0; tile <= b.hi; tile += ML_KTILE, n++) {
         uint32_t keys = ml_panel(smem.buf[n % 2]), w[4][4];
-        bool more = tile + ML_KTILE <= b.hi;
         float s[8][4], keep[2];
 
-        if (more)
-            wide_find_keys<LIST>(smem.tile[(n + 1) % 2], c, b, tile + ML_KTILE);
         attn_await_copies<0>(); /* the tile arrived; the one before is no longer read */
-        if (more)
-            fetch_tile<D>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
-        ml_copy_commit();
         ml_wgmma_fence();
         attn_start_scores<D>(s, q, keys);
+        if (tile + ML_KTILE <= b.hi) /* during the products */
+            fetch_tile<D>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
+        ml_copy_commit();
+        wide_find_keys<LIST>(smem.tile[n % 2], c, b, tile + 2 * ML_KTILE);
         ml_wgmma_wait<0>(s);
         if (c.softcap != 0.0f)
             attn_cap(s, c);
