@@ -643,16 +643,20 @@ static void save(ml_comm *c, void *ud) {
     const ml_weights *whole;
     ml_saver *s = NULL;
     ml_err err = { 0 };
+    char hf[520];
     trainee p;
 
     open_trainee(&p, &x->j, c);
     for (int k = 0; k < 2; k++)
         take_step(&p, &x->j);
-    must(ml_saver_open(
-             &s,
-             &(ml_saver_opts){
-                 .dir = x->dir, .from = p.r.t.checkpoint, .async = x->async, .comm = c },
-             &err),
+    snprintf(hf, sizeof hf, "%s/weights", x->dir);
+    must(ml_saver_open(&s,
+                       &(ml_saver_opts){ .dir = x->dir,
+                                         .hf = hf,
+                                         .from = p.r.t.checkpoint,
+                                         .async = x->async,
+                                         .comm = c },
+                       &err),
          &err);
     must(ml_saver_save(
              s, &(ml_save_models){ .actor = p.r.t.trainer, .ref = &p.r.t.weights },
@@ -700,6 +704,12 @@ static void same_snapshot(const saving *x, const saving *y) {
     for (int32_t i = 0; i < names.n; i++)
         same_file(a, b, names.name[i]);
     must(ml_snapshot_check(b, &err), &err);
+    a = ml_arena_printf(&arena, "%s/weights", x->dir);
+    b = ml_arena_printf(&arena, "%s/weights", y->dir);
+    must(ml_dir_list(&names, a, &arena, &err), &err);
+    CHECK(names.n >= 2);
+    for (int32_t i = 0; i < names.n; i++)
+        same_file(a, b, names.name[i]);
     ml_arena_release(&arena);
 }
 
