@@ -358,6 +358,8 @@ static ml_status write_param(exporter *x, ml_st_writer *out, int32_t at, const i
     if (!x->piece)
         return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s",
                        (size_t)step * slice_bytes, i->src->name.ptr);
+    if (x->o->bring)
+        st = x->o->bring(x->o->ud, &i->own, err);
     for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
         int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
         ml_named_read(x->w, x->s, &i->own, r, n, to, x->piece);

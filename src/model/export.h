@@ -11,6 +11,7 @@
 #define ML_MODEL_EXPORT_H
 
 #include "io/quantize.h"
+#include "model/tensors.h"
 #include "model/weights.h"
 
 typedef struct ml_export_opts {
@@ -22,6 +23,10 @@ typedef struct ml_export_opts {
     /* Rounds the weights that the format applies to (model/export_quant.h); others keep
      * their dtype. */
     ml_quant_to quantize;
+    /* Called before the values of a tensor are read, for weights that are not all in memory;
+     * NULL: they are.  Not with quantize. */
+    ml_status (*bring)(void *ud, const ml_named *t, ml_err *err);
+    void *ud; /* of bring */
 } ml_export_opts;
 
 /* Called for each tensor of the checkpoint that would be written, in the order of the

@@ -423,35 +423,56 @@ ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool who
     return st == ML_OK && whole ? exchange(o, ml_ranks_gather, grads, err) : st;
 }
 
+static ml_shard_range common_range(ml_shard_range a, ml_shard_range b) {
+    int64_t begin = a.begin > b.begin ? a.begin : b.begin;
+    int64_t end = a.begin + a.n < b.begin + b.n ? a.begin + a.n : b.begin + b.n;
+
+    return (ml_shard_range){ begin, end > begin ? end - begin : 0 };
+}
+
 /* kind: of the state whose ranges these are. */
 static ml_status collect(const ml_optimizer *o, int kind, int32_t param,
-                         const ml_tensor *mine, ml_stream *stream, void *to, ml_err *err) {
+                         ml_shard_range want, const ml_tensor *mine, ml_stream *stream,
+                         void *to, ml_err *err) {
     ml_comm *c = o->ranks.comm;
     size_t size = ml_dtype_bytes(mine->dtype);
     ml_status st = ML_OK;
 
     for (int32_t r = 0; r < c->size && st == ML_OK; r++) {
-        ml_shard_range x = ml_optim_rule_state_range(&o->opts.rule, o->spec, param, kind,
-                                                     ml_shard_owned(&o->map, param, r));
+        ml_shard_range own = ml_optim_rule_state_range(&o->opts.rule, o->spec, param, kind,
+                                                       ml_shard_owned(&o->map, param, r));
+        ml_shard_range x = common_range(own, want);
         size_t bytes = (size_t)x.n * size;
+        char *from = mine->data, *at = to;
         ml_tensor part;
         if (!bytes || (c->rank > 0 && r != c->rank))
             continue;
-        part = ml_comm_bytes(c->rank > 0 ? mine->data : (char *)to + (size_t)x.begin * size,
-                             bytes);
+        if (r == c->rank)
+            from += (size_t)(x.begin - own.begin) * size;
+        if (c->rank == 0)
+            at += (size_t)x.begin * size;
+        part = ml_comm_bytes(c->rank > 0 ? from : at, bytes);
         if (c->rank > 0)
             st = c->send(c, stream, &part, 0, err);
         else if (r > 0)
             st = c->recv(c, NULL, &part, r, err);
         else
-            o->be->dev->copy_out(o->be->stream, part.data, mine->data, bytes);
+            o->be->dev->copy_out(o->be->stream, at, from, bytes);
     }
     return st;
 }
 
+static const ml_shard_range everything = { 0, INT64_MAX };
+
 ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_tensor *mine,
                                ml_stream *stream, void *to, ml_err *err) {
-    return collect(o, ML_STATE_MASTER, param, mine, stream, to, err);
+    return collect(o, ML_STATE_MASTER, param, everything, mine, stream, to, err);
+}
+
+ml_status ml_optimizer_collect_part(const ml_optimizer *o, int32_t param,
+                                    ml_shard_range want, const ml_tensor *mine,
+                                    ml_stream *stream, void *to, ml_err *err) {
+    return collect(o, ML_STATE_MASTER, param, want, mine, stream, to, err);
 }
 
 /* --- the state in f32 --------------------------------------------------------- */
@@ -507,8 +528,8 @@ ml_status ml_optimizer_collect_state(const ml_optimizer *o, int kind, int32_t pa
         ml_moment_load(wide, &m, 0, m.n);
         mine.data = wide;
     }
-    st =
-        collect(o, kind, param, &mine, o->buf.dev && !wide ? o->be->stream : NULL, to, err);
+    st = collect(o, kind, param, everything, &mine,
+                 o->buf.dev && !wide ? o->be->stream : NULL, to, err);
     free(wide);
     return st;
 }

@@ -122,6 +122,10 @@ ml_status ml_optimizer_reduce(ml_optimizer *o, const ml_weights *grads, bool who
  * stream (NULL: the host's).  Collective. */
 ml_status ml_optimizer_collect(const ml_optimizer *o, int32_t param, const ml_tensor *mine,
                                ml_stream *stream, void *to, ml_err *err);
+/* The same for the elements `want` of the parameter alone, which get their places in `to`. */
+ml_status ml_optimizer_collect_part(const ml_optimizer *o, int32_t param,
+                                    ml_shard_range want, const ml_tensor *mine,
+                                    ml_stream *stream, void *to, ml_err *err);
 
 /* A part of a parameter's state (ML_STATE_MASTER ...) in f32: its shape, n_stack 0 if there is
  * none; this rank's elements, or another's; whether they are stored in another format. */

@@ -1,4 +1,8 @@
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "model/source.h"
 #include "train/snapshot_priv.h"
@@ -41,7 +45,9 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
                            .n_step = o->n_step,
                            .n_sample = ml_trainer_samples(t),
                            .stage = m->stage,
-                           .stage_bytes = m->stage_bytes };
+                           .stage_bytes = m->stage_bytes,
+                           .space = m->space,
+                           .space_bytes = m->space_bytes };
 
     if (optim) {
         now.set[ML_STATE_MASTER] =
@@ -212,12 +218,166 @@ ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err) {
     return copy(m, true, a, err);
 }
 
+/* --- weights tensor by tensor ------------------------------------------------ */
+
+/* A tensor that rank 0 asks for: a member of a parameter; ML_NONE: all members.  param
+ * ML_NONE: it needs no more. */
+typedef struct request {
+    int32_t param, member;
+} request;
+
+static ml_status reserve(ml_save_buffer *m, size_t bytes, ml_err *err) {
+    void *p;
+
+    if (bytes <= m->space_bytes)
+        return ML_OK;
+    if (m->space)
+        munmap(m->space, m->space_bytes);
+    m->space = NULL;
+    m->space_bytes = 0;
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return ml_fail(err, ML_ENOMEM,
+                       "cannot reserve %.1f GiB of addresses for a save: %s",
+                       (double)bytes / 0x1p30, strerror(errno));
+    m->space = p;
+    m->space_bytes = bytes;
+    return ML_OK;
+}
+
+static ml_status stream_weights(ml_save_buffer *m, ml_arena *a, ml_err *err) {
+    ml_tensor *t = ML_NEW(a, ml_tensor, m->weights.n + 1);
+    size_t bytes = 0;
+    ml_status st;
+
+    for (int32_t i = 0; i < m->weights.n; i++) {
+        t[i] = whole_weight(m, i);
+        bytes += align64(ml_tensor_bytes(&t[i]));
+    }
+    st = writes(m) ? reserve(m, bytes, err) : ML_OK;
+    bytes = 0;
+    for (int32_t i = 0; i < m->weights.n && st == ML_OK; i++) {
+        t[i].data = writes(m) ? (char *)m->space + bytes : NULL;
+        bytes += align64(ml_tensor_bytes(&t[i]));
+    }
+    m->streamed = true;
+    m->parts = m->weights;
+    m->weights.t = t;
+    m->weights.be = NULL; /* in host memory */
+    m->weights.range = NULL;
+    return ml_ranks_agree(&m->optim->ranks, st, err);
+}
+
+/* An adapter is small. */
 ml_status ml_save_buffer_fetch(ml_save_buffer *m, ml_arena *a, ml_err *err) {
-    return has_parts(m) ? copy(m, false, a, err) : ML_OK;
+    if (!has_parts(m))
+        return ML_OK;
+    return m->lora ? copy(m, false, a, err) : stream_weights(m, a, err);
+}
+
+/* Rank 0 says what it asks for; the others listen. */
+static ml_status say(ml_save_buffer *m, request *q, ml_err *err) {
+    ml_comm *c = m->optim->ranks.comm;
+    ml_tensor t = ml_comm_bytes(q, sizeof *q);
+
+    return c->bcast(c, NULL, &t, 0, err);
+}
+
+/* The elements of a request. */
+static ml_shard_range range_of(const ml_save_buffer *m, request q) {
+    const ml_tensor *t = &m->weights.t[q.param];
+    ml_shard_range r = ml_shard_range_whole(t);
+
+    if (q.member != ML_NONE) {
+        r.n /= m->spec->param[q.param].n_stack;
+        r.begin = q.member * r.n;
+    }
+    return r;
+}
+
+typedef ml_status request_fn(ml_save_buffer *m, request q, ml_err *err);
+
+static ml_status each_request(ml_save_buffer *m, const ml_named *t, request_fn *fn,
+                              ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (t->member != ML_NONE)
+        return fn(m, (request){ t->param, t->member }, err);
+    for (int32_t i = t->param; i != ML_NONE && st == ML_OK;
+         i = m->spec->param[i].part->next)
+        st = fn(m, (request){ i, ML_NONE }, err);
+    return st;
+}
+
+static ml_status collect_request(ml_save_buffer *m, request q, ml_err *err) {
+    ml_optimizer *o = m->optim;
+    ml_shard_range own = ml_shard_owned(&o->map, q.param, o->ranks.comm->rank);
+    ml_tensor mine = ml_weights_view(&m->parts, q.param, own);
+
+    mine.dtype = m->weights.t[q.param].dtype; /* also of a rank that has nothing of it */
+    return ml_optimizer_collect_part(o, q.param, range_of(m, q), &mine, o->be->stream,
+                                     m->weights.t[q.param].data, err);
+}
+
+static ml_status ask(ml_save_buffer *m, request q, ml_err *err) {
+    ml_status st = say(m, &q, err);
+    return st == ML_OK ? collect_request(m, q, err) : st;
+}
+
+/* Gives the memory of what was written back: the pages that are inside. */
+static ml_status drop(ml_save_buffer *m, request q, ml_err *err) {
+    ml_shard_range r = range_of(m, q);
+    const ml_tensor *t = &m->weights.t[q.param];
+    size_t size = ml_dtype_bytes(t->dtype), page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t first = (size_t)((char *)t->data - (char *)m->space) + (size_t)r.begin * size;
+    size_t begin = (first + page - 1) / page * page;
+    size_t end = (first + (size_t)r.n * size) / page * page;
+
+    (void)err;
+    if (begin < end)
+        madvise((char *)m->space + begin, end - begin, MADV_DONTNEED);
+    return ML_OK;
+}
+
+static void drop_last(ml_save_buffer *m) {
+    if (m->last.name)
+        each_request(m, &m->last, drop, NULL);
+    m->last.name = NULL;
+}
+
+ml_status ml_save_buffer_bring(void *ud, const ml_named *t, ml_err *err) {
+    ml_save_buffer *m = ud;
+    ml_device *dev = m->optim->be->dev;
+    ml_status st;
+
+    drop_last(m);
+    m->last = *t;
+    st = each_request(m, t, ask, err);
+    return st == ML_OK ? dev->sync(m->optim->be->stream, err) : st;
+}
+
+ml_status ml_save_buffer_end(ml_save_buffer *m, ml_err *err) {
+    drop_last(m);
+    return m->streamed ? say(m, &(request){ ML_NONE, ML_NONE }, err) : ML_OK;
+}
+
+ml_status ml_save_buffer_serve(ml_save_buffer *m, ml_err *err) {
+    ml_status st = ML_OK;
+    request q = { 0 };
+
+    while (m->streamed && st == ML_OK && q.param != ML_NONE) {
+        st = say(m, &q, err);
+        if (st == ML_OK && q.param != ML_NONE)
+            st = collect_request(m, q, err);
+    }
+    return st;
 }
 
 void ml_save_buffer_release(ml_save_buffer *m) {
     free(m->stage);
+    if (m->space)
+        munmap(m->space, m->space_bytes);
     *m = (ml_save_buffer){ 0 };
 }
 

@@ -2,6 +2,7 @@
 #ifndef ML_TRAIN_SNAPSHOT_PRIV_H
 #define ML_TRAIN_SNAPSHOT_PRIV_H
 
+#include "model/tensors.h"
 #include "train/snapshot.h"
 
 #define ML_SNAPSHOT_TRACKER "latest_checkpointed_iteration.txt"
@@ -38,8 +39,15 @@ typedef struct ml_save_buffer {
     bool divided[ML_STATE_SETS]; /* over the ranks, or stored in another format than f32 */
     bool own_master;
     int64_t n_step, n_sample;
-    void *stage; /* memory of the copy, or of weights that ranks divide */
+    void *stage; /* memory of the copy */
     size_t stage_bytes;
+    /* Weights that ranks divide, and that are not copied: `weights` has addresses on rank 0,
+     * but only the tensor that is being written has memory there. */
+    bool streamed;
+    ml_weights parts; /* this rank's */
+    void *space;
+    size_t space_bytes;
+    ml_named last; /* the tensor that has memory; its name NULL: none */
 } ml_save_buffer;
 
 /* Takes a view of the trainer; `optim`: with the optimizer's state.  ref: a reference, or
@@ -48,8 +56,14 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
                          const ml_weights *ref, bool optim, ml_arena *a);
 /* Copies the state to rank 0; the trainer may continue afterwards.  Collective. */
 ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err);
-/* Copies weights that ranks divide to rank 0, and nothing else.  Collective. */
+/* Prepares weights that ranks divide for writing without a copy of all: between this and
+ * ml_save_buffer_end, rank 0 calls ml_save_buffer_bring (ml_export_opts.bring, with m) before it
+ * reads a tensor, and the others ml_save_buffer_serve, which returns at the end.  fetch may be
+ * followed by several of these.  Collective. */
 ml_status ml_save_buffer_fetch(ml_save_buffer *m, ml_arena *a, ml_err *err);
+ml_status ml_save_buffer_bring(void *m, const ml_named *t, ml_err *err);
+ml_status ml_save_buffer_end(ml_save_buffer *m, ml_err *err);
+ml_status ml_save_buffer_serve(ml_save_buffer *m, ml_err *err);
 /* Rank 0 writes everything but the weights as trainer.safetensors in dir; no file if there
  * is nothing.  Without a copy the other ranks send their ranges: then it is collective. */
 ml_status ml_save_buffer_write(ml_save_buffer *m, const char *dir, ml_arena *a,

@@ -57,14 +57,18 @@ static ml_status write_sums(ml_saver *s, const char *dir, ml_err *err) {
     return st;
 }
 
-static ml_status write_hf(ml_saver *s, const ml_save_buffer *m, const char *dir,
-                          ml_err *err) {
-    ml_export_opts hf = { .dir = dir, .keep_dtype = true };
-    ml_status st = ml_dir_make(dir, err);
+static ml_status write_hf(ml_saver *s, ml_save_buffer *m, const char *dir, ml_err *err) {
+    ml_export_opts hf = { .dir = dir,
+                          .keep_dtype = true,
+                          .bring = m->streamed ? ml_save_buffer_bring : NULL,
+                          .ud = m };
+    ml_status st = ml_dir_make(dir, err), ended;
 
     if (st == ML_OK)
         st = m->lora ? ml_lora_save(m->lora, &m->weights, dir, err)
                      : ml_export_hf(&m->weights, m->spec, m->from, &hf, err);
+    ended = ml_save_buffer_end(m, st == ML_OK ? err : NULL);
+    st = st == ML_OK ? ended : st;
     /* If the run started from a snapshot, its state files were copied too. */
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_STATE));
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_SUMS));
@@ -189,9 +193,15 @@ static ml_status write_all(void *ud, ml_err *err) {
 static ml_status send_all(ml_saver *s, ml_err *err) {
     ml_status st = ML_OK;
 
-    for (int i = 0; i < N_PLACE && st == ML_OK && !s->opts.async; i++)
-        if (s->place[i].dir)
+    if (s->opts.hf)
+        st = ml_save_buffer_serve(&s->place[ACTOR].image, err);
+    for (int i = 0; i < N_PLACE && st == ML_OK && !s->opts.async; i++) {
+        if (!s->place[i].dir)
+            continue;
+        st = ml_save_buffer_serve(&s->place[i].image, err);
+        if (st == ML_OK)
             st = ml_save_buffer_write(&s->place[i].image, NULL, &s->arena, err);
+    }
     return st;
 }
 

@@ -1,12 +1,12 @@
 /* Experts on several ranks, which are threads of this process: log-probs and entropies have
  * the bits of one rank; gradients differ by rounding. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/expert_rounds.h"
 #include "model/stage.h"
+#include "tests/support/job_rank.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 #include "tests/support/train_fixture.h"
@@ -98,8 +98,8 @@ typedef struct job {
     int32_t room; /* rows of a round; 0: default */
     bool backward;
     float logprob[SAMPLES][MAX_LOSS], entropy[SAMPLES][MAX_LOSS];
-    float *grad[MAX_RANK], *size; /* of each rank; of one rank: sums of absolute values */
-    ml_weights like;              /* where tensors are */
+    float *grad[MAX_RANK]; /* of each rank */
+    ml_weights like;       /* where tensors are */
 } job;
 
 static void must(ml_status st, const ml_err *err) {
@@ -223,10 +223,9 @@ static void keep_grads(job *j, const runner *p, int32_t rank) {
     memcpy(j->grad[rank], p->grads.buf.ptr, p->grads.buf.bytes);
 }
 
-/* One rank: all samples in one batch, then one by one for the size of gradients. */
+/* One rank: all samples in one batch. */
 static void run_alone(ml_comm *c, void *ud) {
     job *j = ud;
-    size_t n;
     runner p = { 0 };
 
     (void)c;
@@ -235,17 +234,6 @@ static void run_alone(ml_comm *c, void *ud) {
         add_sample(&p, i);
     run_batch(&p, j);
     keep_grads(j, &p, 0);
-    n = p.grads.buf.bytes / sizeof(float);
-    j->size = calloc(n, sizeof *j->size);
-    for (int32_t i = 0; j->backward && i < SAMPLES; i++) {
-        memset(p.grads.buf.ptr, 0, p.grads.buf.bytes);
-        ml_batch_clear(&p.batch);
-        p.n = 0;
-        add_sample(&p, i);
-        run_batch(&p, j);
-        for (size_t k = 0; k < n; k++)
-            j->size[k] += fabsf(((const float *)p.grads.buf.ptr)[k]);
-    }
     close_runner(&p);
 }
 
@@ -268,25 +256,23 @@ static void compare_grads(const job *j, const job *one, int32_t n_rank) {
     ml_train_fixture_opts o = { .dir = dir, .trainer = ml_train_fixture_defaults() };
     ml_weights grads;
     ml_err err = { 0 };
+    float *sum;
 
     snprintf(dir, sizeof dir, "tests/golden/data/%s", j->model);
     ml_train_fixture_open(&t, &o);
     must(ml_weights_zeros(&grads, &t.spec, &t.be, &t.arena, &err), &err);
+    sum = ML_NEW(&t.arena, float, (int64_t)(grads.buf.bytes / sizeof *sum));
+    for (int32_t r = 0; r < n_rank; r++)
+        for (size_t k = 0; k < grads.buf.bytes / sizeof *sum; k++)
+            sum[k] += j->grad[r][k];
     for (int32_t i = 0; i < grads.n; i++) {
         ptrdiff_t at = (const float *)grads.t[i].data - (const float *)grads.buf.ptr;
-        double most = 0, apart = 0;
-        for (size_t k = 0; k < ml_tensor_bytes(&grads.t[i]) / sizeof(float); k++) {
-            float sum = 0;
-            for (int32_t r = 0; r < n_rank; r++)
-                sum += j->grad[r][at + (ptrdiff_t)k];
-            most = fmax(most, (double)one->size[at + (ptrdiff_t)k]);
-            apart =
-                fmax(apart, fabs((double)sum - (double)one->grad[0][at + (ptrdiff_t)k]));
-        }
-        if (!(apart <= 1e-6 * most))
+        double apart = ml_grads_apart(sum + at, one->grad[0] + at,
+                                      ml_tensor_bytes(&grads.t[i]) / sizeof *sum);
+        if (!(apart <= ml_grads_bound(j->dtype)))
             ml_test_fail(__FILE__, __LINE__,
-                         "%s, %d ranks: the gradient of %s differs by %g of %g", j->model,
-                         n_rank, t.spec.param[i].name, apart, most);
+                         "%s, %d ranks: the gradient of %s is %.3g of its largest apart",
+                         j->model, n_rank, t.spec.param[i].name, apart);
     }
     ml_weights_close(&grads);
     ml_train_fixture_close(&t);
@@ -295,7 +281,6 @@ static void compare_grads(const job *j, const job *one, int32_t n_rank) {
 static void free_grads(job *j) {
     for (int32_t r = 0; r < MAX_RANK; r++)
         free(j->grad[r]);
-    free(j->size);
 }
 
 static void compare(const job *like, const int32_t *sizes, const int32_t *rooms) {
@@ -391,7 +376,7 @@ typedef struct training {
     float logprob[TRAINED][MAX_RESPONSE], entropy[TRAINED][MAX_RESPONSE];
     float scored[TRAINED][MAX_RESPONSE];
     double loss;
-    float *grad, *size;         /* of one rank */
+    float *grad;                /* of one rank */
     ptrdiff_t at[MAX_PARAM];    /* where its tensors begin */
     const struct training *one; /* the same with one rank; NULL: this is it */
 } training;
@@ -541,19 +526,11 @@ static float *copy_floats(const void *from, size_t bytes) {
 
 static void keep_one(trainee *p, training *j) {
     const ml_weights *g = ml_trainer_grads(p->t.trainer);
-    size_t n = g->buf.bytes / sizeof(float);
 
     CHECK(g->n <= MAX_PARAM);
     for (int32_t i = 0; i < g->n; i++)
         j->at[i] = (const float *)g->t[i].data - (const float *)g->buf.ptr;
     j->grad = copy_floats(g->buf.ptr, g->buf.bytes);
-    j->size = calloc(n, sizeof *j->size);
-    for (int32_t i = 0; i < TRAINED; i++) { /* gradients of samples may cancel */
-        ml_bin bin = { &i, 1 };
-        accumulate(p, &(ml_bins){ &bin, 1 });
-        for (size_t k = 0; k < n; k++)
-            j->size[k] += fabsf(((const float *)g->buf.ptr)[k]);
-    }
 }
 
 /* Of each parameter, what the rank has: its experts, or all. */
@@ -562,14 +539,9 @@ static void compare_with_one(trainee *p, const training *j, const ml_comm *c) {
 
     for (int32_t i = 0; i < g->n; i++) {
         ml_shard_range r = ml_weights_range(g, i);
-        const float *x = g->t[i].data, *y = j->one->grad + j->one->at[i] + r.begin;
-        const float *size = j->one->size + j->one->at[i] + r.begin;
-        double most = 0, apart = 0;
-        for (int64_t k = 0; k < r.n; k++) {
-            most = fmax(most, (double)size[k]);
-            apart = fmax(apart, fabs((double)x[k] - (double)y[k]));
-        }
-        if (!(apart <= 1e-6 * most))
+        const float *one = j->one->grad + j->one->at[i] + r.begin;
+        double apart = ml_grads_apart(g->t[i].data, one, (size_t)r.n);
+        if (!(apart <= ml_grads_bound(j->dtype)))
             differs(j, c, "gradients");
     }
 }
@@ -597,7 +569,6 @@ static void train(ml_comm *c, void *ud) {
     if (!j->one) {
         j->loss = first.loss;
         keep_one(&p, j);
-        accumulate(&p, &bins);
     } else {
         compare_with_one(&p, j, c);
         if (first.loss != j->one->loss)
@@ -626,7 +597,6 @@ static void train_on(const training *like, const mesh *meshes) {
         ml_ranks_run(meshes->world, train, &several);
     }
     free(one.grad);
-    free(one.size);
 }
 
 static void trainers_have_the_bits_of_one_rank(void) {

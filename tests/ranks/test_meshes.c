@@ -2,7 +2,6 @@
  * losses have the bits of one rank; gradients repeat, and differ from one rank's by rounding,
  * or not at all where only layers are divided.  MILES_LONG=1 runs all meshes instead of a
  * few. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +19,7 @@ typedef struct job {
     float logprob[SAMPLES][MAX_RESPONSE], entropy[SAMPLES][MAX_RESPONSE];
     float trained[SAMPLES][MAX_RESPONSE];
     double loss;
-    float *grads, *size;   /* size: the sum of the samples' absolute values */
+    float *grads;
     const struct job *one; /* the same on one rank; NULL: this is it */
 } job;
 
@@ -121,30 +120,9 @@ static double accumulate(rank *p, const ml_bins *bins) {
     return out.loss;
 }
 
-/* How far gradients may be from one rank's, in units of the largest of the tensor (see
- * keep_grads). */
-static double bound_of(const job *j, const ml_comm *c) {
-    const ml_mesh_opts *m = &j->sizes;
-
-    if (c->size == (m->pp ? m->pp : 1)) /* stages add in the order of one rank */
-        return 0;
-    return j->dtype == ML_WEIGHT_BF16 && m->cp > 1 ? 1e-2 : 1e-6;
-}
-
-/* One sample at a time: gradients of samples may cancel, and rounding is as large as they. */
-static void keep_grads(rank *p, const ml_weights *g) {
-    size_t n = g->buf.bytes / sizeof(float);
-    job *j = p->j;
-
-    j->grads = malloc(g->buf.bytes);
-    j->size = calloc(n, sizeof *j->size);
-    memcpy(j->grads, g->buf.ptr, g->buf.bytes);
-    for (int32_t i = 0; i < SAMPLES; i++) {
-        ml_bin bin = { &i, 1 };
-        accumulate(p, &(ml_bins){ &bin, 1 });
-        for (size_t k = 0; k < n; k++)
-            j->size[k] += fabsf(((const float *)g->buf.ptr)[k]);
-    }
+/* Stages add in the order of one rank. */
+static bool only_stages(const job *j, const ml_comm *c) {
+    return c->size == (j->sizes.pp ? j->sizes.pp : 1);
 }
 
 static void compare_grads(rank *p) {
@@ -154,11 +132,12 @@ static void compare_grads(rank *p) {
     double apart;
 
     if (!j->one) {
-        keep_grads(p, g);
+        j->grads = malloc(g->buf.bytes);
+        memcpy(j->grads, g->buf.ptr, g->buf.bytes);
         return;
     }
-    apart = ml_job_rank_apart(g, j->one->grads, j->one->size, &param);
-    if (!(apart <= bound_of(j, p->c))) {
+    apart = ml_job_rank_apart(g, j->one->grads, &param);
+    if (!(apart <= (only_stages(j, p->c) ? 0 : ml_grads_bound(j->dtype)))) {
         ml_test_fail(__FILE__, __LINE__, "%s is %.3g of its largest gradient apart",
                      p->r.t.spec.param[param].name, apart);
         differs(p, "gradients");
@@ -204,7 +183,6 @@ static void compare(const char *model, const char *dir, ml_weight_dtype dtype,
         ml_ranks_run(mesh[i].n_rank, run, &many);
     }
     free(one.grads);
-    free(one.size);
 }
 
 static void compare_model(const char *model) {

@@ -65,7 +65,6 @@ typedef struct job {
     int64_t n_token, n_loss;
     unsigned char *bytes; /* gradients or weights of rank 0 */
     size_t n_byte;
-    float *size; /* per gradient, the sum of the samples' absolute values */
     struct {
         int32_t item[SAMPLES], n;
     } share[MAX_RANK];     /* the samples of each rank, in the order of its gradient */
@@ -176,7 +175,6 @@ static void compare(job *j, ml_rank_fn *fn, ml_rank_fn *check, bool exact) {
         free(j->bytes);
     }
     free(one.bytes);
-    free(one.size);
 }
 
 static void compare_models(ml_rank_fn *fn, ml_rank_fn *check, bool exact) {
@@ -253,26 +251,16 @@ static void accumulate(trainee *p, job *j, const ml_bins *micro, ml_step_result 
          &err);
 }
 
-/* One sample at a time: gradients of samples may cancel, and rounding is as large as they. */
-static void add_sizes(trainee *p, job *j) {
-    const ml_weights *g = ml_trainer_grads(p->r.t.trainer);
-    size_t n = g->buf.bytes / sizeof(float);
-
-    j->size = calloc(n, sizeof *j->size);
-    for (int32_t i = 0; i < SAMPLES; i++) {
-        ml_bin bin = { &i, 1 };
-        ml_step_result out;
-        accumulate(p, j, &(ml_bins){ &bin, 1 }, &out);
-        for (size_t k = 0; k < n; k++)
-            j->size[k] += fabsf(((const float *)g->buf.ptr)[k]);
-    }
-}
-
-/* Within 1e-6 of the largest size of each tensor. */
-static bool are_close(const ml_weights *g, const job *one) {
+static void compare_gradients(const trainee *p, const ml_weights *g, const job *j,
+                              const ml_comm *c) {
     int32_t param = 0;
-    return ml_job_rank_apart(g, (const float *)(const void *)one->bytes, one->size,
-                             &param) <= 1e-6;
+    double apart = ml_job_rank_apart(g, (const float *)(const void *)j->one->bytes, &param);
+
+    if (apart <= ml_grads_bound(j->dtype))
+        return;
+    ml_test_fail(__FILE__, __LINE__, "%s is %.3g of its largest gradient apart",
+                 p->r.t.spec.param[param].name, apart);
+    differs(j, c, "gradients");
 }
 
 static void note_share(job *j, const ml_comm *c, const ml_bins *bins) {
@@ -307,15 +295,13 @@ static void find_gradients(ml_comm *c, void *ud) {
     must(c->barrier(c, NULL, &err), &err); /* all have written their samples */
     if (!j->one) {
         keep_bytes(j, g);
-        add_sizes(&p, j);
         j->loss = first.loss;
         j->n_token = first.n_token;
         j->n_loss = first.n_loss;
     } else {
         if (c->rank == 0)
             keep_bytes(j, g);
-        if (!are_close(g, j->one))
-            differs(j, c, "gradients");
+        compare_gradients(&p, g, j, c);
         if (first.loss != j->one->loss || first.n_token != j->one->n_token ||
             first.n_loss != j->one->n_loss)
             differs(j, c, "losses");
@@ -657,16 +643,20 @@ static void save(ml_comm *c, void *ud) {
     const ml_weights *whole;
     ml_saver *s = NULL;
     ml_err err = { 0 };
+    char hf[520];
     trainee p;
 
     open_trainee(&p, &x->j, c);
     for (int k = 0; k < 2; k++)
         take_step(&p, &x->j);
-    must(ml_saver_open(
-             &s,
-             &(ml_saver_opts){
-                 .dir = x->dir, .from = p.r.t.checkpoint, .async = x->async, .comm = c },
-             &err),
+    snprintf(hf, sizeof hf, "%s/weights", x->dir);
+    must(ml_saver_open(&s,
+                       &(ml_saver_opts){ .dir = x->dir,
+                                         .hf = hf,
+                                         .from = p.r.t.checkpoint,
+                                         .async = x->async,
+                                         .comm = c },
+                       &err),
          &err);
     must(ml_saver_save(
              s, &(ml_save_models){ .actor = p.r.t.trainer, .ref = &p.r.t.weights },
@@ -714,6 +704,12 @@ static void same_snapshot(const saving *x, const saving *y) {
     for (int32_t i = 0; i < names.n; i++)
         same_file(a, b, names.name[i]);
     must(ml_snapshot_check(b, &err), &err);
+    a = ml_arena_printf(&arena, "%s/weights", x->dir);
+    b = ml_arena_printf(&arena, "%s/weights", y->dir);
+    must(ml_dir_list(&names, a, &arena, &err), &err);
+    CHECK(names.n >= 2);
+    for (int32_t i = 0; i < names.n; i++)
+        same_file(a, b, names.name[i]);
     ml_arena_release(&arena);
 }
 

@@ -121,20 +121,26 @@ ml_bins ml_job_rank_bins(ml_job_rank *p, const ml_train_sample *s, int32_t n) {
     return plan.step[0].rank[ml_trainer_data_place(t)];
 }
 
-double ml_job_rank_apart(const ml_weights *g, const float *want, const float *size,
-                         int32_t *param) {
+double ml_grads_apart(const float *x, const float *one, size_t n) {
+    double most = 0, apart = 0;
+
+    for (size_t k = 0; k < n; k++) {
+        double d = fabs((double)x[k] - (double)one[k]);
+        most = fmax(most, fabs((double)one[k]));
+        apart = d <= apart ? apart : d; /* also NaN */
+    }
+    return apart == 0 ? 0 : apart / most;
+}
+
+double ml_job_rank_apart(const ml_weights *g, const float *one, int32_t *param) {
     double worst = 0;
 
     for (int32_t i = 0; i < g->n; i++) {
         const float *x = g->t[i].data;
-        ptrdiff_t at = x - (const float *)g->buf.ptr;
-        double most = 0, apart = 0;
-        for (size_t k = 0; k < ml_tensor_bytes(&g->t[i]) / sizeof *x; k++) {
-            most = fmax(most, fabs((double)size[at + (ptrdiff_t)k]));
-            apart = fmax(apart, fabs((double)x[k] - (double)want[at + (ptrdiff_t)k]));
-        }
-        if (!(apart <= worst * most)) {
-            worst = most > 0 ? apart / most : (double)INFINITY;
+        double apart = ml_grads_apart(x, one + (x - (const float *)g->buf.ptr),
+                                      ml_tensor_bytes(&g->t[i]) / sizeof *x);
+        if (!(apart <= worst)) {
+            worst = apart;
             *param = i;
         }
     }

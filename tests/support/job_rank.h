@@ -57,10 +57,16 @@ const ml_weights *ml_job_rank_whole(ml_job_rank *p, const ml_weights *w);
 /* The micro-batches of this rank in one step of these samples. */
 ml_bins ml_job_rank_bins(ml_job_rank *p, const ml_train_sample *s, int32_t n);
 
-/* Of all tensors, the largest difference of two sets of gradients, in units of the largest
- * absolute value of the tensor in `size` (both are laid out like g); *param receives the
- * parameter. */
-double ml_job_rank_apart(const ml_weights *g, const float *want, const float *size,
-                         int32_t *param);
+/* How far the gradients of ranks may be from those of one rank, in units of the largest
+ * gradient of the tensor: docs/NUMERICS.md says what they differ by. */
+static inline double ml_grads_bound(ml_weight_dtype dtype) {
+    return dtype == ML_WEIGHT_F32 ? 1.25e-6 : 2e-6;
+}
+
+/* The largest difference of n gradients from those of one rank, in these units. */
+double ml_grads_apart(const float *x, const float *one, size_t n);
+/* Of all tensors of two sets of gradients, of which `one` is laid out like g; *param receives
+ * the parameter. */
+double ml_job_rank_apart(const ml_weights *g, const float *one, int32_t *param);
 
 #endif
