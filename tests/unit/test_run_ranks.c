@@ -164,6 +164,19 @@ static void heartbeats_end(void) {
     ml_heartbeat_close(h);
 }
 
+static void heartbeats_have_times(void) {
+    ml_heartbeat_opts o = ml_heartbeat_times(&(ml_place_opts){ .timeout_min = 10 });
+
+    CHECK(o.deadline_s == 600 && o.every_s == 0 && o.first_s == 0);
+    o = ml_heartbeat_times(&(ml_place_opts){ .timeout_min = 10, .beat_failures = 2 });
+    CHECK(o.deadline_s == 40 && o.every_s == 10 && o.first_s == 300);
+    o = ml_heartbeat_times(&(ml_place_opts){ .timeout_min = 10, .beat_timeout_s = 1 });
+    CHECK(o.deadline_s == 33);
+    o = ml_heartbeat_times(&(ml_place_opts){
+        .beat_s = 2, .beat_timeout_s = 3, .beat_first_s = 4, .beat_failures = 5 });
+    CHECK(o.deadline_s == 25 && o.every_s == 2 && o.first_s == 4);
+}
+
 /* The last rank joins the ring and falls silent; the others wait for something else. */
 static void fall_silent(ml_comm *c, void *ud) {
     ml_heartbeat *h = NULL;
@@ -184,6 +197,7 @@ static void fall_silent(ml_comm *c, void *ud) {
           ML_OK);
     CHECK(c->recv(c, NULL, &t, c->size - 1, &err) == ML_EPEER);
     CHECK(strstr(err.msg, "heartbeats") && strstr(err.msg, "rank 2"));
+    CHECK(strstr(err.msg, "was waiting in recv over world for rank 2"));
     ml_heartbeat_close(h);
 }
 
@@ -196,6 +210,7 @@ static const ml_test tests[] = {
     { "ranks divide threads and memory of their host", ranks_divide_their_host },
     { "engines have ranks of their own, or those of the trainer", engines_have_ranks },
     { "heartbeats end with their ranks", heartbeats_end },
+    { "one flag of heartbeats gives them times of their own", heartbeats_have_times },
     { "a silent rank is named while others wait", a_silent_rank_is_named },
     { 0 },
 };
