@@ -206,6 +206,8 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     ml_status st;
 
     ml_arena_init(&j.arena, "options");
+    if (c->ft_components.n && !c->run.supervisor.restart)
+        ml_log(ML_LOG_WARN, "--ft-components is ignored without --use-fault-tolerance");
     st = place_rank(&j, err);
     if (st == ML_OK)
         st = open_job(&j, err);
