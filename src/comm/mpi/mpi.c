@@ -33,7 +33,7 @@ enum {
 /* The launcher returns the exit code of the process that ends first, and kills the others:
  * the rank that failed gives these a second for their messages, and exits before them. */
 #define STUCK_S 1
-#define FIRST_S 3
+#define FIRST_S 10
 
 typedef struct endpoint {
     ml_link link;
