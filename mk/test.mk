@@ -138,6 +138,7 @@ $(call fuzz_lines,300)
 900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1200 ranks tests/e2e/ranks.sh $(B) long
 900 rank-kills tests/e2e/rank_kills.sh $(B) 6
+900 rank-hosts tests/e2e/rank_hosts.sh $(B)
 2400 mutants tools/mutants.sh
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
 1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for'

@@ -16,6 +16,7 @@ typedef enum ml_track {
     ML_TRACK_LOOP,
     ML_TRACK_TRAIN,
     ML_TRACK_ROLLOUT,
+    ML_TRACK_COMM, /* waits for other ranks */
     ML_TRACKS
 } ml_track;
 
@@ -24,6 +25,7 @@ typedef struct ml_time_span {
     ml_track track;
     int32_t layer; /* of a model; -1: none */
     double begin_s, end_s;
+    const char *group; /* of ranks; NULL: none.  Must outlive the timeline */
 } ml_time_span;
 
 typedef struct ml_timeline ml_timeline;

@@ -11,6 +11,7 @@
 #include "cli/rank_log.h"
 #include "comm/share.h"
 #include "comm/world.h"
+#include "run/rank_messages.h"
 
 /* ml_bug has printed the message; the status marks an internal error for scripts. */
 static void on_abort(int sig) {
@@ -20,9 +21,16 @@ static void on_abort(int sig) {
 
 /* The log sink, for the lifetime of the process. */
 typedef struct sink {
-    int level;  /* the most detailed that is written */
-    bool first; /* rank 0 writes to the terminal, others to their file */
+    int level;    /* the most detailed that is written */
+    bool several; /* ranks, which write to their files, too */
+    bool first;   /* rank 0 writes to the terminal */
 } sink;
+
+static void print_log(const char *line) {
+    ml_progress_pause();
+    fprintf(stderr, "miles: %s\n", line);
+    ml_progress_resume();
+}
 
 static void log_line(void *ud, ml_log_level level, const char *line) {
     static const char *const names[] = { "warning: ", "info: ", "debug: ", "" };
@@ -32,13 +40,10 @@ static void log_line(void *ud, ml_log_level level, const char *line) {
     if ((int)level > to->level && level != ML_LOG_OUTPUT)
         return;
     ml_text_printf(&t, "%s%s", names[level], line);
-    if (to->first) {
-        ml_progress_pause();
-        fprintf(stderr, "miles: %s\n", t.ptr);
-        ml_progress_resume();
-    } else {
+    if (to->several)
         ml_rank_log_line(t.ptr);
-    }
+    if (!(level == ML_LOG_WARN && ml_rank_messages_keep(t.ptr)) && to->first)
+        print_log(t.ptr);
     ml_text_release(&t);
 }
 
@@ -89,7 +94,7 @@ static void report(const ml_command *cmd, const ml_comm *world, const sink *log,
     ml_text line = { 0 };
 
     ml_text_printf(&line, "miles %s: %s", cmd->name, err->msg);
-    if (!log->first)
+    if (log->several)
         ml_rank_log_line(line.ptr);
     if (log->first || ml_comm_first_silent(world))
         fprintf(stderr, "%s\n", line.ptr);
@@ -121,6 +126,7 @@ static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *wor
     if (cmd->bit & (ML_CMD_TRAIN | ML_CMD_EVAL | ML_CMD_REWARD))
         give_args(&config, cmd->bit);
     st = cmd->run(&config, &err);
+    ml_rank_messages_flush();
     if (st)
         report(cmd, world, log, &err);
     ml_config_release(&config);
@@ -132,7 +138,7 @@ static int run_parsed(const ml_command *cmd, int argc, char **argv, ml_comm *wor
     (ML_CMD_TRAIN | ML_CMD_SFT | ML_CMD_EVAL | ML_CMD_SCORE | ML_CMD_BENCH_ENGINE)
 
 static int run_command(const ml_command *cmd, int argc, char **argv) {
-    static sink log = { ML_LOG_WARN, true };
+    static sink log = { ML_LOG_WARN, false, true };
     ml_comm *world = NULL;
     ml_err err = { 0 };
     ml_status st;
@@ -145,6 +151,9 @@ static int run_command(const ml_command *cmd, int argc, char **argv) {
         return ml_exit_code(st);
     }
     log.first = ml_comm_is_first(world);
+    log.several = ml_comm_size(world) > 1;
+    if (log.several)
+        ml_rank_messages_open(log.first, print_log);
     code = run_parsed(cmd, argc, argv, ml_comm_size(world) > 1 ? world : NULL, &log);
     if (world)
         world->close(world); /* after the message: then mpirun may end the others */

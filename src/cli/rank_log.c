@@ -65,22 +65,37 @@ ml_status ml_rank_log_open(const char *dir, int32_t rank, ml_err *err) {
 
 /* --- the display -------------------------------------------------------------------- */
 
-static ml_status on_event(void *self, const ml_loop_event *e, ml_err *err) {
+static const char *stage_line(ml_stage stage, bool first) {
     static const char *const stages[ML_N_STAGE] = {
         "waiting for the samples of rank 0",  "training",   "saving, if rank 0 decides so",
         "waiting until nothing is generated", "publishing", "evaluating"
     };
-    char line[200];
 
-    (void)self, (void)err;
-    if (e->kind != ML_ON_STAGE)
-        return ML_OK;
-    snprintf(line, sizeof line, "rollout %lld: %s", (long long)e->rollout,
-             stages[e->stage]);
-    ml_rank_log_line(line);
-    return ML_OK;
+    return first && stage == ML_STAGE_ROLLOUT ? "generating"
+           : first && stage == ML_STAGE_SAVE  ? "saving, if it is time"
+                                              : stages[stage];
 }
 
-ml_display ml_rank_log_display(void) {
-    return (ml_display){ .say = ml_rank_log_line, .progress = { NULL, on_event } };
+static ml_status on_event(void *self, const ml_loop_event *e, ml_err *err) {
+    const ml_display *terminal = self;
+    char line[200];
+
+    if (e->kind == ML_ON_STAGE) {
+        snprintf(line, sizeof line, "rollout %lld: %s", (long long)e->rollout,
+                 stage_line(e->stage, terminal != NULL));
+        ml_rank_log_line(line);
+    }
+    return terminal ? terminal->progress.on(terminal->progress.self, e, err) : ML_OK;
+}
+
+ml_display ml_rank_log_display(const ml_display *terminal) {
+    static ml_display of; /* the observer's */
+    ml_display d = { .say = ml_rank_log_line };
+
+    if (terminal) {
+        of = *terminal;
+        d = of;
+    }
+    d.progress = (ml_observer){ terminal ? &of : NULL, on_event };
+    return d;
 }

@@ -5,18 +5,23 @@
  * that is silent and not one that waits itself. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/bug.h"
+#include "base/clock.h"
 #include "base/oom.h"
 #include "base/str.h"
+#include "base/timeline.h"
 #include "comm/link.h"
-#include "comm/world.h"
 #include "comm/reduce.h"
+#include "comm/share.h"
+#include "comm/world.h"
 
 enum {
     SMALL = 4 << 10,   /* bytes up to which one exchange is better than two shorter ones */
     PIECES = 16 << 20, /* bytes of all ranks' inputs that are reduced at a time */
     PIECE_LEAST = 64 << 10, /* bytes of one rank's */
+    MOST_HOSTS = 8,         /* named in a message */
 };
 
 typedef struct stage { /* host memory for tensors of a device */
@@ -52,32 +57,37 @@ static ml_status fail(team *t, const ml_err *why, ml_err *err) {
     return why->code;
 }
 
-/* "rank 3 (host b)" or "ranks 3, 4 and 7". */
-static void put_silent(const team *t, ml_text *out) {
-    int32_t n = 0, put = 0;
+/* The hosts of these ranks, each once. */
+static void put_hosts(const team *t, const bool *is, ml_text *out) {
+    const char *const *host = t->link->host;
+    int32_t put = 0;
 
-    for (int32_t r = 0; r < t->c.size; r++) {
-        bool silent = false;
-        for (int32_t i = 0; i < t->n_parcel; i++)
-            silent |= !t->parcel[i].done && t->parcel[i].peer == t->member[r];
-        t->input[r] = silent ? t : NULL;
-        n += silent;
+    for (int32_t r = 0; r < t->link->size && host; r++) {
+        bool seen = !is[r];
+        for (int32_t k = 0; k < r && !seen; k++)
+            seen = is[k] && strcmp(host[k], host[r]) == 0;
+        if (!seen && put < MOST_HOSTS)
+            ml_text_printf(out, "%s%s", put ? ", " : " (on ", host[r]);
+        put += !seen;
     }
-    ml_text_printf(out, n == 1 ? "rank" : "ranks");
-    for (int32_t r = 0; r < t->c.size; r++) {
-        if (!t->input[r])
-            continue;
-        if (t->member[r] == 0)
-            atomic_store(&t->link->first_silent, true);
-        ml_text_printf(out, "%s%d",
-                       !put           ? " "
-                       : put + 1 == n ? " and "
-                                      : ", ",
-                       (int)t->member[r]);
-        if (t->link->host)
-            ml_text_printf(out, " (host %s)", t->link->host[t->member[r]]);
-        put++;
-    }
+    if (put > MOST_HOSTS)
+        ml_text_printf(out, " and %d more hosts", put - MOST_HOSTS);
+    ml_text_printf(out, put ? ")" : "");
+}
+
+/* The ranks whose messages have not come: "rank 3 (on host b)", "ranks 3-5 and 7 (on a, b)".
+ * Returns whether rank 0 is one of them. */
+static bool put_awaited(const team *t, ml_text *out) {
+    bool *is = ml_memory_grow(NULL, (size_t)t->link->size, "a list of ranks"), first;
+
+    memset(is, 0, (size_t)t->link->size);
+    for (int32_t i = 0; i < t->n_parcel; i++)
+        is[t->parcel[i].peer] |= !t->parcel[i].done;
+    ml_comm_put_ranks(out, is, t->link->size);
+    put_hosts(t, is, out);
+    first = is[0];
+    free(is);
+    return first;
 }
 
 /* "allgather over tp (forward, layer 3)" */
@@ -97,20 +107,47 @@ static ml_status time_is_up(team *t, const char *op, ml_err *err) {
 
     put_call(t, op, &text);
     ml_text_printf(&text, ": ");
-    put_silent(t, &text);
+    if (put_awaited(t, &text))
+        atomic_store(&t->link->first_silent, true);
     ml_text_printf(&text,
                    " did not answer within %g s (--distributed-timeout-minutes); see what "
                    "stopped there, and start the job again",
                    t->c.deadline_s);
-    ml_fail(&why, ML_EPEER, "rank %d gave up: %s", (int)t->link->rank, text.ptr);
+    ml_fail(&why, ML_EAGAIN, "rank %d gave up: %s", (int)t->link->rank, text.ptr);
     t->link->tell(t->link, &why);
     ml_fail(&why, ML_EPEER, "%s", text.ptr);
     ml_text_release(&text);
     return fail(t, &why, err);
 }
 
+/* Another rank gave up, or left: this one says what it waits for, too. */
+static ml_status peer_is_gone(team *t, const char *op, const ml_err *why, ml_err *err) {
+    ml_text text = { 0 };
+    ml_err mine;
+
+    put_call(t, op, &text);
+    ml_text_printf(&text, " for ");
+    put_awaited(t, &text);
+    ml_fail(&mine, ML_EPEER, "%s; rank %d was waiting in %s", why->msg, (int)t->link->rank,
+            text.ptr);
+    ml_text_release(&text);
+    return fail(t, &mine, err);
+}
+
+static void add_span(team *t, const char *op, double begin_s) {
+    ml_time_span span = { .name = op,
+                          .track = ML_TRACK_COMM,
+                          .layer = t->c.layer,
+                          .begin_s = begin_s,
+                          .end_s = ml_clock_s(),
+                          .group = t->c.group };
+
+    ml_timeline_add(t->c.spans, &span, 1);
+}
+
 /* Runs the parcels that were added since the last time. */
 static ml_status run(team *t, const char *op, ml_err *err) {
+    double begin_s = t->c.spans ? ml_clock_s() : 0;
     ml_err why;
     ml_status st;
 
@@ -121,9 +158,13 @@ static ml_status run(team *t, const char *op, ml_err *err) {
     st = t->link->exchange(t->link, t->tag, t->parcel, t->n_parcel, t->c.deadline_s, &why);
     if (st == ML_EAGAIN)
         st = time_is_up(t, op, err);
+    else if (st != ML_OK && why.code == ML_EAGAIN)
+        st = peer_is_gone(t, op, &why, err);
     else if (st != ML_OK)
         st = fail(t, &why, err);
     t->n_parcel = 0;
+    if (t->c.spans)
+        add_span(t, op, begin_s);
     return st;
 }
 
@@ -626,6 +667,7 @@ static team *team_seated(team *parent, seat *all, int32_t color) {
     t = team_new(parent->link, n);
     t->tag = parent->link->last_tag;
     t->c.deadline_s = parent->c.deadline_s;
+    t->c.spans = parent->c.spans;
     for (int32_t r = 0; r < n; r++) {
         t->member[r] = parent->member[all[r].rank];
         if (all[r].rank == me)

@@ -68,6 +68,7 @@ struct ml_comm {
      * one rank never waits and ignores them. */
     double deadline_s; /* a wait that takes longer fails; 0: none.  split copies it */
     const char *group; /* "world", "tp": which communicator this is, for messages */
+    struct ml_timeline *spans; /* gets a span per exchange; NULL: none.  split copies it */
 
     /* Like MPI_Comm_split: a communicator of the ranks with the same color, ordered by key,
      * then rank; color < 0: none for this rank (*out is NULL).  Closed by its own close. */

@@ -31,12 +31,13 @@ struct ml_link {
 
     /* Starts all parcels and returns when they are done.  ML_EAGAIN: the time is up
      * (deadline_s, 0: none); the parcels that are not done say which ranks were silent.
-     * ML_EPEER, with a message: a rank failed, or one that is waited for left.  After a
+     * ML_EPEER, with a message: a rank failed, or one that is waited for left.  The code in
+     * the message is that of `tell`, or ML_EAGAIN: one that is waited for left.  After a
      * failure the link no longer touches the parcels' data. */
     ml_status (*exchange)(ml_link *l, int32_t tag, ml_parcel *p, int32_t n,
                           double deadline_s, ml_err *err);
     /* Tells every rank why the job fails, as the message of their ML_EPEER, without waiting
-     * for them.  The first of a job counts. */
+     * for them.  The first of a job counts.  Code ML_EAGAIN: a rank does not answer. */
     void (*tell)(ml_link *l, const ml_err *why);
     void (*close)(ml_link *l); /* leaves the job; frees the link */
 };

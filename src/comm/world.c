@@ -17,6 +17,8 @@ static const char *const rank_variables[] = { "OMPI_COMM_WORLD_RANK", "PMIX_RANK
                                               "PMI_RANK" };
 enum { N_VARIABLE = sizeof rank_variables / sizeof *rank_variables };
 
+#define START_S 600 /* a rank that is silent for so long at the start is lost */
+
 static bool launched(void) {
     for (int i = 0; i < N_VARIABLE; i++)
         if (getenv(rank_variables[i]))
@@ -74,8 +76,14 @@ static ml_status check_build(ml_comm *c, ml_err *err) {
     if (st == ML_OK)
         ml_checksum_write(id, ML_CHECKSUM_XXH3, f.bytes.ptr, f.bytes.len);
     ml_file_unmap(&f);
+    c->deadline_s = START_S;
+    ml_comm_doing(c, "comparing the builds", -1);
     st = c->agree(c, st, err);
-    return st == ML_OK ? ml_comm_same(c, "build", id, err) : st;
+    if (st == ML_OK)
+        st = ml_comm_same(c, "build", id, err);
+    ml_comm_doing(c, NULL, -1);
+    c->deadline_s = 0;
+    return st;
 }
 
 ml_status ml_comm_world(ml_comm **out, ml_err *err) {

@@ -191,13 +191,13 @@ static void attempt(void *ud) {
 
     ml_timer_stop(c->timer);
     c->timer = NULL;
-    /* After a failure, another server is preferred among equally loaded ones. */
-    c->server = ml_remote_choose(r, (int32_t)(c->ticket % 1024) + c->n_failed);
+    c->server = ml_remote_choose(r, c);
     if (c->server < 0) {
         try_again(c, "all servers are down or have other weights");
         return;
     }
     r->server[c->server].n_call++;
+    r->server[c->server].n_sent++;
     ml_remote_query_start(r, &c->query,
                           &(ml_http_request){ .method = "POST",
                                               .body = { c->body.ptr, c->body.len },
@@ -454,6 +454,8 @@ static void free_remote(ml_remote *r) {
         free(r->server[i].url);
         free(r->server[i].next_url);
     }
+    if (r->opts.policy.close)
+        r->opts.policy.close(r->opts.policy.ud);
     pthread_mutex_destroy(&r->lock);
     ml_arena_release(&r->arena);
     free(r);

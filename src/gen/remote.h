@@ -2,8 +2,9 @@
  *
  * A request is one POST to /generate, answered when generation has ended, so its callback
  * is called once.  A failed attempt (no connection, a status other than 200 and 400, a
- * broken reply) is retried on the least loaded server; after the last attempt, or status
- * 400, the request ends with ML_FINISH_ABORT and the error message.  Replies are validated
+ * broken reply) is retried on the least loaded server, whatever the policy; after the last
+ * attempt, or status 400, the request ends with ML_FINISH_ABORT and the error message.
+ * Replies are validated
  * against the request: lengths of lists, token ids, log-probabilities, versions.  A server
  * with several invalid replies in a row is banned; when all are banned, generation ends.
  * Pause, weight updates and cache flushes go to all servers and to the workers that a
@@ -21,6 +22,21 @@
 
 #include "gen/gen.h"
 #include "model/spec.h"
+
+/* A server, as a policy sees it. */
+typedef struct ml_remote_choice {
+    const char *url;
+    bool usable;
+    int64_t n_call, n_sent; /* requests in flight; sent so far */
+} ml_remote_choice;
+
+/* Selects the server of a request, whose body is given, or -1; on the generator's thread.
+ * close, with the generator, may be NULL.  Zeros: the least loaded server. */
+typedef struct ml_remote_policy {
+    int32_t (*pick)(void *ud, const ml_remote_choice *server, int32_t n, ml_str body);
+    void (*close)(void *ud);
+    void *ud;
+} ml_remote_policy;
 
 typedef struct ml_remote_opts {
     const char *const *url; /* [n_url] "http://host:port" */
@@ -44,6 +60,7 @@ typedef struct ml_remote_opts {
     double check_s; /* interval of health checks of servers with open requests; 0: none */
     double check_timeout_s; /* a server that exceeds it in a health check is lost */
     double warn_s;          /* time without an answer before a warning; 0: never */
+    ml_remote_policy policy;
 } ml_remote_opts;
 
 ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);

@@ -79,7 +79,8 @@ typedef struct ml_remote_server {
     char *headers;   /* of requests to it, with its key */
     const char *key; /* NULL: none */
     int32_t n_call;
-    bool lost;   /* it may have outdated weights, or be dead; changes under the mutex */
+    int64_t n_sent; /* requests so far */
+    bool lost;      /* it may have outdated weights, or be dead; changes under the mutex */
     bool banned; /* too many invalid replies: not used any more; changes under the mutex */
     int32_t n_bad; /* consecutive invalid replies */
     bool refused;  /* it refused to load the weights, and the warning was logged */
@@ -179,8 +180,8 @@ ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch
                          ml_err *err);
 
 /* remote_server.c, on the loop's thread */
-/* The least loaded server that is not lost or banned, searching from `from`; -1: none. */
-int32_t ml_remote_choose(const ml_remote *r, int32_t from);
+/* The server of a call; -1: none is usable. */
+int32_t ml_remote_choose(const ml_remote *r, const ml_remote_call *c);
 /* A server failed.  After a weight update, it is lost until it has loaded them again. */
 void ml_remote_mark_lost(ml_remote *r, int32_t server, const char *why);
 /* A server sent an invalid reply: after ML_REMOTE_MOST_BAD in a row it is banned. */

@@ -7,7 +7,7 @@
 #include "base/oom.h"
 #include "gen/remote_priv.h"
 
-int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
+static int32_t least_loaded(const ml_remote *r, int32_t from) {
     int32_t best = -1;
 
     for (int32_t k = 0; k < r->opts.n_url; k++) {
@@ -17,6 +17,29 @@ int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
             best = i;
     }
     return best;
+}
+
+static int32_t by_policy(const ml_remote *r, const ml_remote_call *c) {
+    const ml_remote_policy *p = &r->opts.policy;
+    int32_t n = r->opts.n_url, i;
+    ml_remote_choice *load =
+        ml_memory_grow(NULL, (size_t)n * sizeof *load, "the loads of servers");
+
+    for (i = 0; i < n; i++) {
+        const ml_remote_server *s = &r->server[i];
+        load[i] =
+            (ml_remote_choice){ s->url, !s->lost && !s->banned, s->n_call, s->n_sent };
+    }
+    i = p->pick(p->ud, load, n, (ml_str){ c->body.ptr, c->body.len });
+    free(load);
+    return i;
+}
+
+/* After a failure, another server is preferred among equally loaded ones. */
+int32_t ml_remote_choose(const ml_remote *r, const ml_remote_call *c) {
+    return r->opts.policy.pick && !c->n_failed
+               ? by_policy(r, c)
+               : least_loaded(r, (int32_t)(c->ticket % 1024) + c->n_failed);
 }
 
 /* --- recovery -------------------------------------------------------------------- */

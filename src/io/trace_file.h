@@ -20,18 +20,21 @@ typedef struct ml_trace_file {
 ml_status ml_trace_file_open(ml_trace_file *out, const char *path, ml_err *err);
 void ml_trace_file_close(ml_trace_file *t); /* zero-initialized is allowed */
 
-/* Names a lane. */
-ml_status ml_trace_file_lane(ml_trace_file *t, int lane, const char *name, ml_err *err);
+/* A row of lanes: a process of the viewer, numbered from 0. */
+ml_status ml_trace_file_row(ml_trace_file *t, int row, const char *name,
+                            const char *const *lane, int n_lane, ml_err *err);
 
 /* A span in ml_clock_s time.  Spans of one lane may nest, but not overlap. */
 typedef struct ml_trace_span {
     const char *name;
-    int lane;
+    int row, lane; /* lanes are numbered from 0 */
     double begin_s, end_s;
     const char *key; /* name of a number shown with the span; NULL: none */
     int64_t value;
+    const char *group; /* of ranks, shown likewise; NULL: none */
 } ml_trace_span;
 
-ml_status ml_trace_file_span(ml_trace_file *t, const ml_trace_span *span, ml_err *err);
+ml_status ml_trace_file_spans(ml_trace_file *t, const ml_trace_span *span, int64_t n,
+                              ml_err *err);
 
 #endif

@@ -44,6 +44,7 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
         url[i] = url_of(a, c->mode.addrs.word[i]);
     if (c->mode.router_ip)
         url[0] = ml_arena_printf(a, "http://%s:%d", c->mode.router_ip, c->router.port);
+    o.policy = ml_run_router_policy(c);
     st = ml_remote_open(out, &o, err);
     if (st == ML_OK)
         st = ml_remote_check(*out, err);
@@ -211,6 +212,7 @@ static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_gene
         return st;
     for (int32_t i = 0; i < o.n; i++)
         url[i] = ml_supervisor_url(*supervisor, i);
+    remote.policy = ml_run_router_policy(c);
     st = ml_remote_open(gen, &remote, err);
     if (st == ML_OK)
         ml_supervisor_serve(*supervisor, *gen);

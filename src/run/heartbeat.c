@@ -88,6 +88,22 @@ static void release(ml_heartbeat *h) {
     free(h);
 }
 
+/* The defaults of Miles' checker, if one of its flags is given. */
+static double or_else(double given, double otherwise) {
+    return given > 0 ? given : otherwise;
+}
+
+ml_heartbeat_opts ml_heartbeat_times(const ml_place_opts *p) {
+    double every_s = or_else(p->beat_s, 10), late_s = or_else(p->beat_timeout_s, 10);
+
+    if (p->beat_s > 0 || p->beat_timeout_s > 0 || p->beat_first_s > 0 || p->beat_failures)
+        return (ml_heartbeat_opts){ .every_s = every_s,
+                                    .deadline_s = or_else((double)p->beat_failures, 3) *
+                                                  (every_s + late_s),
+                                    .first_s = or_else(p->beat_first_s, 300) };
+    return (ml_heartbeat_opts){ .deadline_s = 60 * p->timeout_min };
+}
+
 static ml_heartbeat *new_heartbeat(ml_comm *ring, const ml_heartbeat_opts *o) {
     double usual = o->deadline_s / 4 < LONGEST_S ? o->deadline_s / 4 : LONGEST_S;
     ml_heartbeat *h = calloc(1, sizeof *h);
@@ -99,6 +115,7 @@ static ml_heartbeat *new_heartbeat(ml_comm *ring, const ml_heartbeat_opts *o) {
     h->every_s = o->every_s > 0 ? o->every_s : usual;
     h->deadline_s = o->deadline_s;
     ring->group = "heartbeats";
+    ring->spans = NULL;
     ring->deadline_s = o->deadline_s + o->first_s;
     pthread_mutex_init(&h->lock, NULL);
     pthread_condattr_init(&clock);
@@ -117,7 +134,9 @@ ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, const ml_heartbe
     *out = NULL;
     if (!world || world->size == 1 || o->deadline_s <= 0)
         return ML_OK;
+    world->deadline_s = o->deadline_s + o->first_s;
     st = world->split(world, &ring, 0, world->rank, err);
+    world->deadline_s = 0;
     if (st != ML_OK)
         return st;
     h = new_heartbeat(ring, o);

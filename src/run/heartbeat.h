@@ -9,7 +9,7 @@
 #ifndef ML_RUN_HEARTBEAT_H
 #define ML_RUN_HEARTBEAT_H
 
-#include "comm/comm.h"
+#include "run/run_ranks.h"
 
 typedef struct ml_heartbeat ml_heartbeat;
 
@@ -19,7 +19,10 @@ typedef struct ml_heartbeat_opts {
     double first_s;    /* added to the deadline of the first beat */
 } ml_heartbeat_opts;
 
-/* Collective.  world NULL or of one rank, or a deadline of 0: *out is NULL. */
+/* As long as a rank may wait in training, unless the heartbeats have times of their own. */
+ml_heartbeat_opts ml_heartbeat_times(const ml_place_opts *p);
+
+/* Collective; the world has no time limit afterwards.  world NULL or of one rank, or a deadline of 0: *out is NULL. */
 ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, const ml_heartbeat_opts *o,
                             ml_err *err);
 /* Returns when the neighbours have ended, too, or the job has failed.  NULL is allowed. */

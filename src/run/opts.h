@@ -243,7 +243,7 @@ typedef struct ml_run_opts {
     bool finetune;       /* take only the weights of a snapshot, not its position */
     bool overwrite;      /* remove a run that is in `save` */
     bool dry_run;        /* plan the memory only */
-    ml_run_log_opts log; /* its directory is `save`; the op timeline is made here */
+    ml_run_log_opts log; /* its directory is `save`; with a profile, its ops are given */
     bool store;          /* the run store of the log */
     ml_string_list profile_targets; /* none: all */
     int64_t memory_margin;          /* to leave free */

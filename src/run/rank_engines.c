@@ -130,7 +130,8 @@ static ml_status connect_all(ml_generator *g, const ml_run_opts *c, ml_err *err)
                                            .request_s = c->mode.request_s,
                                            .check_s = c->supervisor.check_s,
                                            .check_timeout_s = c->supervisor.timeout_s,
-                                           .warn_s = WARN_S },
+                                           .warn_s = WARN_S,
+                                           .policy = ml_run_router_policy(c) },
                         err);
     if (st == ML_OK && g->serves)
         st = ml_run_router_open(&g->router, g->gen, c, NULL, NULL, err);

@@ -105,21 +105,14 @@ static ml_status open_critic(ml_train_run *r, ml_spec_opts spec, ml_err *err) {
                        : st;
 }
 
-/* Ops per rollout shown in a profile, of training and of the rollout. */
-enum { OPS = 1 << 15 };
-
 ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind) {
     unsigned kinds = r->opts.log.spans ? r->opts.log.spans : ML_SPAN_ALL;
     return kinds & kind ? r->opts.log.ops : NULL;
 }
 
-static ml_status open_ops(ml_train_run *r, ml_err *err) {
-    r->opts.log.ops = ml_timeline_new(OPS);
-    if (!r->opts.log.ops)
-        return ml_fail(err, ML_ENOMEM, "out of memory for the ops of --profile");
+static void share_ops(ml_train_run *r) {
     r->opts.trainer.spans_score = ml_train_run_ops(r, ML_SPAN_LOG_PROBS);
     r->opts.trainer.spans_train = ml_train_run_ops(r, ML_SPAN_TRAIN);
-    return ML_OK;
 }
 
 static ml_status make_lora(ml_train_run *r, ml_err *err) {
@@ -223,8 +216,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
                             "--opd-teacher-api-key", err);
     if (st == ML_OK && opts->teacher_load)
         st = ml_run_teachers_choose(r, err);
-    if (st == ML_OK && opts->log.profile)
-        st = open_ops(r, err);
+    if (opts->log.ops)
+        share_ops(r);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
     if (st == ML_OK && ml_run_has_lora(opts))
@@ -236,7 +229,6 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
 
 void ml_train_run_close(ml_train_run *r) {
     ml_run_log_close(&r->log);
-    ml_timeline_free(r->opts.log.ops);
     ml_saver_close(r->saver);
     ml_trainer_close(r->trainer);
     ml_critic_close(&r->critic);

@@ -204,12 +204,13 @@ static ml_status open_engine(ml_run_ranks *r, ml_err *err) {
     if (host) {
         r->engine = ml_comm_device(host);
         r->engine->group = "engine";
+        r->engine->spans = NULL; /* used by other threads */
     }
     return st;
 }
 
-ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts *p,
-                            ml_err *err) {
+static ml_status open_groups(ml_run_ranks *r, ml_comm *world, const ml_place_opts *p,
+                             ml_err *err) {
     ml_status st = ml_run_ranks_hosts(r, world, err);
 
     r->engine_size = (int32_t)p->engine_size;
@@ -222,6 +223,24 @@ ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts
         r->n_actor = world->size - (int32_t)p->rollout;
     st = open_mesh(r, p, err);
     return st == ML_OK ? open_engine(r, err) : st;
+}
+
+static void set_limit(ml_comm *c, double deadline_s) {
+    if (ml_comm_size(c) > 1)
+        c->deadline_s = deadline_s;
+}
+
+/* The groups of the loop have no limit when they are open: heartbeats do (heartbeat.h). */
+ml_status ml_run_ranks_open(ml_run_ranks *r, ml_comm *world, const ml_place_opts *p,
+                            ml_err *err) {
+    ml_status st;
+
+    set_limit(world, 60 * p->timeout_min);
+    st = open_groups(r, world, p, err);
+    set_limit(world, 0);
+    set_limit(r->actors, 0);
+    set_limit(r->engine, 0);
+    return st;
 }
 
 ml_status ml_run_ranks_hosts(ml_run_ranks *r, ml_comm *world, ml_err *err) {

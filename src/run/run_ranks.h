@@ -44,7 +44,7 @@ typedef struct ml_place_opts {
     int64_t nodes, gpus_per_node; /* of the actor */
     int64_t most_per_node;
     double timeout_min; /* of a wait for another rank in training; 0: none */
-    /* Heartbeats: every so many seconds, 0: not given; a rank is lost after so many that are
+    /* Heartbeats, 0: not given.  Every so many seconds; a rank is lost after so many that are
      * later than the timeout; time added to the first. */
     double beat_s, beat_timeout_s, beat_first_s;
     int64_t beat_failures;

@@ -13,8 +13,8 @@
 #include "base/log.h"
 #include "base/oom.h"
 #include "base/secret.h"
-#include "gen/remote.h"
 #include "net/loop.h"
+#include "serve/route_prompt.h"
 
 struct ml_run_router {
     ml_gen *gen;
@@ -23,7 +23,36 @@ struct ml_run_router {
     ml_secret key;
     pthread_t thread;
     bool running;
+    bool fixed; /* weights do not reach engines that are added */
 };
+
+/* --- the run's own requests ------------------------------------------------------- */
+
+static int32_t pick(void *policy, const ml_remote_choice *server, int32_t n, ml_str body) {
+    ml_route_worker *w = ml_memory_grow(NULL, (size_t)n * sizeof *w, "a list of engines");
+    int32_t i;
+
+    for (i = 0; i < n; i++)
+        w[i] = (ml_route_worker){ .id = (uint64_t)i + 1,
+                                  .url = ml_str_of(server[i].url),
+                                  .usable = server[i].usable,
+                                  .load = server[i].n_call,
+                                  .n_routed = server[i].n_sent };
+    i = ml_route_pick(policy, w, n, ml_route_prompt(body), (ml_str){ "", 0 });
+    free(w);
+    return i;
+}
+
+static void close_policy(void *policy) {
+    ml_route_policy_free(policy);
+}
+
+/* The least loaded engine is what the generator selects by itself. */
+ml_remote_policy ml_run_router_policy(const ml_run_opts *c) {
+    if (c->router.route.kind == ML_ROUTE_LEAST_LOADED || !c->router.route.tree_bytes)
+        return (ml_remote_policy){ 0 };
+    return (ml_remote_policy){ pick, close_policy, ml_route_policy_new(c->router.route) };
+}
 
 /* --- from the generator to the router ------------------------------------------- */
 
@@ -58,8 +87,16 @@ static void on_server(void *ud, const char *url, const char *key, bool usable) {
 
 /* --- from the router to the generator ------------------------------------------- */
 
-static void on_added(void *owner, const char *url, const char *key) {
-    ml_remote_add(((ml_run_router *)owner)->gen, url, key);
+static ml_status on_added(void *owner, const char *url, const char *key, ml_err *err) {
+    const ml_run_router *r = owner;
+
+    if (r->fixed)
+        return ml_fail(err, ML_EUNSUP,
+                       "the engines of this run are ranks of its job and read its weights "
+                       "in place, so that no other engine would get them: start the run "
+                       "with --rollout-num-engines or --rollout-external to add engines");
+    ml_remote_add(r->gen, url, key);
+    return ML_OK;
 }
 
 static void on_removed(void *owner, const char *url) {
@@ -125,6 +162,7 @@ ml_status ml_run_router_open(ml_run_router **out, ml_gen *gen, const ml_run_opts
     if (!r)
         return ml_fail(err, ML_ENOMEM, "out of memory for the router");
     r->gen = gen;
+    r->fixed = !ml_run_elsewhere(c);
     st = key ? ml_secret_take(&r->key, ml_str_of(key), "the router's key", err)
              : ml_secret_random(&r->key, err);
     if (st == ML_OK)

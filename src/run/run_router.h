@@ -1,18 +1,21 @@
 /* run_router.h - the router of a run: one address for its engines.
  *
- * Other clients (user code of the run, evaluations) send requests to it, with the policy of
- * --router-policy.  Engines that register with /add_worker join the run: they get the current
- * weights, then requests; /remove_worker takes them out.  The run's own requests go to the
- * engines that have the current weights, the least loaded first, without this detour.
+ * Clients (user code of the run, evaluations) send requests to it.  Engines that register
+ * with /add_worker join the run: they get the current weights, then requests;
+ * /remove_worker takes them out.  The run's own requests follow the same policy
+ * (--router-policy), but go from the generator to the selected engine without this detour.
  *
  * thread: opened and closed by one owner; the router runs on a thread of its own. */
 #ifndef ML_RUN_RUN_ROUTER_H
 #define ML_RUN_RUN_ROUTER_H
 
-#include "gen/gen.h"
+#include "gen/remote.h"
 #include "run/opts.h"
 
 typedef struct ml_run_router ml_run_router;
+
+/* --router-policy for the requests of a remote generator, which owns it. */
+ml_remote_policy ml_run_router_policy(const ml_run_opts *c);
 
 /* gen: the remote generator over the engines.  key: that clients must know; NULL: a random
  * one.  The address and the key are written to `file`, readable by this user only; NULL: to

@@ -375,6 +375,7 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
     saver.no_optim = !o->save_optim;
     st = ml_saver_open(&r->saver, &saver, err);
     r->opts.log.dir = o->save;
+    r->opts.log.n_rank = ml_run_ranks_size(&o->ranks);
     r->opts.log.flop_per_token = /* frozen weights have no gradients */
         (ml_run_has_lora(o) ? 4.0 : 6.0) * (double)ml_spec_param_count(&r->spec);
     return st == ML_OK && ml_run_ranks_first(&o->ranks)

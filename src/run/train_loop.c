@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "run/rank_messages.h"
+#include "run/rank_spans.h"
 
 static ml_comm *world_of(const ml_train_loop *l) {
     return l->run->opts.ranks.world;
@@ -95,6 +97,7 @@ static ml_status learn(ml_train_loop *l, ml_err *err) {
     ml_iteration *r = &l->iteration;
     ml_status st;
 
+    ml_rank_messages_hold();
     batch.n_rank =
         o->trainer.grad_shards ? o->trainer.grad_shards : ml_run_ranks_data_size(&o->ranks);
     st = ml_iteration_truncate(r, &batch, o->no_trim, err);
@@ -137,8 +140,10 @@ static ml_status save_now(ml_train_loop *l, ml_err *err) {
 static ml_status save(ml_train_loop *l, ml_err *err) {
     int64_t now = l->run->rollout;
     bool enough = l->exit_after && now - l->first + 1 >= l->exit_after, due;
-    ml_status st = read_requests(l, false, err);
+    ml_status st = ml_rank_messages_meet(world_of(l), err);
 
+    if (st == ML_OK)
+        st = read_requests(l, false, err);
     /* Read once, so that a rollout that ends the run is also saved; rank 0 decides. */
     l->now.ending = (stop_requested(l) || enough) && publish_due(l, now);
     due = ml_comm_is_first(world_of(l)) && save_due(l, now);
@@ -172,9 +177,13 @@ static ml_status evaluate(ml_train_loop *l, ml_err *err) {
 
 static ml_status in_stage(ml_train_loop *l, ml_stage stage,
                           ml_status (*work)(ml_train_loop *, ml_err *), ml_err *err) {
+    static const char *const doing[ML_N_STAGE] = { "rollout", "learning",   "saving",
+                                                   "resting", "publishing", "evaluating" };
     ml_status st;
 
     l->now.stage = stage;
+    if (world_of(l))
+        ml_comm_doing(world_of(l), doing[stage], -1);
     ml_stage_begin(&l->iteration, stage);
     st = tell(l, ML_ON_STAGE, "", err);
     if (st == ML_OK)
@@ -261,6 +270,9 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         ml_iteration_begin(&l->iteration, run->rollout);
         l->now.last = stop_point(l, run->rollout);
         st = iterate(l, err);
+        if (st == ML_OK && run->opts.log.ops)
+            st = ml_rank_spans_meet(world_of(l), run->opts.log.ops, l->clock_offset_s,
+                                    &l->iteration, &run->log, err);
         ml_iteration_end(&l->iteration, &run->log);
         if (st == ML_OK)
             st = ml_run_log_check(&run->log, err);

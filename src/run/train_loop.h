@@ -30,9 +30,10 @@ typedef struct ml_train_loop {
     bool prefetch; /* as in Miles' train_async, always evaluate the last rollout */
     /* Not 0: the loop finishes and saves unsaved work, then ends.  May be NULL. */
     const atomic_int *stop;
-    int64_t exit_after;   /* end after this many rollouts of this process; 0: do not */
-    const char *sentinel; /* a file that requests a save; the loop removes it; or NULL */
-    ml_control *control;  /* requests to the run, read between rollouts; NULL: none */
+    int64_t exit_after;    /* end after this many rollouts of this process; 0: do not */
+    const char *sentinel;  /* a file that requests a save; the loop removes it; or NULL */
+    ml_control *control;   /* requests to the run, read between rollouts; NULL: none */
+    double clock_offset_s; /* of this rank's clock from rank 0's, for the trace */
 
     /* Internal. */
     ml_iteration iteration;   /* the current rollout */

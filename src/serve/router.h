@@ -34,9 +34,10 @@ typedef struct ml_router_opts {
     int64_t max_concurrent; /* 0: no limit */
     size_t max_body;        /* bytes */
     /* An owner that decides about workers: told of /add_worker and /remove_worker, it adds them
-     * with ml_router_put when they are ready.  NULL: they are added at once. */
+     * with ml_router_put when they are ready, or fails.  NULL: they are added at once. */
     void *owner;
-    void (*added)(void *owner, const char *url, const char *key); /* key may be NULL */
+    ml_status (*added)(void *owner, const char *url, const char *key, /* key may be NULL */
+                       ml_err *err);
     void (*removed)(void *owner, const char *url);
 } ml_router_opts;
 

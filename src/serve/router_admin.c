@@ -189,7 +189,7 @@ static ml_status admit(ml_router *r, ml_str url, const char *key, ml_err *err) {
         return ml_worker_add(&w, r, url, key, err);
     st = ml_worker_url(&text, url, err);
     if (st == ML_OK)
-        r->opts.added(r->opts.owner, text.ptr, key);
+        st = r->opts.added(r->opts.owner, text.ptr, key, err);
     ml_text_release(&text);
     return st;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # rank_kills.sh BUILD [N] - kills or stops a random rank of a job at N (6) random moments: each time the job
-# ends with a named cause, and in the end it has the bytes of a job that was left alone.
+# ends with a named cause, and in the end it has the bytes of a job that was left alone.  SEED: of the moments.
 set -u
 build=$1 kills=${2:-6}
 if ! command -v mpirun >/dev/null || [ ! -e "$build/libmiles_mpi.so" ]; then
@@ -62,6 +62,7 @@ for i in $(seq "$kills"); do
         check "$i: the killed rank is named" grep -Eq 'rank [0-9]+ .*signal 9|rank [0-9]+ .*(left|has ended)' "$work/killed.log"
     else
         check "$i: the silent rank is named" grep -Eq "ranks? [0-9]+ .*did not answer within $limit_s s" "$work/killed.log"
+        check "$i: a rank says what it was waiting for" grep -Eqr '(was waiting in|: ).* over .*ranks? [0-9]' "$work/killed/logs"
         check "$i: a scheduler may restart it" [ "$status" -eq 3 ]
     fi
     check "$i: no rank is left" [ -z "$(ranks_of_job)" ]

@@ -68,7 +68,7 @@ for n in 1 2 4; do
     check "$n ranks: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/n$n/metrics.jsonl")" = 3 ]
 done
 check "other ranks write logs" [ -s "$work/n4/logs/rank_3.log" ]
-check "rank 0 has the console" [ ! -e "$work/n4/logs/rank_0.log" ]
+check "rank 0 writes one, too" grep -q 'rollout 2: generating' "$work/n4/logs/rank_0.log"
 log=$work/again.log
 train 2 again --num-rollout 3
 check "two ranks repeat" same n2/metrics.jsonl again/metrics.jsonl
@@ -89,7 +89,10 @@ divided() { # divided RUN N FLAGS...: a run over N ranks draws the samples of on
     check "$run: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$run/metrics.jsonl")" = 3 ]
     check "$run: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/$run/metrics.jsonl")" = 3 ]
 }
-divided engines-of-2 4 --rollout-num-gpus-per-engine 2 --colocate
+divided engines-of-2 4 --rollout-num-gpus-per-engine 2 --colocate --use-routing-replay
+check "what all ranks say is printed once" says_once 'replay is ignored'
+check "with their numbers" says_once '^miles: ranks 0-3: warning: replay is ignored: '
+check "all have it in their logs" [ "$(cat "$work"/engines-of-2/logs/rank_?.log | grep -c 'warning: replay is ignored')" = 4 ]
 divided apart 4 --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 2 --sglang-tp-size 2
 divided stages-of-2 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sglang-tp-size 4
 divided other-processes 2 --tensor-model-parallel-size 2 --rollout-num-engines 2
@@ -115,7 +118,8 @@ check "it is named" grep -q 'process rank 2 .*signal 9' "$log"
 
 # --- weights divided over ranks: tensor parallel, FSDP ---
 
-divided tp2dp2 4 --tensor-model-parallel-size 2
+divided tp2dp2 4 --tensor-model-parallel-size 2 --profile
+check "one trace has the spans of all ranks" tests/e2e/check_trace.py "$work/tp2dp2/trace_0.json" 4
 if [ "$long" ]; then
     divided fsdp3 3 --train-backend fsdp
     divided tp2-engine-of-2 2 --tensor-model-parallel-size 2 --rollout-num-gpus-per-engine 2
@@ -317,12 +321,11 @@ check "a mesh of more ranks than there are is refused" says_once '^miles train: 
 log=$work/rule.log
 train 2 rule --num-rollout 1 --enable-witness
 check "what needs one rank is refused" says_once '^miles train: --enable-witness needs one rank'
-mkdir "$work/rank1"
-echo file >"$work/rank1/logs" # where rank 1 makes a directory
+mkdir -p "$work/rank1/logs/rank_1.log" # where rank 1 makes a file
 log=$work/rank1.log
 train 2 rank1 --num-rollout 1
 check "a rank that fails ends the job" [ "$status" -ne 0 ]
-check "rank 0 says what happened" says_once '^miles train: rank 1 failed: .*logs: cannot create'
+check "rank 0 says what happened" says_once '^miles train: rank 1 failed: .*rank_1.log: cannot create'
 log=$work/usage.log
 train 3 usage --no-such-flag
 check "a wrong flag is reported once" says_once 'no-such-flag'

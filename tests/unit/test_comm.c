@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "comm/self/self.h"
+#include "comm/share.h"
 #include "comm/world.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
@@ -545,6 +546,28 @@ static void aborted(ml_comm *c, void *ud) {
     check_failed(c, "rank 1 stopped the job");
 }
 
+static const char *ranks_of(ml_text *t, const char *marks) {
+    bool is[16];
+    int32_t n = (int32_t)strlen(marks);
+
+    for (int32_t r = 0; r < n; r++)
+        is[r] = marks[r] == 'x';
+    ml_text_release(t);
+    ml_comm_put_ranks(t, is, n);
+    return t->ptr;
+}
+
+static void lists_of_ranks(void) {
+    ml_text t = { 0 };
+
+    CHECK(strcmp(ranks_of(&t, "..x."), "rank 2") == 0);
+    CHECK(strcmp(ranks_of(&t, "xx"), "ranks 0 and 1") == 0);
+    CHECK(strcmp(ranks_of(&t, "xxxx"), "ranks 0-3") == 0);
+    CHECK(strcmp(ranks_of(&t, "xxx.x"), "ranks 0-2 and 4") == 0);
+    CHECK(strcmp(ranks_of(&t, ".xx.xxx..x"), "ranks 1, 2, 4-6 and 9") == 0);
+    ml_text_release(&t);
+}
+
 static void left(ml_comm *c, void *ud) {
     int32_t v = 1;
     ml_tensor t = flat(&v, ML_I32, 1);
@@ -555,7 +578,8 @@ static void left(ml_comm *c, void *ud) {
     if (c->rank == 1)
         return;
     CHECK(c->allreduce(c, NULL, &t, sum, &err) == ML_EPEER);
-    CHECK_HAS(err.msg, "left the job");
+    CHECK_HAS(err.msg, "left the job; rank ");
+    CHECK_HAS(err.msg, "was waiting in allreduce over world for rank");
     check_failed(c, "left the job");
 }
 
@@ -582,8 +606,10 @@ static void silent(ml_comm *c, void *ud) {
         check_failed(part, "did not answer");
     } else {
         CHECK(c->send(c, NULL, &in, 0, NULL) == ML_OK);
+        ml_comm_doing(c, "loading", 3);
         CHECK(c->recv(c, NULL, &in, 0, &err) == ML_EPEER);
         CHECK_HAS(err.msg, "rank 0 gave up: allgather over tp");
+        CHECK_HAS(err.msg, "was waiting in recv over world (loading, layer 3) for rank 0");
         check_failed(c, "rank 0 gave up");
     }
     part->close(part);
@@ -770,6 +796,7 @@ static const ml_test tests[] = {
       threads_aborted_long },
     { "a rank that leaves frees the ranks that wait for it", threads_left },
     { "a deadline names the call, the layer and the silent ranks", threads_silent },
+    { "a list of ranks has ranges", lists_of_ranks },
     { "a reduction of more than is reduced at a time has the bits of its tree",
       threads_large_reductions },
     { 0 },

@@ -405,7 +405,8 @@ static void engines_come_and_go(void) {
     pid_t a, b, run;
 
     ml_toy_run_inputs();
-    snprintf(flags, sizeof flags, "--sglang-router-port 0 %s", held_reward());
+    snprintf(flags, sizeof flags, "--sglang-router-port 0 --router-policy cache_aware %s",
+             held_reward());
     CHECK(ml_toy_run("train", here, MANY, held_reward(), out, sizeof out) == 0);
     a = serve(1);
     b = serve(2);

@@ -327,6 +327,57 @@ static void what_fails_is_said(void) {
     g->close(g);
 }
 
+typedef struct picks {
+    int n;
+    size_t longest; /* body */
+} picks;
+
+static int32_t pick_second(void *ud, const ml_remote_choice *server, int32_t n,
+                           ml_str body) {
+    picks *p = ud;
+
+    CHECK(n == 2 && server[1].usable && server[1].n_call == 0 && server[1].n_sent == p->n);
+    CHECK(body.len && body.ptr[0] == '{');
+    p->n++;
+    p->longest = body.len > p->longest ? body.len : p->longest;
+    return 1;
+}
+
+static void close_picks(void *ud) {
+    ((picks *)ud)->longest = 0;
+}
+
+/* Nobody listens at the first address, and there is one attempt. */
+static void a_policy_selects_the_server(void) {
+    const char *url[2] = { "http://127.0.0.1:1" };
+    static received a;
+    picks p = { 0 };
+    host h;
+    ml_gen *g;
+    ml_gen_request r = ask(0);
+    uint64_t ticket;
+
+    open_host(&h, NULL);
+    url[1] = h.url;
+    MUST(ml_remote_open(&g,
+                        &(ml_remote_opts){ .url = url,
+                                           .n_url = 2,
+                                           .n_attempt = 1,
+                                           .connect_s = 5,
+                                           .policy = { pick_second, close_picks, &p } },
+                        &err));
+    for (int i = 1; i <= 3; i++) {
+        init(&a);
+        MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+        await_end(&a);
+        CHECK(a.finish != ML_FINISH_ABORT && p.n == i);
+    }
+    CHECK(p.longest > 0);
+    g->close(g);
+    CHECK(p.longest == 0);
+    close_host(&h);
+}
+
 static void a_wrong_key_is_not_tried_for_ever(void) {
     static received a;
     host h;
@@ -810,6 +861,7 @@ int main(int argc, char **argv) {
           what_fails_is_said },
         { "a remote engine that refuses the key is not retried for ever",
           a_wrong_key_is_not_tried_for_ever },
+        { "a policy selects the server of a request", a_policy_selects_the_server },
         { "busy and broken replies are retried", failures_are_tried_again },
         { "a reply that does not answer the request is refused", lies_are_refused },
         { "a prompt with unknown tokens is not sent", prompts_are_checked },

@@ -77,6 +77,31 @@ static void health_is_watched(void) {
     ml_router_fixture_close(w);
 }
 
+static ml_status refuse(void *owner, const char *url, const char *key, ml_err *err) {
+    *(bool *)owner = true;
+    return ml_fail(err, ML_EUNSUP, "%s stays outside%s", url, key ? ", with its key" : "");
+}
+
+static void an_owner_may_refuse_a_worker(void) {
+    ml_router_opts o = ml_router_fixture_opts();
+    ml_fetch f = { 0 };
+    ml_router_fixture *w;
+    bool asked = false;
+
+    o.owner = &asked;
+    o.added = refuse;
+    w = ml_router_fixture_open(o, 0);
+    ml_fetch_now(w, &f, "POST", "/add_worker",
+                 "{\"url\": \"http://127.0.0.1:1\", \"api_key\": \"k\"}");
+    CHECK(asked && f.status == 400);
+    CHECK_HAS(f.body.ptr, "http://127.0.0.1:1 stays outside, with its key");
+    ml_fetch_release(&f);
+    ml_fetch_now(w, &f, "GET", "/workers", "");
+    CHECK_HAS(f.body.ptr, "\"total\": 0");
+    ml_fetch_release(&f);
+    ml_router_fixture_close(w);
+}
+
 static void workers_come_and_go(void) {
     ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
     ml_fetch f = { .stop_at_data = true };
@@ -244,6 +269,7 @@ static const ml_test tests[] = {
     { "a router without workers answers 503", no_worker },
     { "an unhealthy worker gets no requests until it recovers", health_is_watched },
     { "workers are added and removed at run time", workers_come_and_go },
+    { "the owner of a router may refuse a worker", an_owner_may_refuse_a_worker },
     { "bad worker administration is refused", wrong_questions },
     { "weights, pauses and aborts go to every worker", every_worker_hears },
     { "a silent worker does not delay a broadcast beyond its timeout",

@@ -3,9 +3,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "run/heartbeat.h"
+#include "run/rank_spans.h"
 #include "run/opts.h"
 #include "tests/support/ranks.h"
+#include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 static void sleep_s(double s) {
@@ -164,6 +168,19 @@ static void heartbeats_end(void) {
     ml_heartbeat_close(h);
 }
 
+static void heartbeats_have_times(void) {
+    ml_heartbeat_opts o = ml_heartbeat_times(&(ml_place_opts){ .timeout_min = 10 });
+
+    CHECK(o.deadline_s == 600 && o.every_s == 0 && o.first_s == 0);
+    o = ml_heartbeat_times(&(ml_place_opts){ .timeout_min = 10, .beat_failures = 2 });
+    CHECK(o.deadline_s == 40 && o.every_s == 10 && o.first_s == 300);
+    o = ml_heartbeat_times(&(ml_place_opts){ .timeout_min = 10, .beat_timeout_s = 1 });
+    CHECK(o.deadline_s == 33);
+    o = ml_heartbeat_times(&(ml_place_opts){
+        .beat_s = 2, .beat_timeout_s = 3, .beat_first_s = 4, .beat_failures = 5 });
+    CHECK(o.deadline_s == 25 && o.every_s == 2 && o.first_s == 4);
+}
+
 /* The last rank joins the ring and falls silent; the others wait for something else. */
 static void fall_silent(ml_comm *c, void *ud) {
     ml_heartbeat *h = NULL;
@@ -184,6 +201,7 @@ static void fall_silent(ml_comm *c, void *ud) {
           ML_OK);
     CHECK(c->recv(c, NULL, &t, c->size - 1, &err) == ML_EPEER);
     CHECK(strstr(err.msg, "heartbeats") && strstr(err.msg, "rank 2"));
+    CHECK(strstr(err.msg, "was waiting in recv over world for rank 2"));
     ml_heartbeat_close(h);
 }
 
@@ -191,12 +209,82 @@ static void a_silent_rank_is_named(void) {
     ml_ranks_run(3, fall_silent, NULL);
 }
 
+/* --- a trace of all ranks ------------------------------------------------------------ */
+
+static void log_together(ml_comm *c, void *ud) {
+    ml_run_log log = { 0 };
+    ml_timeline *mine = ml_timeline_new(4);
+    ml_iteration it = { .began_s = 0.5 };
+    ml_arena round;
+    double offset_s = -1;
+    ml_err err = { 0 };
+
+    (void)ud;
+    ml_arena_init(&round, "round");
+    if (c->rank == 0)
+        CHECK(ml_run_log_open(&log,
+                              &(ml_run_log_opts){ .dir = ml_test_dir(),
+                                                  .profile = true,
+                                                  .no_store = true,
+                                                  .ops = mine,
+                                                  .n_rank = c->size },
+                              0, &err) == ML_OK);
+    CHECK(ml_rank_clock_offset(&offset_s, c, &err) == ML_OK);
+    CHECK(c->rank ? offset_s > -0.5 && offset_s < 0.5 : offset_s == 0);
+    for (int i = 0; i < 6; i++) /* two more than fit */
+        ml_timeline_add(mine,
+                        &(ml_time_span){ i % 2 ? "split" : "allgather", ML_TRACK_COMM, i,
+                                         1 + i, 2 + i, i % 2 ? "tp" : "world" },
+                        1);
+    CHECK(ml_rank_spans_meet(c, mine, 1000.0 * c->rank, &it, &log, &err) == ML_OK);
+    if (c->rank == 0) {
+        ml_run_log_post(&log, &round);
+        ml_run_log_close(&log);
+    }
+    ml_arena_release(&round);
+    ml_timeline_free(mine);
+}
+
+static int count(const ml_json *doc, int pid, const char *name) {
+    int n = 0;
+
+    for (const ml_json *e = doc->child; e; e = e->next) {
+        int64_t is = 0;
+        n += ml_str_is(ml_json_get(e, "name")->text, name) &&
+             ml_json_i64(ml_json_get(e, "pid"), &is) && is == pid;
+    }
+    return n;
+}
+
+static void a_trace_has_all_ranks(void) {
+    const char *path = ml_test_path("trace_0.json");
+    const ml_json *doc = NULL;
+    ml_arena a;
+    ml_file f = { 0 };
+    ml_err err = { 0 };
+
+    ml_ranks_run(3, log_together, NULL);
+    ml_arena_init(&a, "trace");
+    CHECK(ml_file_map(&f, path, &err) == ML_OK);
+    CHECK(ml_json_parse(&doc, &a, f.bytes, path, &err) == ML_OK);
+    for (int pid = 1; doc && pid <= 3; pid++) {
+        CHECK(count(doc, pid, "process_name") == 1 && count(doc, pid, "thread_name") == 4);
+        CHECK(count(doc, pid, "allgather") == 2 && count(doc, pid, "split") == 2);
+        CHECK(count(doc, pid, "omitted ops") == 1);
+        CHECK(count(doc, pid, "iteration") == (pid > 1));
+    }
+    ml_file_unmap(&f);
+    ml_arena_release(&a);
+}
+
 static const ml_test tests[] = {
     { "one rank is a job", one_rank_is_a_job },
     { "ranks divide threads and memory of their host", ranks_divide_their_host },
     { "engines have ranks of their own, or those of the trainer", engines_have_ranks },
     { "heartbeats end with their ranks", heartbeats_end },
+    { "one flag of heartbeats gives them times of their own", heartbeats_have_times },
     { "a silent rank is named while others wait", a_silent_rank_is_named },
+    { "a trace has the spans of all ranks", a_trace_has_all_ranks },
     { 0 },
 };
 

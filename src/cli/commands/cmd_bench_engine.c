@@ -35,6 +35,9 @@ typedef struct bench_job {
 
 /* --- opening ---------------------------------------------------------------- */
 
+/* A wait for another rank in a step that takes longer fails. */
+#define STEP_DEADLINE_S 600
+
 static ml_status open_ranks(bench_job *j, ml_err *err) {
     ml_comm *world = j->config->run.ranks.world, *host = NULL;
     long long tp = j->config->bench.tp, size = ml_comm_size(world);
@@ -53,6 +56,7 @@ static ml_status open_ranks(bench_job *j, ml_err *err) {
     if (st == ML_OK) {
         j->comm = ml_comm_device(host);
         j->comm->group = "engine";
+        j->comm->deadline_s = STEP_DEADLINE_S;
     }
     return st;
 }

@@ -5,6 +5,8 @@
 
 #include "cli/cli.h"
 #include "run/assembly.h"
+#include "run/heartbeat.h"
+#include "run/rank_messages.h"
 #include "rl/eval/eval_table.h"
 
 /* Prints a table, or JSON for programs. */
@@ -33,6 +35,8 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     ml_assembly parts = { 0 };
     ml_loop_extensions extensions = { 0 };
     ml_train_run run = { 0 };
+    ml_heartbeat_opts beats = ml_heartbeat_times(&c->place);
+    ml_heartbeat *heartbeat = NULL;
     ml_run_opts opts;
     ml_status st;
 
@@ -40,6 +44,8 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     st = ml_run_ranks_open(&c->ranks, c->ranks.world, &c->place, err);
     if (st == ML_OK)
         st = ml_run_ranks_check(&c->ranks, c, err);
+    if (st == ML_OK)
+        st = ml_heartbeat_open(&heartbeat, c->ranks.world, &beats, err);
     c->backend.n_thread = ml_run_ranks_threads(&c->ranks, c->backend.n_thread);
     opts = *c;
     opts.needs_tokenizer = opts.learns_nothing = true;
@@ -53,11 +59,16 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_run_start(&run, err);
     if (st == ML_OK)
+        st = ml_rank_messages_meet(c->ranks.world, err);
+    if (st == ML_OK)
         st = evaluate(&parts, c, err);
     st = ml_comm_agree(c->ranks.world, st, err);
+    if (st == ML_OK)
+        st = ml_rank_messages_meet(c->ranks.world, err);
     ml_assembly_close(&parts);
     ml_train_run_close(&run);
     ml_loop_extensions_close();
+    ml_heartbeat_close(heartbeat);
     ml_run_ranks_close(&c->ranks);
     return st;
 }

@@ -11,7 +11,9 @@
 #include "cli/commands/score_ranks.h"
 #include "model/plan.h"
 #include "plugin/model_family.h"
+#include "run/heartbeat.h"
 #include "run/opts.h"
+#include "run/rank_messages.h"
 #include "train/grads.h"
 #include "train/memory.h"
 
@@ -467,13 +469,19 @@ static ml_status run_job(score_job *j, ml_err *err) {
 
 ml_status ml_cmd_score(const ml_config *c, ml_err *err) {
     score_job j = { .config = c };
+    ml_heartbeat_opts beats = ml_heartbeat_times(&c->run.place);
+    ml_heartbeat *heartbeat = NULL;
     ml_status st;
 
     ml_arena_init(&j.arena, "score");
     st = ml_score_ranks_open(&j.ranks, c, err);
     if (st == ML_OK)
+        st = ml_heartbeat_open(&heartbeat, j.ranks.world, &beats, err);
+    if (st == ML_OK)
         st = run_job(&j, err);
     st = ml_comm_agree(j.ranks.world, st, err);
+    if (st == ML_OK)
+        st = ml_rank_messages_meet(j.ranks.world, err);
     ml_score_output_abort(&j.out);
     free(j.logprob);
     ml_plan_free(j.plan);
@@ -482,6 +490,7 @@ ml_status ml_cmd_score(const ml_config *c, ml_err *err) {
     ml_score_adapters_close(&j.adapters);
     ml_grads_close(&j.grads);
     ml_weights_close(&j.weights);
+    ml_heartbeat_close(heartbeat);
     ml_run_ranks_close(&j.ranks);
     if (j.be.name)
         ml_backend_close(&j.be);

@@ -17,14 +17,16 @@
 #include "model/spec_shard.h"
 #include "base/json_out.h"
 #include "plugin/model_family.h"
-#include "run/run_ranks.h"
+#include "run/heartbeat.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 
 typedef struct serve_job {
     const ml_config *config;
     const char *dir, *tokenizer_dir;
-    ml_comm *world;     /* of one rank, or the ranks that share the model */
+    ml_comm *world; /* of one rank, or the ranks that share the model */
+    ml_comm *job;   /* the same, for host memory */
+    ml_heartbeat *heartbeat;
     ml_run_ranks hosts; /* where they are */
     ml_spec spec;       /* of this rank */
     ml_backend be;
@@ -57,8 +59,12 @@ static ml_status open_ranks(serve_job *j, ml_err *err) {
 
     if (!st)
         st = ml_run_ranks_hosts(&j->hosts, j->world, err);
+    if (!st)
+        st = ml_heartbeat_open(&j->heartbeat, j->world,
+                               &(ml_heartbeat_opts){ .deadline_s = STEP_DEADLINE_S }, err);
     if (st)
         return st;
+    j->job = j->world;
     if (j->world->size > 1)
         j->hosts.world = j->world = ml_comm_device(j->world);
     j->world->deadline_s = STEP_DEADLINE_S;
@@ -445,7 +451,7 @@ static ml_status read_access(serve_job *j, ml_err *err) {
 ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     serve_job j = { .config = c, .dir = c->run.hf_checkpoint };
     ml_status st = read_access(&j, err);
-    bool first;
+    bool tells;
 
     ml_arena_init(&j.arena, "miles serve");
     if (!st)
@@ -456,6 +462,8 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     }
     if (!st)
         st = c->serve.dry_run ? print_plan(&j, err) : run_server(&j, err);
+    if (st && j.world) /* the others do not wait for this rank */
+        (void)j.world->agree(j.world, st, err);
     if (j.gen)
         j.gen->close(j.gen);
     ml_server_close(j.server);
@@ -474,7 +482,8 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     ml_arena_release(&j.arena);
     if (!j.world)
         return st;
-    first = j.world->rank == 0;
+    ml_heartbeat_close(j.heartbeat);
+    tells = j.world->rank == 0 || ml_comm_first_silent(j.job);
     j.world->close(j.world);
-    return st == ML_EPEER && !first ? ML_OK : st; /* another rank says why */
+    return st == ML_EPEER && !tells ? ML_OK : st; /* another rank says why */
 }

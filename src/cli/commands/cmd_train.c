@@ -9,6 +9,8 @@
 #include "run/assembly.h"
 #include "run/debug.h"
 #include "run/heartbeat.h"
+#include "run/rank_messages.h"
+#include "run/rank_spans.h"
 
 typedef struct train_job {
     const ml_config *config;
@@ -26,26 +28,38 @@ static bool is_first(const train_job *j) {
     return ml_run_ranks_first(&j->opts.ranks);
 }
 
-/* As long as a rank may wait in training, unless the heartbeats have times of their own. */
-static ml_heartbeat_opts heartbeats(const ml_place_opts *p) {
-    ml_heartbeat_opts o = { .deadline_s = 60 * p->timeout_min };
+/* Ops per rollout and track that a profile shows. */
+enum { OPS = 1 << 15 };
 
-    if (p->beat_s > 0)
-        o = (ml_heartbeat_opts){ .every_s = p->beat_s,
-                                 .deadline_s = (double)p->beat_failures *
-                                               (p->beat_s + p->beat_timeout_s),
-                                 .first_s = p->beat_first_s };
-    return o;
+/* Before the groups of ranks are opened, which get it from the world. */
+static ml_status open_timeline(train_job *j, ml_err *err) {
+    ml_comm *world = j->config->run.ranks.world;
+
+    if (!j->opts.log.profile)
+        return ML_OK;
+    j->opts.log.ops = ml_timeline_new(OPS);
+    if (!j->opts.log.ops)
+        return ml_fail(err, ML_ENOMEM, "out of memory for the ops of --profile");
+    if (world)
+        world->spans = j->opts.log.ops;
+    return ML_OK;
+}
+
+static void close_timeline(train_job *j) {
+    if (j->config->run.ranks.world)
+        j->config->run.ranks.world->spans = NULL;
+    ml_timeline_free(j->opts.log.ops);
 }
 
 /* The options of this rank: it has a part of its host, and trains with the others. */
 static ml_status place_rank(train_job *j, ml_err *err) {
     ml_run_opts *o = &j->opts;
-    ml_heartbeat_opts beats = heartbeats(&o->place);
-    ml_status st;
+    ml_heartbeat_opts beats = ml_heartbeat_times(&o->place);
+    ml_status st = open_timeline(j, err);
 
     ml_run_ranks_place(o);
-    st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world, &o->place, err);
+    if (st == ML_OK)
+        st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world, &o->place, err);
     if (st == ML_OK)
         st = ml_run_ranks_check(&o->ranks, o, err);
     if (st == ML_OK)
@@ -139,6 +153,10 @@ static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *d
         st = ml_assembly_start(&j->parts, c, err);
     if (st == ML_OK)
         st = ml_assembly_join(&j->parts, loop, display, c, err);
+    if (st == ML_OK && j->opts.log.ops)
+        st = ml_rank_clock_offset(&loop->clock_offset_s, c->ranks.world, err);
+    if (st == ML_OK)
+        st = ml_rank_messages_meet(c->ranks.world, err);
     if (st == ML_OK)
         st = ml_train_loop_run(loop, err);
     ml_rollouts_stop(&j->parts.rollouts);
@@ -147,14 +165,18 @@ static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *d
     return st;
 }
 
-/* Rank 0 writes to the terminal and to the run directory, others to their logs in it. */
+/* Ranks write to their logs in the run directory; rank 0 writes the rest of it, and to the
+ * terminal. */
 static ml_status start(train_job *j, const ml_display *display, ml_err *err) {
+    ml_comm *world = j->opts.ranks.world;
     ml_status st = ml_train_start(&j->run, &j->opts, display->say, err);
 
-    if (st != ML_OK)
+    if (st == ML_OK && ml_comm_size(world) > 1)
+        st = ml_rank_log_open(j->run.opts.save, world->rank, err);
+    if (st == ML_OK)
+        st = ml_rank_messages_meet(world, err);
+    if (st != ML_OK || !is_first(j))
         return st;
-    if (!is_first(j))
-        return ml_rank_log_open(j->run.opts.save, j->opts.ranks.world->rank, err);
     return ml_flags_save(j->cmd, j->config, j->run.saver ? j->run.opts.save : NULL,
                          j->run.snapshot ? j->run.opts.load : NULL, err);
 }
@@ -162,9 +184,14 @@ static ml_status start(train_job *j, const ml_display *display, ml_err *err) {
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run, .stop = ml_stop_on_signals() };
     bool several = ml_run_ranks_size(&j->opts.ranks) > 1;
-    ml_display display = is_first(j) ? ml_progress_open(loop.stop, j->opts.save, several)
-                                     : ml_rank_log_display();
-    ml_status st = start(j, &display, err);
+    ml_display terminal = { 0 }, display = ml_rank_log_display(NULL);
+    ml_status st;
+
+    if (is_first(j)) {
+        terminal = ml_progress_open(loop.stop, j->opts.save, several);
+        display = several ? ml_rank_log_display(&terminal) : terminal;
+    }
+    st = start(j, &display, err);
 
     if (st == ML_OK)
         st = run_loop(j, &loop, &display, err);
@@ -179,6 +206,8 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     ml_status st;
 
     ml_arena_init(&j.arena, "options");
+    if (c->ft_components.n && !c->run.supervisor.restart)
+        ml_log(ML_LOG_WARN, "--ft-components is ignored without --use-fault-tolerance");
     st = place_rank(&j, err);
     if (st == ML_OK)
         st = open_job(&j, err);
@@ -187,12 +216,15 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     else if (st == ML_OK && is_first(&j))
         st = ml_train_show_memory(&j.run, ml_print_line, err);
     st = ml_comm_agree(j.opts.ranks.world, st, err);
+    if (st == ML_OK)
+        st = ml_rank_messages_meet(j.opts.ranks.world, err);
     ml_assembly_close(&j.parts);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
     ml_loop_extensions_close();
     ml_heartbeat_close(j.heartbeat);
     ml_run_ranks_close(&j.opts.ranks);
+    close_timeline(&j);
     ml_arena_release(&j.arena);
     return st;
 }

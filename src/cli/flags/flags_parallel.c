@@ -14,7 +14,9 @@ static const char *const f32[] = { "fp32", "float32", NULL };
     "evaluation does not train; --rollout-num-gpus-per-engine divides the model"
 #define NO_ENGINES "supervised fine-tuning does not generate"
 #define TRANSFER "weights travel over TCP or as files; see --update-weight-transfer-mode"
-#define CONTROL "there are no training ranks to control; restart the run with --load"
+#define CONTROL                                                                            \
+    "ranks are not replaced one by one: a rank that fails ends the job with exit code 3, " \
+    "and a launcher starts it again with --load (docs/SCALE.md)"
 
 #define ML_SIZE(word, field, sentence)                                                     \
     {                                                                                      \
@@ -70,10 +72,10 @@ const ml_flag ml_flags_parallel[] = {
       .min = 0,
       .max = 1e6,
       .group = "ranks",
-      .cmds = RANKED,
+      .cmds = RANKED | ML_CMD_EVAL,
       .from = ML_FROM_MEGATRON,
-      .help = "The job ends if a rank waits longer than this for another one in training. "
-              " 0: no limit." },
+      .help = "The job ends if a rank waits longer than this for another one in training, "
+              "or if a rank's heartbeats stop for as long at any time.  0: no limit." },
     ML_SIZE(
         "tensor-model-parallel-size", tp,
         "Ranks that divide the weights, and gather those of a layer when they need them; "
@@ -154,7 +156,7 @@ const ml_flag ml_flags_parallel[] = {
         "cp-comm-type", LIST, MEGATRON, TRAIN,
         "keys and values are gathered (all_gather), and recurrent layers exchange heads "
         "(a2a), also where p2p is named"),
-    ML_NOOP("indep-dp", BOOL, MILES, TRAIN, RANK),
+    ML_REFUSED("indep-dp", BOOL, MILES, TRAIN, CONTROL),
     ML_NOOP("delay-split-train-data-by-dp", BOOL, MILES, TRAIN, RANK),
     { .name = "allgather-cp",
       .type = ML_FLAG_BOOL,
@@ -235,23 +237,25 @@ const ml_flag ml_flags_parallel[] = {
       .type = ML_FLAG_F64,
       ML_AT(run.place.beat_s),
       .value = "SECONDS",
-      .def_note = "a quarter of --distributed-timeout-minutes, 10 s at most",
+      .def_note = "10 with another of these flags, else a quarter of "
+                  "--distributed-timeout-minutes, 10 at most",
       .min = 0.01,
       .max = 1e6,
       .group = "ranks",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help =
-          "Time between heartbeats of the ranks.  If given, the job ends when a rank is "
-          "silent for --trainer-heartbeat-checker-failure-threshold times this and "
+          "Time between heartbeats of the ranks.  If one of the four flags is given, the "
+          "job ends when a rank is silent for "
+          "--trainer-heartbeat-checker-failure-threshold times this and "
           "--trainer-heartbeat-checker-timeout, instead of "
           "--distributed-timeout-minutes." },
     { .name = "trainer-heartbeat-checker-timeout",
       .type = ML_FLAG_F64,
       ML_AT(run.place.beat_timeout_s),
       .value = "SECONDS",
-      .def = "10",
-      .min = 0,
+      .def_note = "10",
+      .min = 0.01,
       .max = 1e6,
       .group = "ranks",
       .cmds = TRAIN,
@@ -261,8 +265,8 @@ const ml_flag ml_flags_parallel[] = {
       .type = ML_FLAG_F64,
       ML_AT(run.place.beat_first_s),
       .value = "SECONDS",
-      .def = "300",
-      .min = 0,
+      .def_note = "300",
+      .min = 0.01,
       .max = 1e6,
       .group = "ranks",
       .cmds = TRAIN,
@@ -271,7 +275,7 @@ const ml_flag ml_flags_parallel[] = {
     { .name = "trainer-heartbeat-checker-failure-threshold",
       .type = ML_FLAG_I64,
       ML_AT(run.place.beat_failures),
-      .def = "3",
+      .def_note = "3",
       .min = 1,
       .max = 1e6,
       .group = "ranks",

@@ -55,12 +55,12 @@ const ml_flag ml_flags_run_router[] = {
     { .name = "router-policy",
       .type = ML_FLAG_WORD,
       ML_AT(run.router.route.kind),
-      .def = "cache_aware",
+      .def = "least_loaded",
       .words = policies,
       .group = GROUP,
       .help =
-          "How the router selects an engine; see miles router --policy.  Requests of the "
-          "run itself go to the least loaded engine: results do not depend on it." },
+          "How an engine is selected, for requests to the router and for those of the run "
+          "itself; see miles router --policy.  Results do not depend on it." },
     ML_SAME("sglang-router-policy", TEXT, "WORD", SGLANG, ML_CMD_TRAIN, GROUP,
             "router-policy"),
     ROUTER_F64("cache-threshold", route.cache_threshold, "0.3", 0, 1,

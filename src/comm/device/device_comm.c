@@ -38,6 +38,7 @@ static ml_comm *host_of(ml_comm *c) {
 
     h->deadline_s = c->deadline_s;
     h->group = c->group;
+    h->spans = c->spans;
     h->what = c->what;
     h->layer = c->layer;
     return h;
@@ -189,6 +190,7 @@ ml_comm *ml_comm_device(ml_comm *host) {
         .local_size = host->local_size,
         .deadline_s = host->deadline_s,
         .group = host->group,
+        .spans = host->spans,
         .layer = -1,
         .split = device_split,
         .close = device_close,

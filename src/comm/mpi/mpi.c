@@ -29,10 +29,11 @@ enum {
 
 #define TELL_S 2.0  /* how long the news of a failure may take to be sent */
 #define LEAVE_S 5.0 /* how long a failed job waits for its ranks to close */
+#define END_S 600.0 /* how long a job that has ended well does */
 /* The launcher returns the exit code of the process that ends first, and kills the others:
  * the rank that failed gives these a second for their messages, and exits before them. */
 #define STUCK_S 1
-#define FIRST_S 3
+#define FIRST_S 10
 
 typedef struct endpoint {
     ml_link link;
@@ -203,12 +204,16 @@ static bool progress(batch *b, ml_parcel *p) {
 }
 
 static ml_status broken(endpoint *e, const ml_parcel *p, int n, ml_err *err) {
-    if (atomic_load(&e->failed))
-        return ml_fail(err, ML_EPEER, "%s", e->why.msg);
+    if (atomic_load(&e->failed)) {
+        *err = e->why;
+        return ML_EPEER;
+    }
     for (int i = 0; i < n; i++)
-        if (!p[i].done && atomic_load(&e->left[p[i].peer]))
-            return ml_fail(err, ML_EPEER, "rank %d (host %s) has left the job",
-                           (int)p[i].peer, e->link.host[p[i].peer]);
+        if (!p[i].done && atomic_load(&e->left[p[i].peer])) {
+            (void)ml_fail(err, ML_EAGAIN, "rank %d (on %s) has left the job",
+                          (int)p[i].peer, e->link.host[p[i].peer]);
+            return ML_EPEER;
+        }
     return ML_OK;
 }
 
@@ -294,7 +299,7 @@ static void mpi_close(ml_link *l) {
     if (!atomic_load(&e->stuck))
         send_news(e, LEFT_TAG, NULL, 0);
     while (!atomic_load(&e->stuck) && !all_left(e) &&
-           (!atomic_load(&e->failed) || ml_clock_s() - wait.since < LEAVE_S)) {
+           ml_clock_s() - wait.since < (atomic_load(&e->failed) ? LEAVE_S : END_S)) {
         read_news(e);
         rest(wait);
     }

@@ -95,11 +95,15 @@ static bool all_done(const ml_parcel *p, int32_t n) {
 
 /* Why a wait cannot end well. */
 static ml_status broken(const endpoint *e, const ml_parcel *p, int32_t n, ml_err *err) {
-    if (e->job->told)
-        return ml_fail(err, ML_EPEER, "%s", e->job->why.msg);
+    if (e->job->told) {
+        *err = e->job->why;
+        return ML_EPEER;
+    }
     for (int32_t i = 0; i < n; i++)
-        if (!p[i].done && e->job->end[p[i].peer].left)
-            return ml_fail(err, ML_EPEER, "rank %d has left the job", (int)p[i].peer);
+        if (!p[i].done && e->job->end[p[i].peer].left) {
+            (void)ml_fail(err, ML_EAGAIN, "rank %d has left the job", (int)p[i].peer);
+            return ML_EPEER;
+        }
     return ML_OK;
 }
 

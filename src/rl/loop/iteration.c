@@ -116,17 +116,33 @@ static void log_times(const ml_iteration *r, ml_run_log *log, double end_s) {
     ml_arena_release(&a);
 }
 
-static void log_spans(const ml_iteration *r, ml_run_log *log, double end_s) {
+int32_t ml_iteration_spans(const ml_iteration *r, double end_s,
+                           ml_time_span out[ML_ITERATION_SPANS]) {
     static const char *const names[ML_N_STAGE] = { "rollout", "learn",          "save",
                                                    "rest",    "update_weights", "eval" };
+    ml_time_span span = { "iteration", ML_TRACK_LOOP, -1, r->began_s, end_s, NULL };
+    int32_t n = 0;
+
+    out[n++] = span;
+    for (int i = 0; i < ML_N_STAGE; i++) {
+        span.name = names[i];
+        span.begin_s = r->stage[i].begin_s;
+        span.end_s = r->stage[i].end_s;
+        if (span.end_s > span.begin_s)
+            out[n++] = span;
+    }
+    return n;
+}
+
+static void log_spans(const ml_iteration *r, ml_run_log *log, double end_s) {
+    ml_time_span span[ML_ITERATION_SPANS];
+    int32_t n = ml_iteration_spans(r, end_s, span);
     double learn_s = r->stage[ML_STAGE_LEARN].begin_s,
            score_s = learn_s + r->result.score_s;
 
-    ml_run_log_span(log, r->rollout, ML_SPAN_OTHER, "iteration", r->began_s, end_s);
-    for (int i = 0; i < ML_N_STAGE; i++)
-        if (r->stage[i].end_s > r->stage[i].begin_s)
-            ml_run_log_span(log, r->rollout, ML_SPAN_OTHER, names[i], r->stage[i].begin_s,
-                            r->stage[i].end_s);
+    for (int32_t i = 0; i < n; i++)
+        ml_run_log_span(log, r->rollout, ML_SPAN_OTHER, span[i].name, span[i].begin_s,
+                        span[i].end_s);
     if (r->result.score_s > 0)
         ml_run_log_span(log, r->rollout, ML_SPAN_LOG_PROBS, "log_probs", learn_s, score_s);
     if (r->result.train_s > 0)

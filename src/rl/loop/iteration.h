@@ -23,6 +23,11 @@ void ml_iteration_begin(ml_iteration *r, int64_t rollout);
 /* Logs the times and releases the iteration's memory. */
 void ml_iteration_end(ml_iteration *r, ml_run_log *log);
 
+/* The iteration so far and its stages, as spans of ML_TRACK_LOOP. */
+enum { ML_ITERATION_SPANS = ML_N_STAGE + 1 };
+int32_t ml_iteration_spans(const ml_iteration *r, double end_s,
+                           ml_time_span out[ML_ITERATION_SPANS]);
+
 void ml_stage_begin(ml_iteration *r, ml_stage stage);
 void ml_stage_end(ml_iteration *r, ml_stage stage);
 

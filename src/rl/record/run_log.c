@@ -9,7 +9,7 @@
 
 /* --- queued for the background writer ----------------------------------------- */
 
-typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT, ANSWERS } entry_kind;
+typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT, ANSWERS, RANK_OPS } entry_kind;
 
 typedef struct entry {
     struct entry *next;
@@ -20,6 +20,8 @@ typedef struct entry {
     ml_span_kind span;
     double begin_s, end_s, unix_s;  /* unix_s: the end in seconds since 1970 */
     const ml_eval_answers *answers; /* in the arena */
+    int32_t rank;
+    ml_timeline_taken ops; /* of the rank, in the arena */
     ml_arena arena;
 } entry;
 
@@ -123,52 +125,67 @@ static ml_status write_events(const ml_log_batch *b, ml_err *err) {
     return ml_event_file_flush(out, err);
 }
 
-/* Tracks of a trace are numbered from 1. */
-static int lane_of(ml_track track) {
-    return (int)track + 1;
+enum { SPANS_AT_ONCE = 256 }; /* of a write call */
+
+static ml_trace_span span_of(int32_t rank, const ml_time_span *s) {
+    return (ml_trace_span){ .name = s->name,
+                            .row = rank,
+                            .lane = s->track,
+                            .begin_s = s->begin_s,
+                            .end_s = s->end_s,
+                            .key = s->layer < 0 ? NULL : "layer",
+                            .value = s->layer,
+                            .group = s->group };
 }
 
-static ml_status write_ops(ml_trace_file *to, const ml_timeline_taken *ops, ml_err *err) {
+static ml_status write_left_out(ml_trace_file *to, int32_t rank,
+                                const ml_timeline_taken *ops, ml_err *err) {
+    ml_trace_span left[ML_TRACKS];
+    double now = ml_clock_s();
+    int n = 0;
+
+    for (int k = 0; k < ML_TRACKS; k++)
+        if (ops->left_out[k])
+            left[n++] = (ml_trace_span){ .name = "omitted ops",
+                                         .row = rank,
+                                         .lane = k,
+                                         .begin_s = now,
+                                         .end_s = now,
+                                         .key = "n",
+                                         .value = ops->left_out[k] };
+    return ml_trace_file_spans(to, left, n, err);
+}
+
+static ml_status write_ops(ml_trace_file *to, int32_t rank, const ml_timeline_taken *ops,
+                           ml_err *err) {
+    ml_trace_span span[SPANS_AT_ONCE];
     ml_status st = ML_OK;
 
-    for (int64_t i = 0; i < ops->n && st == ML_OK; i++) {
-        const ml_time_span *s = &ops->span[i];
-        st = ml_trace_file_span(to,
-                                &(ml_trace_span){ .name = s->name,
-                                                  .lane = lane_of(s->track),
-                                                  .begin_s = s->begin_s,
-                                                  .end_s = s->end_s,
-                                                  .key = s->layer < 0 ? NULL : "layer",
-                                                  .value = s->layer },
-                                err);
+    for (int64_t i = 0, n; i < ops->n && st == ML_OK; i += n) {
+        for (n = 0; n < SPANS_AT_ONCE && i + n < ops->n; n++)
+            span[n] = span_of(rank, &ops->span[i + n]);
+        st = ml_trace_file_spans(to, span, n, err);
     }
-    for (int k = 0; k < ML_TRACKS && st == ML_OK; k++)
-        if (ops->left_out[k])
-            st = ml_trace_file_span(to,
-                                    &(ml_trace_span){ .name = "omitted ops",
-                                                      .lane = lane_of((ml_track)k),
-                                                      .begin_s = ml_clock_s(),
-                                                      .end_s = ml_clock_s(),
-                                                      .key = "n",
-                                                      .value = ops->left_out[k] },
-                                    err);
-    return st;
+    return st == ML_OK ? write_left_out(to, rank, ops, err) : st;
 }
 
 static ml_status write_spans(const ml_log_batch *b, ml_err *err) {
+    ml_trace_file *to = &b->log->trace;
     ml_status st = ML_OK;
 
     for (const entry *e = b->first; e && st == ML_OK; e = e->next)
-        if (e->kind == SPAN && (b->log->spans & e->span))
-            st = ml_trace_file_span(&b->log->trace,
-                                    &(ml_trace_span){ .name = e->name,
-                                                      .lane = lane_of(ML_TRACK_LOOP),
-                                                      .begin_s = e->begin_s,
-                                                      .end_s = e->end_s,
-                                                      .key = "rollout",
-                                                      .value = e->rollout },
-                                    err);
-    return st == ML_OK ? write_ops(&b->log->trace, &b->ops, err) : st;
+        if (e->kind == RANK_OPS)
+            st = write_ops(to, e->rank, &e->ops, err);
+        else if (e->kind == SPAN && (b->log->spans & e->span))
+            st = ml_trace_file_spans(to,
+                                     &(ml_trace_span){ .name = e->name,
+                                                       .lane = ML_TRACK_LOOP,
+                                                       .begin_s = e->begin_s,
+                                                       .end_s = e->end_s,
+                                                       .key = "rollout",
+                                                       .value = e->rollout },
+                                     1, err);
+    return st == ML_OK ? write_ops(to, 0, &b->ops, err) : st;
 }
 
 static ml_status write_batch(void *batch, ml_err *err) {
@@ -288,7 +305,21 @@ static ml_status open_store(ml_run_log *l, const char *dir, int64_t rollout, ml_
     return st;
 }
 
-static const char *const track_name[ML_TRACKS] = { "rounds", "training", "rollout" };
+static const char *const track_name[ML_TRACKS] = { "rounds", "training", "rollout",
+                                                   "collectives" };
+
+static ml_status name_rows(ml_run_log *l, ml_err *err) {
+    int n_lane = l->n_rank > 1 ? ML_TRACKS : ML_TRACK_COMM;
+    ml_status st = ML_OK;
+
+    for (int32_t r = 0; r < l->n_rank && st == ML_OK; r++) {
+        char name[32] = "miles";
+        if (l->n_rank > 1)
+            snprintf(name, sizeof name, "rank %d", (int)r);
+        st = ml_trace_file_row(&l->trace, r, name, track_name, n_lane, err);
+    }
+    return st;
+}
 
 static ml_status open_trace(ml_run_log *l, const char *dir, int64_t rollout, ml_err *err) {
     ml_text path = { 0 };
@@ -296,8 +327,8 @@ static ml_status open_trace(ml_run_log *l, const char *dir, int64_t rollout, ml_
 
     ml_text_printf(&path, "%s/trace_%lld.json", dir, (long long)rollout);
     st = ml_trace_file_open(&l->trace, path.ptr, err);
-    for (int i = 0; i < ML_TRACKS && st == ML_OK; i++)
-        st = ml_trace_file_lane(&l->trace, lane_of((ml_track)i), track_name[i], err);
+    if (st == ML_OK)
+        st = name_rows(l, err);
     ml_text_release(&path);
     return st;
 }
@@ -308,6 +339,7 @@ ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *o, int64_t rollo
 
     l->spans = !o->profile ? 0 : o->spans ? o->spans : ML_SPAN_ALL;
     l->ops = o->profile ? o->ops : NULL;
+    l->n_rank = o->n_rank > 1 ? o->n_rank : 1;
     l->flop_per_token = o->flop_per_token;
     l->peak_flops = o->peak_flops;
     st = open_rows(&l->metrics, o->dir, "metrics.jsonl", rollout, err);
@@ -472,6 +504,15 @@ void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const ch
     e->begin_s = begin_s;
     e->end_s = end_s;
     e->unix_s = ml_clock_unix_s() - (ml_clock_s() - end_s);
+}
+
+void ml_run_log_rank_ops(ml_run_log *l, int32_t rank, ml_timeline_taken ops, ml_arena *a) {
+    entry *e = add_entry(l, RANK_OPS, -1);
+
+    e->rank = rank;
+    e->ops = ops;
+    e->arena = *a;
+    *a = (ml_arena){ 0 };
 }
 
 void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what) {

@@ -41,6 +41,7 @@ typedef struct ml_run_log {
     ml_background writer;
     unsigned spans;                    /* kinds shown in the trace; 0: no trace */
     ml_timeline *ops;                  /* for the trace; NULL: ops are not recorded */
+    int32_t n_rank;                    /* rows of the trace */
     double flop_per_token, peak_flops; /* of training; 0: not known */
     ml_status st; /* error of the background writer, until the next check */
     ml_err err;
@@ -62,6 +63,7 @@ typedef struct ml_run_log_opts {
     bool no_store, profile, determinism;
     unsigned spans;   /* bits of ml_span_kind shown in a profile; 0: all */
     ml_timeline *ops; /* ops that models record, for the profile; may be NULL */
+    int32_t n_rank;   /* of the job, each a row of the trace; 0: 1 */
     double flop_per_token, peak_flops; /* to report speeds; 0: not known */
 } ml_run_log_opts;
 
@@ -92,6 +94,9 @@ void ml_run_log_answers(ml_run_log *l, int64_t rollout, const ml_eval_answers *f
                         ml_arena *a);
 void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const char *name,
                      double begin_s, double end_s);
+/* The ops of another rank, in the clock of this one and allocated in the arena, whose
+ * contents the log takes. */
+void ml_run_log_rank_ops(ml_run_log *l, int32_t rank, ml_timeline_taken ops, ml_arena *a);
 void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what);
 
 /* Ends the rollout: a background thread writes the rest and takes the contents of the
