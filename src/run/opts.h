@@ -328,6 +328,8 @@ static inline const char *ml_teacher_url(const char *word) {
     return equals && (!scheme || equals < scheme) ? equals + 1 : word;
 }
 
+/* Whether rollouts draw from a part of the vocabulary, which samples then carry. */
+bool ml_run_draws_part(const ml_rollout_opts *o);
 /* Samples per train step. */
 int64_t ml_run_batch_size(const ml_run_opts *o);
 

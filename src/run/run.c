@@ -187,6 +187,18 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+/* Training normalises over the tokens that a draw could have taken. */
+static ml_status check_supports(const ml_train_run *r, ml_err *err) {
+    const ml_run_opts *o = &r->opts;
+
+    if (r->be.ops->supports || !ml_run_draws_part(&o->rollout))
+        return ML_OK;
+    return ml_fail(err, ML_EUNSUP,
+                   "--rollout-top-p, --rollout-top-k: the backend %s does not replay the "
+                   "tokens that they leave; use 1 and -1, or --device cpu",
+                   r->be.name);
+}
+
 ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
     ml_spec_opts spec;
     ml_status st =
@@ -227,6 +239,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         st = open_ops(r, err);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
+    if (st == ML_OK)
+        st = check_supports(r, err);
     if (st == ML_OK && ml_run_has_lora(opts))
         st = open_lora(r, err);
     if (st == ML_OK && opts->trainer.mesh)
