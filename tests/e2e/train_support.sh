@@ -74,14 +74,14 @@ cmp "$dir/recorded/iter_0000002/model.safetensors" "$dir/replayed/iter_0000002/m
 run kl train --use-kl-loss --kl-loss-coef 0.1 --ref-load "$start" --entropy-coef 0.01
 agrees kl
 grep -m 1 -q '"train/kl_loss": 0,' "$dir/kl/metrics.jsonl" # the reference has the same weights
-run penalty train --advantage-estimator reinforce_plus_plus --kl-coef 0.1 --ref-load "$start"
+run penalty train --advantage-estimator reinforce_plus_plus --normalize-advantages --kl-coef 0.1 --ref-load "$start"
 agrees penalty
 run distil train --use-opd --opd-type megatron --opd-teacher-load "$start"
 agrees distil
 grep -m 1 -q '"train/opd_reverse_kl": 0,' "$dir/distil/metrics.jsonl"
 run topk train --rollout-top-k 4 --rollout-top-p 1
 agrees topk
-run lora train --lora-rank 4
+run lora train --lora-rank 4 --target-modules all-linear
 agrees lora
 run partial train --partial-rollout --over-sampling-batch-size 8
 agrees partial 1
