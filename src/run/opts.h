@@ -215,6 +215,7 @@ typedef struct ml_run_opts {
         ml_string_list keys, weights;
     } shaping;            /* as in ml_reward_shaping */
     ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
+    ml_string_list data_weights;
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts per rollout */
     int64_t num_rollout, num_epoch; /* rollouts; 0: by epochs of the data */

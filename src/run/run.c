@@ -2,6 +2,7 @@
 
 #include "run/teachers.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -28,6 +29,16 @@ static ml_status open_text(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+static void take_data_weights(ml_train_run *r) {
+    const ml_string_list *words = &r->opts.data_weights;
+    double *weight = ML_NEW(&r->arena, double, words->n + 1);
+
+    for (int i = 0; i < words->n; i++)
+        weight[i] = strtod(words->word[i], NULL);
+    r->opts.source.weight = words->n ? weight : NULL;
+    r->opts.source.n_weight = words->n;
+}
+
 static ml_status open_data(ml_train_run *r, ml_err *err) {
     ml_dataset_opts data = r->opts.data;
     bool prompts = data.path || data.make;
@@ -37,6 +48,7 @@ static ml_status open_data(ml_train_run *r, ml_err *err) {
         return st;
     data.text = ml_prompt_encoder_text(&r->prompter);
     st = ml_dataset_open(&r->dataset, &data, err);
+    take_data_weights(r);
     return st == ML_OK ? ml_data_source_new(&r->source, &r->dataset, &r->opts.source, err)
                        : st;
 }

@@ -54,6 +54,7 @@ rows=(
   "luspo $train --advantage-estimator gspo --custom-pg-loss-reducer-function-path luspo"
   "overlong $train --overlong-buffer-len 4 --overlong-penalty-factor 0.5 --length-reward-coef 0.2"
   "nucleus $train --rollout-top-p 0.7"
+  "mixed $train --prompt-data $dir/prompts.jsonl@[0:40],$dir/prompts.jsonl@[40:80] --prompt-data-weights 3 1"
   "sgd $train --optimizer sgd"
   "muon $train --optimizer muon"
   "adafactor $train --optimizer adafactor"
@@ -116,6 +117,7 @@ row() {
   run "$name.bf16" "$@" --hf-checkpoint "$half" --dtype bf16 && agrees "$name.bf16" || fail "$name.bf16"
   for n in "" tensor-model pipeline-model context; do
     [ $ranks = 1 ] || continue
+    case $name.$n in muon.tensor-model | adafactor.tensor-model) continue ;; esac # refused, below
     before=(mpirun --oversubscribe --allow-run-as-root -n 2)
     run "$name.${n:-data}" "${start[@]}" ${n:+--$n-parallel-size 2} && agrees "$name.${n:-data}" || fail "$name.${n:-data}"
   done
@@ -144,6 +146,12 @@ read -r -d '' -a words <<< "$train" || true
 refused "--lora-rank needs --target-modules" "${words[@]}" --lora-rank 4
 refused "--exp-avg-dtype and --exp-avg-sq-dtype are for --optimizer adam" "${words[@]}" --optimizer muon \
   --use-precision-aware-optimizer --exp-avg-dtype bf16
+
+[ $ranks = 0 ] || for optimizer in muon adafactor; do
+  before=(mpirun --oversubscribe --allow-run-as-root -n 2)
+  ! run "$optimizer.whole" "${words[@]}" --hf-checkpoint "$dir/sft/iter_0000003" --optimizer $optimizer \
+    --tensor-model-parallel-size 2 && [ ! -e "$dir/$optimizer.whole/metrics.jsonl" ] || fail "$optimizer.whole"
+done
 
 echo "$failed failed"
 [ "$failed" = 0 ]
