@@ -297,7 +297,7 @@ static ml_status read_position(position *out, int64_t *n_row, const ml_json *sta
 }
 
 /* The groups that each file has had, and so the order of its epoch.  A state without them is of
- * a run without weights: the files begin anew. */
+ * a run without weights: the files begin with their first epoch. */
 static ml_status read_mixed(ml_data_source *s, const ml_json *v, const char *name,
                             ml_err *err) {
     int32_t i = 0;
