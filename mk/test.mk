@@ -135,6 +135,8 @@ $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
 $(call fuzz_lines,300)
 900 grammar-schemas tools/with-python.sh jsonschema tests/e2e/grammar_schemas.py --build $(B)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
+900 sampling-support tests/e2e/train_support.sh $(B)
+1800 matrix tests/e2e/train_matrix.sh $(B)
 900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1200 ranks tests/e2e/ranks.sh $(B) long
 900 rank-kills tests/e2e/rank_kills.sh $(B) 6

@@ -84,6 +84,8 @@ def curve(trainer, config, model, data, ref=False, **more):
 
 def main():
     from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
     model = make_model(sys.argv[1])
     chats, implicit, texts, singles = make_data()
@@ -94,6 +96,11 @@ def main():
         "hinge": curve(DPOTrainer, DPOConfig, model, chats, beta=0.5, loss_type="hinge"),
         "ipo": curve(DPOTrainer, DPOConfig, model, chats, beta=0.5, loss_type="ipo"),
         "kto": curve(KTOTrainer, KTOConfig, model, singles, beta=0.5, desirable_weight=1.5),
+        # Text: these two trainers put a second end token after the answer of a chat.  CPO adds
+        # the likelihood of the chosen answer unless cpo_alpha is 0.
+        "simpo": curve(CPOTrainer, CPOConfig, model, texts, beta=0.5, loss_type="simpo",
+                       cpo_alpha=0.0, simpo_gamma=0.3),
+        "orpo": curve(ORPOTrainer, ORPOConfig, model, texts, beta=0.5),
     }
     with open(os.path.join(HERE, "golden.json"), "w") as f:
         json.dump(golden, f, indent=0)

@@ -68,6 +68,11 @@ typedef struct miles_sample {
     const uint8_t *chosen;    /* 1: a token of the step that clip_cov_loss or kl_cov_loss
                               treats in another way */
     const double *preference; /* private to the host */
+    /* Where tokens were drawn from a part of the vocabulary (top-p, top-k, min-p), log_prob,
+     * old_log_prob and rollout_log_prob are normalised over that part, and these over the whole
+     * vocabulary, as those of reference and teacher are.  NULL: there is no difference; the
+     * second is NULL also where nothing needs it. */
+    const double *full_log_prob, *old_full_log_prob;
 } miles_sample;
 
 typedef struct miles_batch {
@@ -222,6 +227,7 @@ typedef struct miles_loss_out {
     double policy, other;
     double *d_log_prob, *d_entropy, *d_value; /* [n] */
     double *metric;                           /* [n_metric] */
+    double *d_full_log_prob;                  /* [n]; NULL: full_log_prob is NULL */
 } miles_loss_out;
 
 typedef struct miles_loss {

@@ -13,6 +13,7 @@
 
 #include <stdint.h>
 
+#include "backend/support.h"
 #include "tensor/device.h"
 
 /* Which distribution a log-probability refers to. */
@@ -56,12 +57,17 @@ typedef struct ml_draw {
     const int32_t *also; /* [n_also] further tokens whose log-probability is returned; -1:
                             none, NaN */
     int32_t n_also;
+    uint8_t *support; /* [ml_support_max()] where its support is written; NULL: nowhere */
     /* results */
     int32_t id;
     float logprob, entropy; /* of dist */
     int32_t *top_id;        /* [n_top] by descending probability, ties to the lower id */
     float *top_logprob;     /* [n_top] */
     float *also_logprob;    /* [n_also] */
+    /* With `support`: its bytes (support.h), and the log-probability of id with which the
+     * model's logits / temperature, normalised over the support, draw it. */
+    int32_t n_support;
+    float support_logprob;
 } ml_draw;
 
 /* Scratch bytes for draws on this stream. */
@@ -69,7 +75,7 @@ size_t ml_cpu_sample_scratch(const ml_stream *s, int64_t n_vocab);
 /* Draws n tokens, divided among the stream's threads.  Each result is a function of its
  * draw alone, with the same bits at every level and number of threads.  For dist RAW and
  * MODEL, log-prob and entropy have the bits that LMHEAD computes for the same logits and
- * temperature. */
+ * temperature; so has the log-prob over a support. */
 void ml_cpu_sample(ml_stream *s, ml_draw *draw, int64_t n, int64_t n_vocab, void *scratch,
                    int32_t *drawn);
 void ml_cpu_sampled(ml_stream *s, ml_draw *draw, int64_t n); /* returns at once */

@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/str.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 
@@ -355,11 +356,22 @@ typedef struct ml_rows {
         *adapter; /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
     /* [n_token] LORA drops inputs of adapters by these random numbers; NULL: it drops none */
     const uint64_t *dropout_key;
-    float temperature; /* logits are divided by it */
+    float temperature;                     /* logits are divided by it */
+    const struct ml_support_rows *support; /* LMHEAD; NULL: none */
     /* Context parallel: the sequences are pieces of others, whose KV pages they have; NULL:
      * they are not. */
     const struct ml_context_rows *context;
 } ml_rows;
+
+/* Sampling supports of loss rows (support.h), in host memory: only backends with
+ * ml_ops.supports read them.  LMHEAD computes the log-prob over the support in addition to
+ * that over the vocabulary; without a gradient of the former, those of rows are the same. */
+typedef struct ml_support_rows {
+    const ml_str *of;      /* [n_loss] */
+    float *logprob;        /* [n_loss] forward writes it */
+    float *stat;           /* [n_loss][2] forward writes it, for backward */
+    const float *dlogprob; /* [n_loss] backward: the gradient by `logprob` */
+} ml_support_rows;
 
 /* The ranks of a context-parallel group have pieces of the same sequences. */
 typedef struct ml_context_rows {
@@ -448,6 +460,7 @@ typedef struct ml_ops {
      * calls it has no kernel for, and autotunes.  NULL: no preparation. */
     ml_status (*prepare)(ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward,
                          ml_err *err);
+    bool supports; /* LMHEAD and draws know sampling supports */
     /* Sampling from rows of logits: see draw.h. */
     size_t (*sample_scratch)(const ml_stream *s, int64_t n_vocab);
     /* Starts n draws.  The tokens are also written to drawn [n] in device memory, where

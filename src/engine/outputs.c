@@ -56,6 +56,15 @@ static void add_prompt_output(ml_request *r, ml_gen_update *u) {
     r->prompt_reported = true;
 }
 
+/* Makes a record of the bytes that the draw has written. */
+static void add_support(ml_request *r, const ml_draw *d, int32_t k, ml_gen_update *u) {
+    size_t n = ml_support_record(d->support, (size_t)d->n_support);
+
+    r->answer.support_logprob[k] = d->support_logprob;
+    u->answer.support_logprob = r->answer.support_logprob + k;
+    u->answer.supports = (ml_str){ (const char *)d->support, n };
+}
+
 /* Appends the k-th token that the step drew to the request. */
 static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, int32_t k,
                       ml_gen_update *u) {
@@ -63,6 +72,8 @@ static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, int32_t k,
     r->answer.entropy[k] = d->entropy;
     r->answer.version[k] = e->version;
     u->answer = scored_view(r, &r->answer, r->token + r->n_token, k, 1);
+    if (r->params.support)
+        add_support(r, d, k, u);
     u->finish = ml_request_push(r, d->id, &u->matched);
     e->stats.n_answer_token++;
 }

@@ -13,7 +13,7 @@
 static bool needs_host(const ml_request *r) {
     const ml_draw_opts *o = &r->params.draw;
     return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f ||
-           r->params.n_top || r->params.n_also || r->matcher;
+           r->params.n_top || r->params.n_also || r->params.support || r->matcher;
 }
 
 /* Whether its limits allow a token after the one being drawn; a stop may end it earlier. */

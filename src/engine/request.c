@@ -160,6 +160,12 @@ static void take_scores(block *b, ml_scores *s, size_t n, const ml_gen_request *
     s->also_logprob = take(b, n * (size_t)r->n_also, sizeof(float));
 }
 
+static void take_supports(block *b, ml_scores *s, size_t n, int64_t n_vocab) {
+    s->support_room = ml_support_record_max(n_vocab);
+    s->support_logprob = take(b, n, sizeof(float));
+    s->support = take(b, n * s->support_room, 1);
+}
+
 static void take_stops(block *b, ml_request *q, const ml_gen_request *r) {
     ml_str *stop = take(b, (size_t)r->n_stop, sizeof *stop);
     for (int32_t i = 0; i < r->n_stop; i++) {
@@ -204,6 +210,8 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, int64_t n_vocab,
     take_stops(b, q, r);
     take_scores(b, &q->prompt, (size_t)(r->n_prompt - q->prompt_from), r);
     take_scores(b, &q->answer, 1 + (size_t)o->draft.n, r);
+    if (r->support)
+        take_supports(b, &q->answer, 1 + (size_t)o->draft.n, n_vocab);
     return self;
 }
 

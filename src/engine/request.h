@@ -17,6 +17,9 @@ typedef struct ml_scores {
     uint64_t *version;
     int32_t *top_id;
     float *top_logprob, *also_logprob;
+    float *support_logprob;
+    uint8_t *support; /* [room for each] the bytes of a support, or of its record */
+    size_t support_room;
 } ml_scores;
 
 typedef struct ml_request {

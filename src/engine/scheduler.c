@@ -271,6 +271,8 @@ static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t k
         d.n_ban = r->n_end;
     }
     score_at(r, &r->answer, k, &d);
+    if (r->params.support)
+        d.support = r->answer.support + (size_t)k * r->answer.support_room;
     return d;
 }
 

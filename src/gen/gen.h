@@ -49,6 +49,7 @@ typedef struct ml_gen_request {
     /* also is [scored prompt tokens][n_also], ids of each token's own; -1: none, whose
      * log-prob is NaN.  Only with max_new 0. */
     bool also_each;
+    bool support; /* return the sampling supports of the answer's tokens */
     /* Return the routing record of the tokens from routed_from on; the generator must have
      * recording enabled. */
     bool routed[ML_N_ROUTING];
@@ -68,6 +69,10 @@ typedef struct ml_scored {
     const int32_t *top_id;     /* [n][n_top] */
     const float *top_logprob;  /* [n][n_top] */
     const float *also_logprob; /* [n][n_also] */
+    /* Of an answer, if requested: n records of supports (support.h), and the log-probs over
+     * them. */
+    ml_str supports;
+    const float *support_logprob;
 } ml_scored;
 
 /* Routing record of consecutive tokens: the selections of all layers for each. */

@@ -180,6 +180,10 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
     if (!opts->sglang) {
         ml_json_put_bool(o, "return_entropy", true);
     }
+    if (r->support && opts->sglang)
+        ml_json_put_bool(o, "return_sampling_mask", true);
+    else if (r->support)
+        ml_json_put_word(o, "return_sampling_mask", "packed");
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->routed[i]) {
             ml_json_key(o, routing_request_field[i]);
@@ -389,6 +393,61 @@ static ml_scored read_scored(reader *d, const char *const field[5], int32_t most
     return s;
 }
 
+/* One support as a list of ids in any order. */
+static void read_ids(reader *d, const ml_json *list, const char *field, ml_text *out) {
+    int64_t n = list->type == ML_JSON_ARRAY ? list->n : 0, at = 0;
+    int32_t *id = ML_NEW(d->arena, int32_t, n + 1);
+
+    for (const ml_json *e = n ? list->child : NULL; e; e = e->next)
+        id[at++] = token_id(d, e, field);
+    if (n)
+        ml_support_add_ids(out, id, n);
+    else
+        refuse(d, field, "has a token without ids");
+}
+
+/* The records of n supports: base64, or lists of ids. */
+static ml_str read_records(reader *d, const ml_json *v, const char *field, int32_t n) {
+    ml_text lists = { 0 };
+    ml_str out;
+
+    if (v && v->type == ML_JSON_STRING) {
+        char *bytes = ML_NEW(d->arena, char, v->text.len + 4);
+        int64_t len = ml_base64_read(bytes, v->text);
+        return (ml_str){ bytes, len > 0 ? (size_t)len : 0 };
+    }
+    v = list_of(d, field, n);
+    if (!v)
+        refuse(d, field, "is missing: the server does not return sampling masks");
+    for (const ml_json *e = v ? v->child : NULL; e && d->st == ML_OK; e = e->next)
+        read_ids(d, e, field, &lists);
+    out = (ml_str){ ml_arena_str(d->arena, lists.ptr ? lists.ptr : "", lists.len),
+                    lists.len };
+    ml_text_release(&lists);
+    return out;
+}
+
+/* The supports of the answer's tokens and the log-probs over them. */
+static void read_supports(reader *d, ml_scored *s) {
+    static const char *const field = "output_token_sampling_mask";
+    static const char *const scores = "output_token_sampling_logprobs";
+    const ml_json *list = list_of(d, scores, s->n), *v = list ? list->child : NULL;
+    float *logprob = ML_NEW(d->arena, float, s->n + 1);
+    ml_err why;
+
+    s->supports = read_records(d, ml_json_get(d->meta, field), field, s->n);
+    if (d->st == ML_OK && d->spec &&
+        ml_support_check(s->supports, s->id, s->n, d->spec->n_vocab, &why) != ML_OK)
+        refuse(d, field, "is not valid: %s", why.msg);
+    for (int32_t i = 0; i < s->n; i++) {
+        logprob[i] = number(d, v, scores);
+        if (isnan(logprob[i]))
+            refuse(d, scores, "has no log-prob for token %d of the response", i);
+        v = v ? v->next : NULL;
+    }
+    s->support_logprob = logprob;
+}
+
 /* The answer's tokens; each must have a log-probability. */
 static ml_scored read_answer(reader *d, uint64_t now) {
     static const char *const field[5] = { "output_token_logprobs", "output_top_logprobs",
@@ -402,6 +461,8 @@ static ml_scored read_answer(reader *d, uint64_t now) {
     for (int32_t i = 0; i < s.n; i++)
         if (isnan(s.logprob[i]))
             refuse(d, field[0], "has no log-prob for token %d of the response", i);
+    if (d->req->support && s.n > 0)
+        read_supports(d, &s);
     return s;
 }
 
@@ -573,6 +634,13 @@ size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_remote_opts *o) {
     size_t n_token = (size_t)r->max_new + (size_t)r->n_prompt;
     size_t pairs = (size_t)r->n_top + ids_of(o, r);
     size_t bytes = FIXED + n_scored * (PER_TOKEN + PER_PAIR * pairs);
+
+    if (r->support && !spec)
+        return SIZE_MAX;
+    if (r->support) /* base64 of records, or ids of at most 10 characters */
+        bytes +=
+            (size_t)r->max_new * (o->sglang ? 12 * (size_t)spec->n_vocab
+                                            : 2 * ml_support_record_max(spec->n_vocab));
 
     for (int i = 0; i < ML_N_ROUTING; i++) {
         if (r->routed[i] && !spec)

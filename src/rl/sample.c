@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/support.h"
 #include "base/base64.h"
 #include "base/json_out.h"
 #include "io/zst.h"
@@ -95,6 +96,14 @@ static void write_routed(ml_json_out *o, const char *key, const ml_routing *r,
     ml_text_release(&text);
 }
 
+static void write_supports(ml_json_out *o, ml_str records) {
+    ml_text text = { 0 };
+
+    ml_base64_write(&text, records.ptr, records.len);
+    ml_json_put_str(o, "rollout_sampling_mask", (ml_str){ text.ptr, text.len });
+    ml_text_release(&text);
+}
+
 static void write_parts(ml_json_out *o, const ml_sample *s) {
     ml_json_key(o, "reward_parts");
     ml_json_begin(o, '{');
@@ -136,6 +145,8 @@ void ml_sample_write(ml_text *to, const ml_sample *s) {
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (s->routed[i].n)
             write_routed(o, route_keys[i], &s->routed[i], s->n_token);
+    if (s->supports.len)
+        write_supports(o, s->supports);
     ml_json_put_bool(o, "remove_sample", s->remove);
     ml_json_put_str(o, "status", ml_str_of(status_names[s->status]));
     ml_json_put_int(o, "n_turn", s->n_turn);
@@ -183,6 +194,7 @@ void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s) {
         copy_array(a, s->teacher_logprob, s->n_response, sizeof *s->teacher_logprob);
     out->opd_reverse_kl =
         copy_array(a, s->opd_reverse_kl, s->n_response, sizeof *s->opd_reverse_kl);
+    out->supports = copy_text(a, s->supports);
     for (int i = 0; i < ML_N_ROUTING; i++)
         out->routed[i].row = copy_array(a, s->routed[i].row, s->routed[i].n,
                                         (size_t)s->routed[i].width * sizeof(int32_t));
@@ -311,6 +323,58 @@ static void read_routed(reader *r, const char *key, ml_sample *s, ml_routing *ou
         *out = (ml_routing){ .row = row, .n = (int32_t)n, .width = bytes / (n * size) };
 }
 
+/* The lists of ids of Miles' samples: those of token i are from offset i to offset i + 1. */
+static ml_str read_mask_lists(reader *r, int32_t n) {
+    const ml_json *ids = field(r, "rollout_sampling_mask_ids"), *id = NULL;
+    const ml_json *offsets = field(r, "rollout_sampling_mask_offsets"), *at = NULL;
+    ml_text records = { 0 };
+    int64_t begin = 0, end = 0;
+    int32_t *list;
+    ml_str out;
+
+    if (!ids || !offsets)
+        return (ml_str){ 0 };
+    if (ids->type != ML_JSON_ARRAY || offsets->type != ML_JSON_ARRAY ||
+        offsets->n != n + 1) {
+        complain(r, offsets, "rollout_sampling_mask_offsets",
+                 "an array with one element per response token and one more");
+        return (ml_str){ 0 };
+    }
+    list = ML_NEW(r->a, int32_t, ids->n + 1);
+    id = ids->child;
+    at = offsets->child->next;
+    for (int32_t t = 0; t < n && r->st == ML_OK; t++, at = at->next, begin = end) {
+        if (!ml_json_i64(at, &end) || end <= begin || end > ids->n)
+            complain(r, at, "rollout_sampling_mask_offsets", "ascending offsets of ids");
+        for (int64_t i = begin; i < end && r->st == ML_OK; i++, id = id->next) {
+            int64_t x = -1;
+            if (!ml_json_i64(id, &x) || x < 0 || x > INT32_MAX)
+                complain(r, id, "rollout_sampling_mask_ids", "token ids");
+            list[i] = (int32_t)x;
+        }
+        if (r->st == ML_OK)
+            ml_support_add_ids(&records, list + begin, end - begin);
+    }
+    out = (ml_str){ ml_arena_str(r->a, records.ptr ? records.ptr : "", records.len),
+                    records.len };
+    ml_text_release(&records);
+    return out;
+}
+
+static ml_str read_supports(reader *r, int32_t n) {
+    const ml_json *v = field(r, "rollout_sampling_mask");
+    int64_t bytes;
+    char *records;
+
+    if (!v)
+        return read_mask_lists(r, n);
+    records = ML_NEW(r->a, char, v->text.len + 4);
+    bytes = v->type == ML_JSON_STRING ? ml_base64_read(records, v->text) : -1;
+    if (bytes < 0)
+        complain(r, v, "rollout_sampling_mask", "base64 of sampling masks");
+    return (ml_str){ records, bytes > 0 ? (size_t)bytes : 0 };
+}
+
 static void read_tokens(reader *r, ml_sample *s) {
     const ml_json *v = field(r, "tokens");
     int64_t n_response;
@@ -406,6 +470,7 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str
     out->version = read_versions(&r, out->n_response);
     for (int i = 0; i < ML_N_ROUTING; i++)
         read_routed(&r, route_keys[i], out, &out->routed[i]);
+    out->supports = read_supports(&r, out->n_response);
     return r.st;
 }
 
@@ -431,6 +496,12 @@ ml_status ml_sample_check(const ml_sample *s, int64_t n_vocab, const char *name,
                            "was it generated with another model?",
                            name, (long long)s->index, s->token[i], (long long)n_vocab - 1);
     st = check_logprobs(s, s->logprob, "rollout_log_probs", name, err);
+    if (st == ML_OK && s->supports.len) {
+        st = ml_support_check(s->supports, s->token + s->n_token - s->n_response,
+                              s->n_response, n_vocab, err);
+        if (st != ML_OK)
+            ml_err_prefix(err, "%s: sample %lld", name, (long long)s->index);
+    }
     if (st == ML_OK)
         st = check_logprobs(s, s->teacher_logprob, "teacher_log_probs", name, err);
     return st == ML_OK ? check_logprobs(s, s->opd_reverse_kl, "opd_reverse_kl", name, err)

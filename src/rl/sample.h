@@ -42,6 +42,9 @@ typedef struct ml_sample {
     /* The routing record of each token but the last, as reported by the last request for
      * this sample; n 0: not known. */
     ml_routing routed[ML_N_ROUTING];
+    /* [n_response] records of the sampling supports (backend/support.h), over which logprob is
+     * normalised; empty: the whole vocabulary. */
+    ml_str supports;
     int32_t n_answer; /* of a preference: the last tokens, which are compared */
     double reward;
     bool has_reward;

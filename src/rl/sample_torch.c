@@ -130,6 +130,9 @@ static const char *const fields[] = {
     "status",
     "n_turn",
     "weight_version_tokens",
+    "rollout_sampling_mask",
+    "rollout_sampling_mask_ids",
+    "rollout_sampling_mask_offsets",
 };
 
 /* The elements of an array of numpy of type int32: its state is (version, shape, dtype,

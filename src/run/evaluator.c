@@ -64,6 +64,7 @@ static ml_sampling sampling_of(const ml_evaluator *e, const ml_run_opts *c,
         how.top_k = top_k < 0 ? 0 : (int32_t)top_k;
     if (max_new)
         how.max_new = (int32_t)max_new;
+    how.support = false;
     how.min_new = (int32_t)(s->min_new ? s->min_new : c->rollout.eval_min_new);
     return how;
 }

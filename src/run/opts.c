@@ -204,6 +204,12 @@ static unsigned bits_of(const bit_word *known, const ml_string_list *words) {
     return bits;
 }
 
+bool ml_run_draws_part(const ml_rollout_opts *o) {
+    bool nucleus = o->top_p > 0 && o->top_p < 1; /* 0: no rollouts */
+
+    return o->temperature > 0 && (nucleus || o->top_k > 0);
+}
+
 int64_t ml_run_batch_size(const ml_run_opts *o) {
     int64_t n = o->rollout_batch_size * ml_run_per_prompt(o);
 

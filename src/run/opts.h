@@ -215,6 +215,7 @@ typedef struct ml_run_opts {
         ml_string_list keys, weights;
     } shaping;            /* as in ml_reward_shaping */
     ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
+    ml_string_list data_weights;
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts per rollout */
     int64_t num_rollout, num_epoch; /* rollouts; 0: by epochs of the data */
@@ -328,6 +329,8 @@ static inline const char *ml_teacher_url(const char *word) {
     return equals && (!scheme || equals < scheme) ? equals + 1 : word;
 }
 
+/* Whether rollouts draw from a part of the vocabulary, which samples then carry. */
+bool ml_run_draws_part(const ml_rollout_opts *o);
 /* Samples per train step. */
 int64_t ml_run_batch_size(const ml_run_opts *o);
 

@@ -35,7 +35,8 @@ static ml_sampling sampling_of(ml_arena *a, const ml_run_opts *c) {
                           .stop_id = id,
                           .n_stop_id = ids->n,
                           .seed = (uint64_t)c->source.seed,
-                          .skip_special = c->rollout.skip_special };
+                          .skip_special = c->rollout.skip_special,
+                          .support = ml_run_draws_part(&c->rollout) };
 }
 
 /* --- rewards ---------------------------------------------------------------- */

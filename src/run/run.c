@@ -2,6 +2,7 @@
 
 #include "run/teachers.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -28,6 +29,16 @@ static ml_status open_text(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+static void take_data_weights(ml_train_run *r) {
+    const ml_string_list *words = &r->opts.data_weights;
+    double *weight = ML_NEW(&r->arena, double, words->n + 1);
+
+    for (int i = 0; i < words->n; i++)
+        weight[i] = strtod(words->word[i], NULL);
+    r->opts.source.weight = words->n ? weight : NULL;
+    r->opts.source.n_weight = words->n;
+}
+
 static ml_status open_data(ml_train_run *r, ml_err *err) {
     ml_dataset_opts data = r->opts.data;
     bool prompts = data.path || data.make;
@@ -37,6 +48,7 @@ static ml_status open_data(ml_train_run *r, ml_err *err) {
         return st;
     data.text = ml_prompt_encoder_text(&r->prompter);
     st = ml_dataset_open(&r->dataset, &data, err);
+    take_data_weights(r);
     return st == ML_OK ? ml_data_source_new(&r->source, &r->dataset, &r->opts.source, err)
                        : st;
 }
@@ -180,6 +192,18 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+/* Training normalises over the tokens that a draw could have taken. */
+static ml_status check_supports(const ml_train_run *r, ml_err *err) {
+    const ml_run_opts *o = &r->opts;
+
+    if (r->be.ops->supports || !ml_run_draws_part(&o->rollout))
+        return ML_OK;
+    return ml_fail(err, ML_EUNSUP,
+                   "--rollout-top-p, --rollout-top-k: the backend %s does not replay the "
+                   "tokens that they leave; use 1 and -1, or --device cpu",
+                   r->be.name);
+}
+
 ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
     ml_spec_opts spec;
     ml_status st =
@@ -220,6 +244,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         share_ops(r);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
+    if (st == ML_OK)
+        st = check_supports(r, err);
     if (st == ML_OK && ml_run_has_lora(opts))
         st = open_lora(r, err);
     if (st == ML_OK && opts->trainer.mesh)

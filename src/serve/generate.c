@@ -8,7 +8,7 @@ typedef struct generate_body {
     const ml_json *text, *input_ids, *sampling_params, *rid;
     const ml_json *lora_path;
     const ml_json *return_logprob, *logprob_start_len, *top_logprobs_num,
-        *token_ids_logprob, *token_ids_logprob_positions;
+        *token_ids_logprob, *token_ids_logprob_positions, *sampling_mask;
     bool text_in_logprobs, entropy, prompt_ids, stream;
     bool routed[ML_N_ROUTING];
     int32_t routed_from;
@@ -42,6 +42,7 @@ static const ml_field rows[] = {
     { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTING_EXPERTS]) },
     { "return_indexer_topk", ML_FIELD_BOOL, AT(routed[ML_ROUTING_KEYS]) },
     { "routed_experts_start_len", ML_FIELD_I32, AT(routed_from), 0, INT32_MAX },
+    { "return_sampling_mask", ML_FIELD_JSON, AT(sampling_mask) },
     /* These do not affect the answer. */
     { "log_metrics", ML_FIELD_IGNORE },
     { "no_logs", ML_FIELD_IGNORE },
@@ -62,8 +63,6 @@ static const ml_field rows[] = {
     { "modalities", ML_FIELD_REFUSE, .why = text_only },
     { "lora_id", ML_FIELD_REFUSE, .why = "name the adapter in lora_path" },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states are not returned" },
-    { "return_sampling_mask", ML_FIELD_REFUSE,
-      .why = "use sampling_params.logprob_distribution \"drawn\"" },
     { "return_flat_raw_top_logprobs", ML_FIELD_REFUSE,
       .why = "log-probs are returned as lists" },
     { "return_flat_raw_top_logprobs_b64", ML_FIELD_REFUSE,
@@ -283,6 +282,16 @@ static ml_status read_rid(ml_job *j, const generate_body *b, ml_err *err) {
     return ML_OK;
 }
 
+/* true: lists of ids, as SGLang returns them; "packed": base64 of records (support.h). */
+static ml_status read_mask(const ml_json *v, ml_choice *c, ml_err *err) {
+    c->packed = v && v->type == ML_JSON_STRING && ml_str_is(v->text, "packed");
+    c->support = c->packed || (v && v->type == ML_JSON_TRUE);
+    return !v || c->support || v->type == ML_JSON_FALSE || v->type == ML_JSON_NULL
+               ? ML_OK
+               : ml_fail(err, ML_EUSAGE,
+                         "\"return_sampling_mask\": expected true, false or \"packed\"");
+}
+
 static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
     int32_t n = b->params[0].n;
     ml_status st = ML_OK;
@@ -299,6 +308,8 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
             st = read_scores(j, b, i, first, err);
         if (!st)
             st = read_adapter(j, b, i, first, err);
+        if (!st)
+            st = read_mask(b->sampling_mask, first, err);
         for (int32_t k = 1; k < n; k++) {
             ml_choice *c = &first[k];
             c->params = first->params;
@@ -311,6 +322,8 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
             c->also_each = first->also_each;
             memcpy(c->routed, first->routed, sizeof c->routed);
             c->routed_from = first->routed_from;
+            c->support = first->support;
+            c->packed = first->packed;
             c->sample = (uint64_t)k;
             c->adapter = first->adapter;
         }

@@ -192,6 +192,7 @@ static ml_status submit(ml_choice *c, ml_err *err) {
                          .n_also = c->n_also,
                          .also_each = c->also_each,
                          .routed_from = c->routed_from,
+                         .support = c->support,
                          .adapter = c->lora ? 1 + c->lora->slot : 0,
                          .adapter_id = c->lora ? c->lora->id : 0 };
     ml_status st;
@@ -226,6 +227,8 @@ static double bytes_of(const ml_choice *c) {
 
     for (int32_t i = 0; i < p->n_stop; i++)
         bytes += (double)p->stop[i].len;
+    if (c->support)
+        bytes += (double)ml_support_record_max(c->job->server->opts.n_vocab);
     return bytes + 3 * scored * (16 + 8.0 * c->n_top + 4.0 * c->n_also);
 }
 

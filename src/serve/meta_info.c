@@ -1,7 +1,9 @@
 /* Writes "meta_info", SGLang's metadata of an answer. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "base/base64.h"
+#include "base/oom.h"
 #include "serve/serve_priv.h"
 
 /* [log-prob, id, text or null] */
@@ -90,6 +92,39 @@ static void write_logprobs(const ml_choice *c, ml_meta_opts opts, ml_json_out *o
     write_side(c, &answer, opts.text, o);
     ml_json_key(o, "output_token_logprobs_length");
     ml_json_int(o, c->answer.n - opts.from);
+}
+
+/* The support of each token as a list of ids. */
+static void write_ids(ml_str records, int32_t from, int64_t n_vocab, ml_json_out *o) {
+    int32_t *id = ml_memory_grow(NULL, (size_t)n_vocab * sizeof *id, "a sampling mask");
+    ml_str support;
+
+    ml_json_begin(o, '[');
+    for (int32_t i = 0; ml_support_take(&records, &support); i++)
+        if (i >= from)
+            ml_json_ids(o, id, (int32_t)ml_support_ids(id, support, n_vocab));
+    ml_json_end(o, ']');
+    free(id);
+}
+
+static void write_supports(const ml_choice *c, int32_t from, ml_json_out *o) {
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
+    ml_text text = { 0 };
+
+    ml_json_key(o, "output_token_sampling_mask");
+    if (c->packed) {
+        size_t skip = ml_support_first(v.supports, from).len;
+        ml_base64_write(&text, v.supports.ptr + skip, v.supports.len - skip);
+        ml_json_str(o, (ml_str){ text.ptr, text.len });
+        ml_text_release(&text);
+    } else {
+        write_ids(v.supports, from, c->job->server->opts.n_vocab, o);
+    }
+    ml_json_key(o, "output_token_sampling_logprobs");
+    ml_json_begin(o, '[');
+    for (int32_t i = from; v.support_logprob && i < v.n; i++)
+        ml_json_float(o, v.support_logprob[i]);
+    ml_json_end(o, ']');
 }
 
 static void write_finish(const ml_choice *c, ml_json_out *o) {
@@ -185,6 +220,8 @@ void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
         write_logprobs(c, opts, o);
     if (opts.entropy)
         write_entropy(c, opts, o);
+    if (c->support)
+        write_supports(c, opts.from, o);
     if (c->finish != ML_FINISH_NOT) {
         write_routed(c, o);
         ml_json_key(o, "queue_time");

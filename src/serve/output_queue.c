@@ -30,6 +30,8 @@ void ml_logprob_buffer_add(ml_logprob_buffer *t, const ml_scored *s, int32_t n_t
     append(&t->top_logprob, s->top_logprob, (int64_t)s->n * n_top, sizeof *s->top_logprob);
     append(&t->also_logprob, s->also_logprob, (int64_t)s->n * n_also,
            sizeof *s->also_logprob);
+    append(&t->supports, s->supports.ptr, (int64_t)s->supports.len, 1);
+    append(&t->support_logprob, s->support_logprob, s->n, sizeof *s->support_logprob);
     t->n += s->n;
 }
 
@@ -41,13 +43,16 @@ ml_scored ml_logprob_buffer_view(const ml_logprob_buffer *t) {
                         .version = (const void *)t->version.ptr,
                         .top_id = (const void *)t->top_id.ptr,
                         .top_logprob = (const void *)t->top_logprob.ptr,
-                        .also_logprob = (const void *)t->also_logprob.ptr };
+                        .also_logprob = (const void *)t->also_logprob.ptr,
+                        .supports = { t->supports.ptr, t->supports.len },
+                        .support_logprob = (const void *)t->support_logprob.ptr };
 }
 
 void ml_logprob_buffer_clear(ml_logprob_buffer *t) {
     t->n = 0;
     t->id.len = t->logprob.len = t->entropy.len = t->version.len = 0;
     t->top_id.len = t->top_logprob.len = t->also_logprob.len = 0;
+    t->supports.len = t->support_logprob.len = 0;
 }
 
 void ml_logprob_buffer_release(ml_logprob_buffer *t) {
@@ -58,6 +63,8 @@ void ml_logprob_buffer_release(ml_logprob_buffer *t) {
     ml_text_release(&t->top_id);
     ml_text_release(&t->top_logprob);
     ml_text_release(&t->also_logprob);
+    ml_text_release(&t->supports);
+    ml_text_release(&t->support_logprob);
     t->n = 0;
 }
 

@@ -17,6 +17,7 @@
 typedef struct ml_logprob_buffer {
     int32_t n;
     ml_text id, logprob, entropy, version, top_id, top_logprob, also_logprob;
+    ml_text supports, support_logprob;
 } ml_logprob_buffer;
 
 void ml_logprob_buffer_add(ml_logprob_buffer *t, const ml_scored *s, int32_t n_top,

@@ -58,6 +58,7 @@ struct ml_choice {
     const ml_adapter *lora;    /* the adapter, when the job holds it */
     bool routed[ML_N_ROUTING]; /* return the routing record ... */
     int32_t routed_from;       /* ... of the tokens from this index on */
+    bool support, packed;      /* return sampling masks; as base64 */
     /* the generator's request */
     ml_output_queue queue;
     uint64_t ticket;

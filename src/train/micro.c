@@ -90,7 +90,7 @@ static void init_context(ml_micro *m, ml_batch_caps whole, size_t n) {
     m->order = ML_NEW(&m->arena, int32_t, whole.n_token);
     m->loss_at = ML_NEW(&m->arena, int32_t, whole.n_token);
     m->result = ML_NEW(&m->arena, int32_t, whole.n_token);
-    m->all_results = ML_NEW(&m->arena, float, 2 * (size_t)whole.n_token);
+    m->all_results = ML_NEW(&m->arena, float, 3 * (size_t)whole.n_token);
     m->own_logprob = x;
     m->own_entropy = x + n;
     m->own_dlogprob = x + 2 * n;
@@ -247,6 +247,7 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
     ml_batch_clear(&m->batch);
     ml_batch_clear(b);
     m->batch.rows.temperature = temperature;
+    m->batch.rows.support = NULL;
     m->everywhere = everywhere;
     m->n_sample = bin->n;
     for (int32_t i = 0; i < bin->n; i++) {
@@ -272,25 +273,77 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
         divide(m);
 }
 
+/* --- sampling supports ------------------------------------------------------------ */
+
+static void open_supports(ml_micro *m) {
+    size_t n = (size_t)whole_caps(m->caps).n_loss;
+    float *x = ML_NEW(&m->arena, float, 8 * n + 1);
+
+    m->row_support = m->own_support = ML_NEW(&m->arena, ml_str, n + 1);
+    m->row_over = m->own_over = x;
+    m->row_dover = m->own_dover = x + n;
+    m->full = x + 2 * n;
+    m->dfull = x + 3 * n;
+    if (is_divided(&m->context)) {
+        m->own_support = ML_NEW(&m->arena, ml_str, n + 1);
+        m->own_over = x + 4 * n;
+        m->own_dover = x + 5 * n;
+    }
+    m->support = (ml_support_rows){ .of = m->own_support,
+                                    .logprob = m->own_over,
+                                    .stat = x + 6 * n,
+                                    .dlogprob = m->own_dover };
+}
+
+void ml_micro_take_supports(ml_micro *m, const ml_train_sample *s, const ml_bin *bin) {
+    int32_t loss = 0, at = 0;
+    bool any = false;
+
+    for (int32_t i = 0; i < bin->n; i++)
+        any |= s[bin->item[i]].support != NULL;
+    if (!any || m->critic)
+        return;
+    if (!m->row_support)
+        open_supports(m);
+    for (int32_t i = 0; i < bin->n; i++) {
+        const ml_str *support = s[bin->item[i]].support;
+        m->io[i].full_logprob = m->full + at;
+        m->io[i].dfull_logprob = m->dfull + at;
+        for (int32_t t = 0; t < m->io[i].n_response; t++, at++)
+            if (scored(m, &m->io[i], t))
+                m->row_support[loss++] = support ? support[t] : (ml_str){ 0 };
+    }
+    for (int32_t k = 0; k < m->batch.rows.n_loss; k++)
+        m->own_support[k] = m->row_support[ml_micro_result(m, k)];
+    m->batch.rows.support = &m->support;
+}
+
+static bool has_supports(const ml_micro *m) {
+    return m->batch.rows.support != NULL;
+}
+
 /* --- results ---------------------------------------------------------------------- */
 
 ml_status ml_micro_exchange(ml_micro *m, ml_ranks *ranks, ml_err *err) {
-    size_t n = (size_t)m->n_result, bytes = 2 * n * sizeof(float);
-    float *own = m->all_results + (size_t)m->context.rank * 2 * n;
+    size_t n = (size_t)m->n_result, bytes = 3 * n * sizeof(float);
+    float *own = m->all_results + (size_t)m->context.rank * 3 * n;
     ml_status st;
 
     if (!is_divided(&m->context))
         return ML_OK;
     memcpy(own, m->own_logprob, n * sizeof *own);
     memcpy(own + n, m->own_entropy, n * sizeof *own);
+    memcpy(own + 2 * n, has_supports(m) ? m->own_over : m->own_logprob, n * sizeof *own);
     st = ml_ranks_collect(ranks, m->all_results, own, bytes, err);
     for (int32_t r = 0; r < m->context.n_rank && st == ML_OK; r++)
         for (size_t i = 0; i < n; i++) {
             int32_t at = m->result[(size_t)r * n + i];
             if (at < 0)
                 continue;
-            m->row_logprob[at] = m->all_results[(size_t)r * 2 * n + i];
-            m->row_entropy[at] = m->all_results[((size_t)r * 2 + 1) * n + i];
+            m->row_logprob[at] = m->all_results[(size_t)r * 3 * n + i];
+            m->row_entropy[at] = m->all_results[((size_t)r * 3 + 1) * n + i];
+            if (has_supports(m))
+                m->row_over[at] = m->all_results[((size_t)r * 3 + 2) * n + i];
         }
     return st;
 }
@@ -312,11 +365,17 @@ void ml_micro_spread(ml_micro *m) {
         for (int32_t t = 0; t < m->io[i].n_response; t++, at++) {
             bool has_row = scored(m, &m->io[i], t);
             m->logprob[at] = has_row ? m->row_logprob[place_of(m, loss)] : 0.0f;
+            if (has_supports(m)) {
+                m->full[at] = m->logprob[at];
+                m->logprob[at] = has_row ? m->row_over[loss] : 0.0f;
+            }
             m->entropy[at] = has_row && !m->critic ? m->row_entropy[loss] : 0.0f;
             loss += has_row;
         }
     memset(m->dlogprob, 0, (size_t)at * sizeof *m->dlogprob);
     memset(m->dentropy, 0, (size_t)at * sizeof *m->dentropy);
+    if (has_supports(m))
+        memset(m->dfull, 0, (size_t)at * sizeof *m->dfull);
 }
 
 /* Takes the derivatives of this rank's rows. */
@@ -326,6 +385,8 @@ static void take_own(ml_micro *m) {
     for (int32_t i = 0; i < m->n_result && of[i] >= 0; i++) {
         m->own_dlogprob[i] = m->row_dlogprob[of[i]];
         m->own_dentropy[i] = m->row_dentropy[of[i]];
+        if (has_supports(m))
+            m->own_dover[i] = m->row_dover[of[i]];
     }
 }
 
@@ -338,9 +399,12 @@ bool ml_micro_collect(ml_micro *m) {
     for (int32_t i = 0; i < m->n_sample; i++)
         for (int32_t t = 0; t < m->io[i].n_response; t++, at++)
             if (scored(m, &m->io[i], t)) {
-                m->row_dlogprob[place_of(m, loss)] = m->dlogprob[at];
+                float full = has_supports(m) ? m->dfull[at] : m->dlogprob[at];
+                if (has_supports(m))
+                    m->row_dover[loss] = m->dlogprob[at];
+                m->row_dlogprob[place_of(m, loss)] = full;
                 m->row_dentropy[loss++] = m->dentropy[at];
-                any |= m->dlogprob[at] != 0.0f || m->dentropy[at] != 0.0f;
+                any |= m->dlogprob[at] != 0.0f || m->dentropy[at] != 0.0f || full != 0.0f;
             }
     if (is_divided(&m->context))
         take_own(m);

@@ -25,7 +25,10 @@ typedef struct ml_train_sample {
     const uint8_t *mask;         /* [n_response] 0: no loss here; NULL: loss everywhere */
     int64_t rollout;             /* samples of one rollout stay in one step */
     ml_token_routing routed[ML_N_ROUTING];
-    bool idle; /* the loss has no gradient with respect to it: see ml_schedule_opts */
+    const ml_str
+        *support; /* [n_response] sampling supports (support.h), of the trainer's own
+                              weights; NULL: the whole vocabulary */
+    bool idle;    /* the loss has no gradient with respect to it: see ml_schedule_opts */
 } ml_train_sample;
 
 /* Input and output of a loss for one sample.  Arrays are [n_response]; where the mask is
@@ -37,7 +40,11 @@ typedef struct ml_loss_io {
     const float *logprob, *entropy, *value; /* value: of a critic, which has no others
                                                (NULL) */
     float *dlogprob, *dentropy, *dvalue;    /* 0 on entry */
-    double loss;                            /* this sample's term; 0 on entry */
+    /* Where samples have supports: the log-probs over the whole vocabulary, as the entropy is;
+     * logprob is over the supports.  NULL: logprob is over the vocabulary. */
+    const float *full_logprob;
+    float *dfull_logprob; /* 0 on entry */
+    double loss;          /* this sample's term; 0 on entry */
 } ml_loss_io;
 
 typedef struct ml_micro {
@@ -56,6 +63,11 @@ typedef struct ml_micro {
     float *own_logprob, *own_entropy, *own_dlogprob, *own_dentropy;
     float *logprob, *entropy, *dlogprob, *dentropy; /* [response tokens] */
     uint64_t *dropout_key; /* [n_token] of rows; set with dropout */
+    /* Sampling supports: of own rows; the log-probs over them as above, where row_logprob and
+     * own_logprob are those over the vocabulary. */
+    ml_support_rows support;
+    ml_str *row_support, *own_support; /* NULL: no samples had supports so far */
+    float *row_over, *row_dover, *own_over, *own_dover, *full, *dfull;
     ml_routing_replay routing_replay;
     bool critic;     /* every row has a value; values are stored in the log-prob arrays */
     bool everywhere; /* all response tokens are scored, including masked ones */
@@ -65,7 +77,7 @@ typedef struct ml_micro {
     int32_t *seq, *order; /* of rows */
     int32_t *loss_at;     /* [n_token] the number of a row of whole samples among results */
     int32_t *result;      /* [ranks][n_result] where each rank's results belong */
-    float *all_results;   /* [ranks][2][n_result] */
+    float *all_results;   /* [ranks][3][n_result] */
     int32_t n_result;     /* most results of a rank */
     ml_arena arena;
 } ml_micro;
@@ -82,6 +94,8 @@ void ml_micro_release(ml_micro *m); /* zero-initialized is allowed */
 /* Fills the batch with the samples of a bin. */
 void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
                    bool everywhere, float temperature);
+/* Takes the sampling supports of the samples that were filled in. */
+void ml_micro_take_supports(ml_micro *m, const ml_train_sample *s, const ml_bin *bin);
 /* Context parallel: collects own_logprob and own_entropy of all ranks. */
 ml_status ml_micro_exchange(ml_micro *m, ml_ranks *ranks, ml_err *err);
 /* Scatters row_logprob and row_entropy to the samples' arrays and clears the derivatives. */

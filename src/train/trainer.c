@@ -417,8 +417,10 @@ ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
     if (t->opts.dropout && r == &t->train)
         set_dropout(t, m, bin);
-    if (w == t->weights)
+    if (w == t->weights) {
         ml_routing_replay_load(m, &run, s, bin);
+        ml_micro_take_supports(m, s, bin);
+    }
     return run;
 }
 
@@ -536,7 +538,8 @@ static float derivative(const ml_loss_io *io, int32_t t) {
 static bool token_is_finite(const ml_loss_io *io, int32_t t) {
     return (io->mask && !io->mask[t]) ||
            (isfinite(said(io, t)) && isfinite(derivative(io, t)) &&
-            (io->value || isfinite(io->dentropy[t])));
+            (io->value || isfinite(io->dentropy[t])) &&
+            (!io->dfull_logprob || isfinite(io->dfull_logprob[t])));
 }
 
 static void look_for_bad(const ml_loss_io *io, ml_step_result *out) {

@@ -63,6 +63,26 @@ def test_seeds(s):
     assert free[0]["output_ids"] != free[1]["output_ids"]
 
 
+def test_masks(s):
+    """The ids that a token could have been drawn from, and the log-prob over them."""
+    def ask(mask, **more):
+        params = dict(MILES_PARAMS, sampling_seed=3, max_new_tokens=12, **more)
+        return s.generate(input_ids=[5, 7, 11], sampling_params=params, return_logprob=True,
+                          return_sampling_mask=mask)
+    whole, top = ask(False), ask(True, top_k=4)
+    assert "output_token_sampling_mask" not in whole["meta_info"]
+    meta = top["meta_info"]
+    for token, own, mask, over in zip(top["output_ids"], logprobs(top), meta["output_token_sampling_mask"],
+                                      meta["output_token_sampling_logprobs"], strict=True):
+        assert token in mask and len(mask) == 4 and mask == sorted(mask)
+        assert own < over <= 0
+    nucleus = ask(True, top_p=0.5)["meta_info"]["output_token_sampling_mask"]
+    assert all(nucleus) and len({len(x) for x in nucleus}) > 1
+    packed = ask("packed", top_k=4)["meta_info"]
+    assert packed["output_token_sampling_logprobs"] == meta["output_token_sampling_logprobs"]
+    assert isinstance(packed["output_token_sampling_mask"], str)
+
+
 def read_stream(s, body):
     host = s.url.removeprefix("http://")
     c = http.client.HTTPConnection(host, timeout=60)
@@ -250,7 +270,7 @@ def main():
             return
         run_on_ranks(args.ranks)
     with Server(miles) as s:
-        for test in (test_bits, test_seeds, test_stream, test_abort, test_gone, test_weights,
+        for test in (test_bits, test_seeds, test_masks, test_stream, test_abort, test_gone, test_weights,
                      test_memory, test_health):
             test(s)
             n += 1

@@ -46,6 +46,7 @@ modes=(
 )
 
 [ "$length" = long ] && rows+=("${modes[@]}")
+[ "$length" = short ] && rows+=("nucleus train $grpo --rollout-top-p 0.7")
 
 "$build/tools/quickstart_make" "$dir" 1
 "$build/miles" sft --hf-checkpoint "$dir/model" --prompt-data "$dir/lessons.jsonl" \

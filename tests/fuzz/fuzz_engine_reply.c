@@ -149,6 +149,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     e.sglang = data[0] & 16;
     how.routed[ML_ROUTING_EXPERTS] = data[0] & 2;
     how.routed[ML_ROUTING_KEYS] = data[0] & 4;
+    how.support = data[0] & 32;
     ml_arena_init(&a, "sample");
     if (!gen_ctx.tokenizer) {
         gen_ctx.tokenizer = tokenizer();

@@ -163,6 +163,8 @@ static void other_losses_are_those_of_trl(void) {
     follows("ipo", "chats.jsonl", "--preference-loss ipo --beta 0.5");
     follows("kto", "single.jsonl",
             "--preference-loss kto --beta 0.5 --desirable-weight 1.5");
+    follows("simpo", "texts.jsonl", "--preference-loss simpo --beta 0.5 --simpo-gamma 0.3");
+    follows("orpo", "texts.jsonl", "--preference-loss orpo --beta 0.5");
 }
 
 static void a_resumed_run_has_the_same_bytes(void) {
@@ -185,8 +187,8 @@ static const ml_test tests[] = {
     { "derivatives of preference losses are finite differences",
       derivatives_are_differences },
     { "DPO has the loss curves of TRL", dpo_is_that_of_trl, 300 },
-    { "hinge, IPO and KTO have the loss curves of TRL", other_losses_are_those_of_trl,
-      300 },
+    { "hinge, IPO, KTO, SimPO and ORPO have the loss curves of TRL",
+      other_losses_are_those_of_trl, 300 },
     { "a resumed run of miles dpo with LoRA has the same bytes",
       a_resumed_run_has_the_same_bytes, 300 },
     { 0 },

@@ -1,4 +1,6 @@
 /* The order in which prompts are handed out, and how it is saved. */
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "rl/data/data_source.h"
@@ -59,6 +61,95 @@ static void epochs(void) {
         CHECK(g[i].first_index == 4 * i && g[i].n_sample == 4);
     }
     ml_data_source_free(s);
+    ml_dataset_close(&ds);
+}
+
+/* --- mixing ---------------------------------------------------------------------- */
+
+static ml_dataset two_files(void) {
+    static char path[1000];
+    ml_dataset_opts o = { .path = path };
+    ml_text rows = { 0 };
+    ml_dataset ds;
+
+    for (int i = 0; i < 5; i++)
+        ml_text_printf(&rows, "{\"input\": \"%d\"}\n", i);
+    ml_toy_file("few.jsonl", rows.ptr);
+    for (int i = 5; i < 12; i++)
+        ml_text_printf(&rows, "{\"input\": \"%d\"}\n", i);
+    ml_toy_file("many.jsonl", rows.ptr);
+    ml_text_release(&rows);
+    snprintf(path, sizeof path, "%s,", ml_test_path("few.jsonl"));
+    snprintf(path + strlen(path), sizeof path - strlen(path), "%s",
+             ml_test_path("many.jsonl"));
+    MUST(ml_dataset_open(&ds, &o, &err));
+    return ds;
+}
+
+/* Of any number of groups each file has its share, to within one; in its epochs every row comes
+ * once.  Restored anywhere, the rows are the same. */
+static void weights_mix_files(void) {
+    static const double weight[] = { 3, 1 };
+    ml_data_source_opts o = { .shuffle = true,
+                              .seed = 7,
+                              .n_samples_per_prompt = 2,
+                              .weight = weight,
+                              .n_weight = 2 };
+    ml_dataset ds = two_files();
+    ml_data_source *s, *again;
+    ml_group g[100], h[100];
+    int64_t first = 0, seen[17] = { 0 };
+
+    MUST(ml_data_source_new(&s, &ds, &o, &err));
+    for (int64_t i = 0; i < 100; i += 4)
+        CHECK(ml_data_source_get(s, g + i, 4) == 4);
+    for (int64_t i = 0; i < 100; i++) {
+        first += g[i].row < 5;
+        CHECK(fabs((double)first - 0.75 * (double)(i + 1)) <= 1);
+        CHECK(g[i].group_index == i && g[i].first_index == 2 * i);
+        seen[g[i].row]++;
+        if (g[i].row < 5 && first % 5 == 0)
+            for (int row = 0; row < 5; row++)
+                CHECK(seen[row] == first / 5);
+    }
+    ml_data_source_free(s);
+    for (int64_t cut = 0; cut <= 40; cut += 5) {
+        ml_text state = { 0 };
+        MUST(ml_data_source_new(&s, &ds, &o, &err));
+        for (int64_t i = 0; i < cut; i += 5)
+            CHECK(ml_data_source_get(s, h + i, 5) == 5);
+        ml_data_source_save(s, &state);
+        MUST(ml_data_source_new(&again, &ds, &o, &err));
+        MUST(ml_data_source_load(again, (ml_str){ state.ptr, state.len }, "state", &err));
+        CHECK(ml_data_source_get(again, h + cut, 10) == 10);
+        for (int64_t i = 0; i < cut + 10; i++)
+            CHECK(h[i].row == g[i].row && h[i].group_index == i);
+        ml_text_release(&state);
+        ml_data_source_free(s);
+        ml_data_source_free(again);
+    }
+    ml_dataset_close(&ds);
+}
+
+static void weights_must_fit(void) {
+    static const double weight[] = { 3, 0, 1 };
+    static const struct {
+        int32_t n;
+        const char *says;
+    } cases[] = { { 1, "has 1 numbers; expected one for each of the 2 files" },
+                  { 2, "many.jsonl is 0; expected a number above 0" },
+                  { 3, "has 3 numbers" } };
+    ml_dataset ds = two_files();
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ml_data_source_opts o = { .n_samples_per_prompt = 1,
+                                  .weight = weight,
+                                  .n_weight = cases[i].n };
+        ml_data_source *s;
+        ml_err err;
+        CHECK(ml_data_source_new(&s, &ds, &o, &err) == ML_EUSAGE);
+        CHECK_HAS(err.msg, cases[i].says);
+    }
     ml_dataset_close(&ds);
 }
 
@@ -177,6 +268,8 @@ static const ml_test tests[] = {
     { "a data source without data gives numbered groups", goes_without_data },
     { "a restored data source continues after any request", resumes_anywhere },
     { "a data source loads Miles' states and refuses broken ones", loads_states },
+    { "weights mix the files of a data set", weights_mix_files },
+    { "weights must fit the files", weights_must_fit },
     { 0 },
 };
 

@@ -306,6 +306,34 @@ static void sample_report(draw_scratch *r, const sample_dist *d, ml_draw *w) {
         sample_top(r, d, w);
 }
 
+/* ---- the support ---- */
+
+/* The tokens that could be drawn from z: those that the filters keep, and whose logits nothing
+ * has set to -inf.  The selection becomes these. */
+static int64_t sample_drawable(draw_scratch *r, const float *z, const sample_dist *drawn) {
+    int64_t n = drawn->kept ? drawn->kept->n : r->n, kept = 0;
+    int32_t *id = r->select.id;
+
+    for (int64_t i = 0; i < n; i++) {
+        int32_t x = drawn->kept ? id[i] : (int32_t)i;
+        id[kept] = x;
+        kept += z[x] > -INFINITY;
+    }
+    return r->select.n = kept;
+}
+
+static void sample_support(draw_scratch *r, ml_draw *w, const float *z,
+                           const sample_dist *drawn) {
+    float t = w->opts->temperature;
+    int64_t n = sample_drawable(r, z, drawn);
+
+    w->n_support = n ? (int32_t)ml_support_write(w->support, r->select.id, n, r->n) : 0;
+    w->support_logprob =
+        ml_logprob_over(r->kern, w->logits, r->n, w->id, t > 0.0f ? t : 1.0f,
+                        (ml_str){ (const char *)w->support, (size_t)w->n_support })
+            .logprob;
+}
+
 /* ---- one draw ---- */
 
 /* The distribution to report; `drawn` is the filtered one, if there are filters. */
@@ -338,6 +366,8 @@ static void sample_one(draw_scratch *r, ml_draw *w) {
     if (changed && sample_has_filter(w->opts))
         drawn = sample_filter(r, z, w->opts);
     w->id = draw ? sample_token(r, w, z, &drawn) : w->given;
+    if (draw && w->support)
+        sample_support(r, w, z, &drawn);
     reported = sample_reported(r, w, z, &drawn);
     sample_report(r, &reported, w);
 }

@@ -22,18 +22,21 @@ enum { LMHEAD_ROWS = 512, LMHEAD_FEW = 16, LMHEAD_TILES = LMHEAD_ROWS / LMHEAD_F
 /* The state of a row across the stripes. */
 typedef struct lmhead_row {
     ml_lmhead_sum sum;
-    float target; /* scaled logit of the id */
+    float target;              /* scaled logit of the id */
+    ml_lmhead_sum over;        /* of the support's columns */
+    ml_support_reader support; /* the rest of it */
 } lmhead_row;
 
 typedef struct lmhead_call {
     const ml_cpu_stream *stream;
     const ml_op_args *args;
     int64_t vocab, width;
-    int64_t first, n;       /* the chunk's loss rows */
-    int64_t column, stripe; /* the stripe's columns */
-    float *x, *dx;          /* [n, width] */
-    float *z;               /* [n, stripe] scratch */
-    lmhead_row *row;        /* [n] */
+    int64_t first, n;               /* the chunk's loss rows */
+    int64_t column, stripe;         /* the stripe's columns */
+    const ml_support_rows *support; /* NULL: none */
+    float *x, *dx;                  /* [n, width] */
+    float *z;                       /* [n, stripe] scratch */
+    lmhead_row *row;                /* [n] */
     void *gemm;
 } lmhead_call;
 
@@ -92,7 +95,7 @@ size_t ml_cpu_lmhead_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool b
 }
 
 static lmhead_call lmhead_open(const ml_stream *s, const ml_op_args *a, bool backward) {
-    lmhead_call c = { .stream = ml_cpu(s), .args = a };
+    lmhead_call c = { .stream = ml_cpu(s), .args = a, .support = a->rows->support };
     int64_t n = lmhead_chunk(a);
     c.vocab = a->w[0].shape[0];
     c.width = a->w[0].shape[1];
@@ -112,7 +115,9 @@ static void lmhead_gather(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         int64_t row = c->args->rows->loss_row[c->first + i];
         memcpy(c->x + i * c->width, x + row * c->width, (size_t)c->width * sizeof *x);
-        c->row[i] = (lmhead_row){ .sum = { .m = -INFINITY } };
+        c->row[i] = (lmhead_row){ .sum = { .m = -INFINITY }, .over = { .m = -INFINITY } };
+        if (c->support)
+            c->row[i].support = ml_support_read(c->support->of[c->first + i]);
     }
 }
 
@@ -165,6 +170,22 @@ static void lmhead_take(lmhead_row *r, const ml_cpu_kern *kern, const float *z, 
         r->target = z[id] / temperature;
 }
 
+/* The same for the columns of its support; tiles without any are skipped. */
+static void lmhead_take_support(lmhead_row *r, const ml_cpu_kern *kern, const float *z,
+                                int64_t n, float temperature) {
+    uint32_t mask[ML_VTILE / 32];
+    float kept[ML_VTILE];
+
+    for (int64_t t = 0; t < n; t += ML_VTILE) {
+        int64_t size = lmhead_min(ML_VTILE, n - t);
+        int64_t found = ml_support_next(&r->support, mask, size);
+        for (int64_t i = 0; found && found < size && i < size; i++)
+            kept[i] = mask[i / 32] >> i % 32 & 1 ? z[t + i] : -INFINITY;
+        if (found)
+            kern->lmhead->sum(&r->over, found < size ? kept : z + t, size, temperature);
+    }
+}
+
 static ml_logprob lmhead_result(const lmhead_row *r, int32_t id) {
     float log_l = ml_logf(r->sum.l);
     return (ml_logprob){ .logprob = id < 0 ? 0.0f : (r->target - r->sum.m) - log_l,
@@ -173,11 +194,23 @@ static ml_logprob lmhead_result(const lmhead_row *r, int32_t id) {
                          .l = r->sum.l };
 }
 
+static ml_logprob lmhead_over(const lmhead_row *r, float target, int32_t id) {
+    lmhead_row over = { .sum = r->over, .target = target };
+    return lmhead_result(&over, id);
+}
+
 ml_logprob ml_logprob_of(const ml_cpu_kern *kern, const float *z, int64_t n, int32_t id,
                          float temperature) {
     lmhead_row r = { .sum = { .m = -INFINITY } };
     lmhead_take(&r, kern, z, n, id, temperature);
     return lmhead_result(&r, id);
+}
+
+ml_logprob ml_logprob_over(const ml_cpu_kern *kern, const float *z, int64_t n, int32_t id,
+                           float temperature, ml_str support) {
+    lmhead_row r = { .over = { .m = -INFINITY }, .support = ml_support_read(support) };
+    lmhead_take_support(&r, kern, z, n, temperature);
+    return lmhead_over(&r, id < 0 ? 0.0f : z[id] / temperature, id);
 }
 
 static void lmhead_take_rows(void *ud, int64_t begin, int64_t end, int worker) {
@@ -193,6 +226,8 @@ static void lmhead_take_rows(void *ud, int64_t begin, int64_t end, int worker) {
             kern->lmhead->softcap(z, c->stripe, cap);
         lmhead_take(&c->row[i], kern, z, c->stripe, rows->loss_id[c->first + i] - c->column,
                     rows->temperature);
+        if (c->support && c->support->of[c->first + i].len)
+            lmhead_take_support(&c->row[i], kern, z, c->stripe, rows->temperature);
     }
 }
 
@@ -209,6 +244,13 @@ static void lmhead_write_rows(void *ud, int64_t begin, int64_t end, int worker) 
         entropy[at] = r.entropy;
         stat[2 * at] = r.m;
         stat[2 * at + 1] = r.l;
+        if (!c->support)
+            continue;
+        if (c->support->of[at].len)
+            r = lmhead_over(&c->row[i], c->row[i].target, c->args->rows->loss_id[at]);
+        c->support->logprob[at] = r.logprob;
+        c->support->stat[2 * at] = r.m;
+        c->support->stat[2 * at + 1] = r.l;
     }
 }
 
@@ -249,6 +291,29 @@ static bool lmhead_reads_kept(const ml_op_args *a) {
     return a->out[3].data && a->attr->logit_softcap == 0.0f;
 }
 
+/* The gradient by the log-prob over the support, added to that of a tile's other results. */
+static void lmhead_grad_support(const lmhead_call *c, int64_t i, float *dz, const float *z,
+                                int64_t n, int64_t target) {
+    int64_t at = c->first + i;
+    const float *stat = c->support->stat + 2 * at;
+    ml_lmhead_grad g = lmhead_grad_of(c->args, at), over = g;
+    uint32_t mask[ML_VTILE / 32];
+    float own[ML_VTILE];
+
+    over.m = stat[0];
+    over.inv_l = 1.0f / stat[1];
+    over.log_l = ml_logf(stat[1]);
+    over.entropy = over.dentropy = 0.0f;
+    over.dlogprob = g.target < 0 ? 0.0f : c->support->dlogprob[at];
+    over.target = g.target = target;
+    c->stream->kern->lmhead->grad(own, z, n, &over);
+    c->stream->kern->lmhead->grad(dz, z, n, &g);
+    ml_support_next(&c->row[i].support, mask, n);
+    for (int64_t k = 0; k < n; k++)
+        if (mask[k / 32] >> k % 32 & 1)
+            dz[k] = dz[k] + own[k];
+}
+
 /* Computes the gradients of the stripe's logits, in scratch. */
 static void lmhead_grad_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const lmhead_call *c = ud;
@@ -256,9 +321,13 @@ static void lmhead_grad_rows(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         ml_lmhead_grad g = lmhead_grad_of(c->args, c->first + i);
         float *dz = c->z + i * c->stripe;
+        const float *z = lmhead_reads_kept(c->args) ? lmhead_z(c, i) : dz;
         g.target -= c->column;
-        c->stream->kern->lmhead->grad(dz, lmhead_reads_kept(c->args) ? lmhead_z(c, i) : dz,
-                                      c->stripe, &g);
+        for (int64_t t = 0; c->support && t < c->stripe; t += ML_VTILE)
+            lmhead_grad_support(c, i, dz + t, z + t, lmhead_min(ML_VTILE, c->stripe - t),
+                                g.target - t);
+        if (!c->support)
+            c->stream->kern->lmhead->grad(dz, z, c->stripe, &g);
     }
 }
 

@@ -3,6 +3,7 @@
 #define ML_BACKEND_CPU_LMHEAD_H
 
 #include "backend/cpu/cpu_priv.h"
+#include "backend/support.h"
 
 typedef struct ml_logprob {
     float logprob; /* of the given id; 0 when id is -1 */
@@ -13,5 +14,9 @@ typedef struct ml_logprob {
 /* z [n]: a row of LMHEAD's logits.  thread: any. */
 ml_logprob ml_logprob_of(const ml_cpu_kern *kern, const float *z, int64_t n, int32_t id,
                          float temperature);
+
+/* The same over a support, without the entropy. */
+ml_logprob ml_logprob_over(const ml_cpu_kern *kern, const float *z, int64_t n, int32_t id,
+                           float temperature, ml_str support);
 
 #endif

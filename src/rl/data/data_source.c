@@ -1,5 +1,6 @@
 #include "rl/data/data_source.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@ struct ml_data_source {
     int64_t n_row;
     uint32_t *order; /* [n_row] order of rows in this epoch; NULL: file order */
     position at;
+    int64_t *mixed;   /* [n_weight] groups that each file has had; NULL: without weights */
     ml_text metadata; /* "metadata" of the loaded state, saved again unchanged */
     ml_text back;     /* array of the returned groups (ml_group) */
 };
@@ -29,12 +31,84 @@ struct ml_data_source {
 static void shuffle(ml_data_source *s) {
     ml_pyrandom r;
 
-    if (!s->order)
+    if (!s->order || s->mixed)
         return;
     for (int64_t i = 0; i < s->n_row; i++)
         s->order[i] = (uint32_t)i;
     ml_pyrandom_init(&r, s->opts.seed + s->at.epoch_id);
     ml_pyrandom_shuffle(&r, s->order, (uint32_t)s->n_row);
+}
+
+/* --- mixing ------------------------------------------------------------------- */
+
+/* Orders the rows of a file for its current epoch. */
+static void shuffle_file(ml_data_source *s, int32_t file) {
+    const ml_table_file *f = &s->ds->rows.file[file];
+    ml_pyrandom r;
+
+    if (!s->order || !f->n)
+        return;
+    for (int64_t i = 0; i < f->n; i++)
+        s->order[f->begin + i] = (uint32_t)(f->begin + i);
+    ml_pyrandom_init(&r, s->opts.seed + s->mixed[file] / f->n);
+    ml_pyrandom_shuffle(&r, s->order + f->begin, (uint32_t)f->n);
+}
+
+/* The file that lacks most of its share of all groups, the next one included; of equal ones
+ * the first. */
+static int32_t next_file(const ml_data_source *s) {
+    double sum = 0, most = -(double)INFINITY;
+    int64_t n = 1;
+    int32_t best = 0;
+
+    for (int32_t i = 0; i < s->opts.n_weight; i++) {
+        sum += s->opts.weight[i];
+        n += s->mixed[i];
+    }
+    for (int32_t i = 0; i < s->opts.n_weight; i++) {
+        double lacks = s->opts.weight[i] / sum * (double)n - (double)s->mixed[i];
+        if (lacks > most) {
+            most = lacks;
+            best = i;
+        }
+    }
+    return best;
+}
+
+static int64_t mixed_row(ml_data_source *s) {
+    int32_t file = next_file(s);
+    const ml_table_file *f = &s->ds->rows.file[file];
+    int64_t at;
+
+    if (s->mixed[file] % f->n == 0)
+        shuffle_file(s, file);
+    at = f->begin + s->mixed[file]++ % f->n;
+    return s->order ? (int64_t)s->order[at] : at;
+}
+
+static ml_status check_weights(const ml_data_source_opts *o, const ml_dataset *ds,
+                               ml_err *err) {
+    if (!o->weight)
+        return ML_OK;
+    if (!ds || ds->opts.make || o->select || o->n_weight != ds->rows.n_file)
+        return ml_fail(err, ML_EUSAGE,
+                       "--prompt-data-weights has %d numbers; expected one for each of the "
+                       "%d files of --prompt-data, and no --data-source-path",
+                       o->n_weight, ds && !ds->opts.make ? ds->rows.n_file : 0);
+    for (int32_t i = 0; i < o->n_weight; i++) {
+        const char *path = ml_table_file_path(&ds->rows.file[i]);
+        if (!(o->weight[i] > 0) || !isfinite(o->weight[i]))
+            return ml_fail(
+                err, ML_EUSAGE,
+                "--prompt-data-weights: the weight of %s is %g; expected a number "
+                "above 0",
+                path, o->weight[i]);
+        if (!ds->rows.file[i].n)
+            return ml_fail(
+                err, ML_EUSAGE,
+                "--prompt-data-weights: no prompt of %s is left: remove the file", path);
+    }
+    return ML_OK;
 }
 
 static ml_status check_opts(const ml_data_source_opts *o, int64_t n_row, ml_err *err) {
@@ -57,12 +131,18 @@ ml_status ml_data_source_new(ml_data_source **out, const ml_dataset *ds,
     ml_status st = check_opts(opts, n_row, err);
     ml_data_source *s;
 
+    if (!st)
+        st = check_weights(opts, ds, err);
     if (st)
         return st;
     s = calloc(1, sizeof *s);
     if (s && n_row && opts->shuffle)
         s->order = malloc((size_t)n_row * sizeof *s->order);
-    if (!s || (n_row && opts->shuffle && !s->order)) {
+    if (s && opts->weight)
+        s->mixed = calloc((size_t)opts->n_weight, sizeof *s->mixed);
+    if (!s || (n_row && opts->shuffle && !s->order) || (opts->weight && !s->mixed)) {
+        if (s)
+            free(s->order);
         free(s);
         return ml_fail(err, ML_ENOMEM, "out of memory for the order of %lld prompts",
                        (long long)n_row);
@@ -82,6 +162,7 @@ void ml_data_source_free(ml_data_source *s) {
     ml_text_release(&s->metadata);
     ml_text_release(&s->back);
     free(s->order);
+    free(s->mixed);
     free(s);
 }
 
@@ -107,6 +188,7 @@ static ml_group new_group(ml_data_source *s, int64_t row) {
 static int64_t hand_out(ml_data_source *s, ml_group *out, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
         out[i - begin] = new_group(s, s->opts.select ? pick_row(s)
+                                      : s->mixed     ? mixed_row(s)
                                       : s->order     ? (int64_t)s->order[i]
                                                      : i);
     return begin < end ? end - begin : 0;
@@ -179,7 +261,10 @@ void ml_data_source_save(const ml_data_source *s, ml_text *out) {
                    (long long)s->at.sample_offset, (long long)s->at.epoch_id,
                    (long long)s->at.sample_group_index, (long long)s->at.sample_index);
     ml_text_add(out, s->metadata.ptr, s->metadata.len);
-    ml_text_printf(out, ", \"rows\": %lld}", (long long)s->n_row);
+    ml_text_printf(out, ", \"rows\": %lld", (long long)s->n_row);
+    for (int32_t i = 0; s->mixed && i < s->opts.n_weight; i++)
+        ml_text_printf(out, "%s%lld", i ? ", " : ", \"mixed\": [", (long long)s->mixed[i]);
+    ml_text_printf(out, s->mixed ? "]}" : "}");
 }
 
 static ml_status read_count(int64_t *out, const ml_json *state, const char *key,
@@ -211,6 +296,34 @@ static ml_status read_position(position *out, int64_t *n_row, const ml_json *sta
     return st;
 }
 
+/* The groups that each file has had, and so the order of its epoch.  A state without them is of
+ * a run without weights: the files begin with their first epoch. */
+static ml_status read_mixed(ml_data_source *s, const ml_json *v, const char *name,
+                            ml_err *err) {
+    int32_t i = 0;
+
+    if (!s->mixed || !v)
+        return ML_OK;
+    if (v->type != ML_JSON_ARRAY || v->n != s->opts.n_weight)
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: \"mixed\" of the data source's state is %s of %d; expected the "
+                       "groups of %d files",
+                       name, ml_json_what(v), v->n, s->opts.n_weight);
+    for (const ml_json *e = v->child; e; e = e->next) {
+        int64_t n = -1;
+        if (!ml_json_i64(e, &n) || n < 0 || n > FAR)
+            return ml_fail(
+                err, ML_EFORMAT,
+                "%s: \"mixed\" of the data source's state has %s; expected counts", name,
+                ml_json_what(e));
+    }
+    for (const ml_json *e = v->child; e; e = e->next)
+        (void)ml_json_i64(e, &s->mixed[i++]);
+    for (i = 0; i < s->opts.n_weight; i++)
+        shuffle_file(s, i);
+    return ML_OK;
+}
+
 ml_status ml_data_source_load(ml_data_source *s, ml_str state, const char *name,
                               ml_err *err) {
     const ml_json *doc, *metadata = NULL;
@@ -238,6 +351,9 @@ ml_status ml_data_source_load(ml_data_source *s, ml_str state, const char *name,
                "%s: saved with %lld prompts, but the data now has %lld: the order of this "
                "epoch differs, and prompts may be repeated or skipped",
                name, (long long)n_row, (long long)s->n_row);
+    st = read_mixed(s, ml_json_get(doc, "mixed"), name, err);
+    if (st)
+        goto out;
     s->at = at;
     s->metadata.len = 0;
     ml_text_add(&s->metadata, state.ptr + metadata->begin, metadata->end - metadata->begin);

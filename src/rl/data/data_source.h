@@ -7,6 +7,9 @@
  * the request that gets fewer groups than it wants: one that is larger than the rest
  * of the epoch and a whole epoch together.
  *
+ * With weights, the files of the data set are mixed: after any number of groups, each file has
+ * had its share of them to within one.  Every file has an order and epochs of its own.
+ *
  * The position is saved as a line of JSON and restored from it; returned groups are
  * not part of it.
  *
@@ -24,6 +27,8 @@ typedef struct ml_data_source_opts {
     int64_t seed;                 /* of the shuffle; at most 2^61 in size */
     int32_t n_samples_per_prompt; /* at least 1 */
     const miles_source *select;   /* selects the row of a group; NULL: in sequence */
+    const double *weight;         /* [files of the data set], above 0; NULL: in sequence */
+    int32_t n_weight;
 } ml_data_source_opts;
 
 /* Samples first_index .. first_index + n_sample - 1, all of one prompt. */
@@ -46,7 +51,8 @@ void ml_data_source_add(ml_data_source *s, const ml_group *group /* [n] */, int6
 int64_t ml_data_source_n_buffered(const ml_data_source *s);
 
 /* Appends {"sample_offset": ..., "epoch_id": ..., "sample_group_index": ...,
- * "sample_index": ..., "metadata": {...}, "rows": ...}. */
+ * "sample_index": ..., "metadata": {...}, "rows": ...}; with weights also "mixed": [groups of each
+ * file]. */
 void ml_data_source_save(const ml_data_source *s, ml_text *out);
 /* Restores a saved position; on failure the position does not change.  Messages begin with
  * `name` (a path).  A data set with a different number of rows only causes a warning. */

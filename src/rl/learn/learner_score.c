@@ -116,6 +116,32 @@ static ml_status score_old(ml_learn_run *s, ml_err *err) {
     return score_actor(s, err);
 }
 
+static bool has_supports(const ml_learn_run *s) {
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->train[i].support)
+            return true;
+    return false;
+}
+
+/* The old log-probs over the whole vocabulary, for what compares them with another model's. */
+static ml_status score_full(ml_learn_run *s, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    ml_train_sample *own = s->train;
+    ml_status st;
+
+    if (!has_supports(s) || (r->num.kl_coef == 0.0 && !r->use_opd &&
+                             !(r->num.use_kl_loss && r->num.use_unbiased_kl)))
+        return ML_OK;
+    s->train = ML_NEW(s->a, ml_train_sample, s->n + 1);
+    for (int32_t i = 0; i < s->n; i++) {
+        s->train[i] = own[i];
+        s->train[i].support = NULL;
+    }
+    st = score(s, s->l->trainer, NULL, offsetof(miles_sample, old_full_log_prob), err);
+    s->train = own;
+    return st;
+}
+
 static ml_status score_values(ml_learn_run *s, ml_err *err) {
     if (!s->l->critic)
         return ML_OK;
@@ -135,5 +161,7 @@ ml_status ml_learn_score(ml_learn_run *s, ml_err *err) {
     if (st == ML_OK && s->l->teacher)
         st = score_logprobs(s, "teacher", s->l->teacher,
                             offsetof(miles_sample, teacher_log_prob), err);
-    return st == ML_OK ? score_old(s, err) : st;
+    if (st == ML_OK)
+        st = score_old(s, err);
+    return st == ML_OK ? score_full(s, err) : st;
 }

@@ -3,7 +3,7 @@
 typedef struct bridge {
     const ml_step_run *run;
     int64_t *place; /* [largest index + 1] position of a sample in the step's loss */
-    double *widened[4];
+    double *widened[6];
 } bridge;
 
 static int32_t longest(const ml_step_run *r, int32_t *largest) {
@@ -24,7 +24,7 @@ static void open_bridge(bridge *b, ml_arena *a, const ml_step_run *r) {
     b->place = ML_NEW(a, int64_t, largest + 1);
     for (int64_t i = 0; i < r->loss->n; i++)
         b->place[r->sample[i]] = i;
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 6; k++)
         b->widened[k] = ML_NEW(a, double, n);
 }
 
@@ -55,19 +55,30 @@ static ml_status loss_of_values(bridge *b, ml_loss_io *io, ml_err *err) {
 static ml_status loss_of_logprobs(bridge *b, ml_loss_io *io, ml_err *err) {
     double *logprob = b->widened[0], *entropy = b->widened[1], *dlogprob = b->widened[2],
            *dentropy = b->widened[3];
+    double *full = io->full_logprob ? b->widened[4] : NULL;
+    double *dfull = io->full_logprob ? b->widened[5] : NULL;
     int64_t at = b->place[io->sample];
     ml_status st;
+
+    if (full)
+        widen(full, io->full_logprob, io->n_response);
 
     widen(logprob, io->logprob, io->n_response);
     widen(entropy, io->entropy, io->n_response);
     if (b->run->old_is_now)
         b->run->loss->sample[at].old_log_prob = logprob;
     st = ml_step_loss_sample(
-        b->run->loss, at, (ml_model_outputs){ .log_prob = logprob, .entropy = entropy },
-        (ml_derivatives){ .log_prob = dlogprob, .entropy = dentropy }, err);
+        b->run->loss, at,
+        (ml_model_outputs){
+            .log_prob = logprob, .entropy = entropy, .full_log_prob = full },
+        (ml_derivatives){
+            .log_prob = dlogprob, .entropy = dentropy, .full_log_prob = dfull },
+        err);
     if (st == ML_OK) {
         narrow(io->dlogprob, dlogprob, io->n_response);
         narrow(io->dentropy, dentropy, io->n_response);
+        if (full)
+            narrow(io->dfull_logprob, dfull, io->n_response);
     }
     return st;
 }

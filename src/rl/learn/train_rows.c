@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "backend/support.h"
+
 double *ml_train_rows_widen(ml_arena *a, const float *v, int32_t n) {
     double *out = ML_NEW(a, double, n + 1);
     for (int32_t i = 0; i < n; i++)
@@ -45,6 +47,15 @@ static miles_sample row_of(ml_arena *a, const ml_sample *x, const uint8_t *mask)
     return row;
 }
 
+/* The support of each response token; the records were checked. */
+static const ml_str *supports_of(ml_arena *a, const ml_sample *x) {
+    ml_str *out = ML_NEW(a, ml_str, x->n_response + 1), left = x->supports;
+
+    for (int32_t i = 0; i < x->n_response; i++)
+        ml_support_take(&left, &out[i]);
+    return out;
+}
+
 ml_train_rows ml_train_rows_of(ml_arena *a, const ml_sample *const *sample, int32_t n) {
     ml_train_rows out = { .train = ML_NEW(a, ml_train_sample, n + 1),
                           .row = ML_NEW(a, miles_sample, n + 1),
@@ -55,6 +66,8 @@ ml_train_rows ml_train_rows_of(ml_arena *a, const ml_sample *const *sample, int3
         const uint8_t *mask = mask_of(a, x);
         out.train[i] =
             (ml_train_sample){ x->token, x->n_token, x->n_response, mask, x->rollout };
+        if (x->supports.len)
+            out.train[i].support = supports_of(a, x);
         out.row[i] = row_of(a, x, mask);
         out.view[i] = &out.row[i];
     }

@@ -7,7 +7,7 @@ enum { HAS_MASK = 1, HAS_LOGPROB = 2, HAS_VERSION = 4, HAS_TEACHER = 8, HAS_KL =
 /* The numbers of a sample; its arrays follow. */
 typedef struct head {
     int64_t index, group, rollout, row;
-    int64_t width[ML_N_ROUTING];
+    int64_t width[ML_N_ROUTING], n_support;
     double reward, shaped;
     int32_t n_token, n_response, n_turn, status;
     int32_t n_routed[ML_N_ROUTING];
@@ -34,6 +34,7 @@ static head head_of(const ml_sample *s) {
                .n_turn = s->n_turn,
                .n_answer = s->n_answer,
                .status = (int32_t)s->status,
+               .n_support = (int64_t)s->supports.len,
                .has_reward = s->has_reward,
                .has_shaped = s->has_shaped,
                .remove = s->remove };
@@ -61,6 +62,7 @@ static void write_sample(ml_text *out, const ml_sample *s) {
     add(out, s->opd_reverse_kl, s->n_response, sizeof *s->opd_reverse_kl);
     for (int i = 0; i < ML_N_ROUTING; i++)
         add(out, s->routed[i].row, s->routed[i].n * s->routed[i].width, sizeof(int32_t));
+    add(out, s->supports.ptr, (int64_t)s->supports.len, 1);
 }
 
 void ml_rollout_batch_write(ml_text *out, const ml_rollout_batch *h) {
@@ -147,6 +149,8 @@ static void read_sample(reader *r, ml_sample *s) {
         take_array(r, h.has & HAS_KL, h.n_response, sizeof *s->opd_reverse_kl);
     for (int i = 0; i < ML_N_ROUTING; i++)
         read_routing(r, &h, s, i);
+    s->supports.ptr = take_array(r, true, h.n_support, 1);
+    s->supports.len = r->bad ? 0 : (size_t)h.n_support;
 }
 
 ml_status ml_rollout_batch_read(ml_rollout_batch *out, ml_arena *a, ml_str bytes,

@@ -64,16 +64,46 @@ static void end_turn(ml_gen_task *x, const ml_gen_update *u) {
         ml_gen_task_complete(x, status);
 }
 
+/* The memory doubles in the group's arena. */
+void ml_gen_task_add_supports(ml_gen_task *x, ml_str records) {
+    ml_str *s = &x->sample.supports;
+    size_t need = s->len + records.len;
+
+    if (need > x->support_cap) {
+        char *more;
+        x->support_cap = need > 2 * x->support_cap ? need : 2 * x->support_cap;
+        more = ML_NEW(x->group->arena, char, x->support_cap);
+        if (s->len)
+            memcpy(more, s->ptr, s->len);
+        s->ptr = x->support = more;
+    }
+    if (records.len)
+        memcpy(x->support + s->len, records.ptr, records.len);
+    s->len = need;
+}
+
+/* Tokens that were drawn from the whole vocabulary. */
+static void add_empty_supports(ml_gen_task *x, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        ml_gen_task_add_supports(x, (ml_str){ "", 1 }); /* an empty record: a length of 0 */
+}
+
 static void take_tokens(void *ud, const ml_gen_update *u) {
     ml_gen_task *x = ud;
     ml_sample *s = &x->sample;
+    const ml_sampling *how = x->group->set->how;
 
-    ML_BUG_IF(u->answer.n > x->group->set->how->max_new - s->n_response);
+    ML_BUG_IF(u->answer.n > how->max_new - s->n_response);
     for (int32_t i = 0; i < u->answer.n; i++) {
         x->token[s->n_token++] = u->answer.id[i];
-        s->logprob[s->n_response] = u->answer.logprob[i];
+        s->logprob[s->n_response] =
+            (how->support ? u->answer.support_logprob : u->answer.logprob)[i];
         s->version[s->n_response++] = u->answer.version[i];
     }
+    if (how->support)
+        ml_gen_task_add_supports(x, u->answer.supports);
+    else if (s->supports.len)
+        add_empty_supports(x, u->answer.n);
     x->group->n_drawn += u->answer.n;
     if (u->finish != ML_FINISH_NOT)
         end_turn(x, u);
@@ -209,6 +239,7 @@ ml_status ml_gen_task_submit(ml_gen_task *x, ml_err *err) {
                            .n_stop = how->n_stop,
                            .stop_id = how->stop_id,
                            .n_stop_id = how->n_stop_id,
+                           .support = how->support,
                            .score_from = -1 };
     uint64_t ticket;
     ml_status st;
@@ -290,6 +321,7 @@ static void cut(ml_sample *s, int32_t max_new) {
     s->has_reward = false;
     s->reward = 0;
     s->status = ML_SAMPLE_TRUNCATED;
+    s->supports = ml_support_first(s->supports, max_new);
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (s->routed[i].n >= s->n_token)
             s->routed[i].n = s->n_token - 1;
@@ -319,6 +351,8 @@ static ml_gen_task *resumed_task(ml_gen_group *g, const ml_sample *partial, bool
         x->sample.logprob[t] = s->logprob[t];
         x->sample.version[t] = s->version[t];
     }
+    if (g->set->how->support && !s->supports.len)
+        add_empty_supports(x, s->n_response);
     if (mask_old || s->mask)
         x->sample.mask = x->mask = old_mask(g, s, mask_old);
     open_turns(x);

@@ -37,6 +37,7 @@ typedef struct ml_sampling {
     uint64_t seed;
     bool skip_special;         /* leave special tokens out of the text */
     bool routed[ML_N_ROUTING]; /* samples have a routing record of this kind */
+    bool support;              /* samples have their sampling supports */
 } ml_sampling;
 
 /* The context of generation tasks; the caller owns everything in it. */
@@ -67,6 +68,8 @@ typedef struct ml_gen_task {
     uint8_t *mask;   /* writable alias of sample.mask, or NULL */
     int32_t turn_at; /* index in the response at which the model's turn began */
     ml_turn *turn;   /* NULL: there is no environment */
+    char *support;   /* [support_cap] writable alias of sample.supports */
+    size_t support_cap;
     struct ml_gen_task *next_waiting; /* for a reply of the environment */
     bool replied;                     /* protected by the set's lock */
     ml_str messages;                  /* of the prompt, JSON; empty: it is text */

@@ -10,6 +10,8 @@
 ml_status ml_gen_task_submit(ml_gen_task *x, ml_err *err);
 /* The text of tokens [from, from + n) of the response, in the group's arena. */
 ml_str ml_gen_task_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_special);
+/* Appends records of sampling supports to those of the sample. */
+void ml_gen_task_add_supports(ml_gen_task *x, ml_str records);
 /* Ends the sample, whose text is complete, and submits it for grading. */
 void ml_gen_task_complete(ml_gen_task *x, ml_sample_status status);
 

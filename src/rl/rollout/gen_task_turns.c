@@ -63,6 +63,9 @@ static void append(ml_gen_task *x, const ml_tokens *ids) {
         s->logprob[s->n_response] = 0.0F;
         s->version[s->n_response] = s->version[s->n_response - 1];
         s->n_response++;
+        if (x->group->set->how->support)
+            ml_gen_task_add_supports(
+                x, (ml_str){ "", 1 }); /* an empty record: a length of 0 */
     }
     x->turn_at = s->n_response;
     s->n_turn++;

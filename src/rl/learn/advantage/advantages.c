@@ -11,8 +11,11 @@ double **ml_columns_new(ml_arena *a, const miles_batch *b) {
     return column;
 }
 
-/* The log-probs of the policy that generated the rollout; NULL: not known. */
+/* The log-probs, over the whole vocabulary, of the policy that generated the rollout; NULL: not
+ * known. */
 static const double *student(const ml_recipe *r, const miles_sample *s) {
+    if (s->old_full_log_prob)
+        return s->old_full_log_prob;
     return r->num.use_rollout_logprobs ? s->rollout_log_prob : s->old_log_prob;
 }
 

@@ -217,16 +217,20 @@ static void entropy_term(pass *p, int64_t t) {
     p->out->d_entropy[t] -= p->out->other_scale * p->algo->entropy_coef;
 }
 
+/* Over the whole vocabulary, as the reference. */
 static void kl_term(pass *p, int64_t t) {
-    const double *old = p->algo->use_unbiased_kl ? &p->old[t] : NULL;
-    ml_kl kl = ml_kl_estimate((miles_kl)p->algo->kl_loss_type, p->s->log_prob[t],
-                              p->s->ref_log_prob[t], old);
+    const miles_sample *s = p->s;
+    const double *now = s->full_log_prob ? s->full_log_prob : s->log_prob;
+    const double *old = s->full_log_prob ? s->old_full_log_prob : p->old;
+    double *d = s->full_log_prob ? p->out->d_full_log_prob : p->out->d_log_prob;
+    ml_kl kl = ml_kl_estimate((miles_kl)p->algo->kl_loss_type, now[t], s->ref_log_prob[t],
+                              p->algo->use_unbiased_kl ? &old[t] : NULL);
 
     if (!isfinite(kl.value))
         return;
     p->sum[KL_LOSS] += kl.value;
     if (p->algo->kl_loss_coef != 0.0)
-        p->out->d_log_prob[t] += p->out->other_scale * p->algo->kl_loss_coef * kl.d;
+        d[t] += p->out->other_scale * p->algo->kl_loss_coef * kl.d;
 }
 
 /* The difference between the log-probs of engine and trainer; ideally 0. */
@@ -296,6 +300,9 @@ static int lacks(const miles_sample *s, const miles_algo *algo, miles_error *err
         what = "entropy";
     else if (algo->use_kl_loss && !s->ref_log_prob)
         what = "ref_log_probs";
+    else if (algo->use_kl_loss && algo->use_unbiased_kl && s->full_log_prob &&
+             !s->old_full_log_prob)
+        what = "old_full_log_probs";
     else if (algo->has_rollout_logprobs && !s->rollout_log_prob)
         what = "rollout_log_probs";
     else if (algo->has_opd_reverse_kl && !s->opd_reverse_kl)

@@ -161,14 +161,17 @@ ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
         .d_entropy = d.entropy,
         .d_value = d.value,
         .metric = s->loss_number + i * s->n_loss_metric,
+        .d_full_log_prob = d.full_log_prob,
     };
 
     in.log_prob = now.log_prob;
     in.entropy = now.entropy;
     in.value = now.value;
+    in.full_log_prob = now.full_log_prob;
     clear(d.log_prob, in.n);
     clear(d.entropy, in.n);
     clear(d.value, in.n);
+    clear(d.full_log_prob, in.n);
     if (s->loss->run(&in, &s->num, &out, &why) ||
         (s->more && run_more(s, &in, &out, &why))) {
         ml_status st = refused(&s->loss->base, &why, err);

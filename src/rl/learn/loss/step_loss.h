@@ -51,11 +51,13 @@ void ml_step_loss_add(ml_step_loss *s, ml_arena *a,
 /* The model's current outputs for sample i; NULL if the loss does not need them. */
 typedef struct ml_model_outputs {
     const double *log_prob, *entropy, *value; /* [n] */
+    const double *full_log_prob;              /* NULL: as log_prob */
 } ml_model_outputs;
 
 /* Derivatives of the step's loss, one array for each output of the model. */
 typedef struct ml_derivatives {
     double *log_prob, *entropy, *value; /* [n] */
+    double *full_log_prob;
 } ml_derivatives;
 
 ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
