@@ -17,8 +17,9 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .help = "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, code, "
               "code_partial, random, "
-              "deterministic_random, zero, one of these with the prefix boxed_, remote_rm "
-              "or ifbench.  metadata.rm_type of a sample takes precedence.  "
+              "deterministic_random, zero, one of these with the prefix boxed_, "
+              "reward_model, remote_rm or ifbench.  metadata.rm_type of a sample takes "
+              "precedence.  "
               "A=WEIGHT,B=WEIGHT is a weighted sum." },
     { .name = "custom-rm-path",
       .type = ML_FLAG_TEXT,
@@ -37,6 +38,15 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .help = "Server of remote_rm: receives prompt, response and label as JSON and "
               "returns the reward." },
+    { .name = "reward-model-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(run.reward.model_path),
+      .value = "DIR",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help =
+          "Checkpoint of --rm-type reward_model: sequence classification with one label, "
+          "as miles reward-model writes it." },
     { .name = "reward-key",
       .type = ML_FLAG_TEXT,
       ML_AT(run.reward.reward_key),

@@ -10,6 +10,7 @@
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
 #include "rl/reward_parts.h"
+#include "rl/reward/reward_model.h"
 #include "rl/reward/rm_http.h"
 
 struct ml_judge {
@@ -144,6 +145,16 @@ static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
     miles_error why;
 
     if (ml_grader_run(g, in, &out, &why) != 0)
+        fail(v, ML_REWARD_INVALID, why.text);
+    else
+        take_number(j, v, &out);
+}
+
+static void ask_model(const ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+    miles_reward_out out = { .size = sizeof out };
+    miles_error why = { "" };
+
+    if (ml_reward_model_grade(j->opts->model, in, &out, &why) != 0)
         fail(v, ML_REWARD_INVALID, why.text);
     else
         take_number(j, v, &out);
@@ -485,6 +496,8 @@ static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
         ask_sum(j, v, in);
     else if (strcmp(type, "remote_rm") == 0 && j->remote)
         ask_remote(j, v, in);
+    else if (strcmp(type, "reward_model") == 0 && j->opts->model)
+        ask_model(j, v, in);
     else if (strcmp(type, "ifbench") == 0 && j->opts->ifbench_pool)
         ask_python(j, j->opts->ifbench_pool, "ifbench", v, &in, 1, false);
     else if (ml_grader_find(&g, type, &err) == ML_OK)
@@ -528,6 +541,10 @@ static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK
                          : ml_fail(err, ML_EUSAGE, "--rm-type remote_rm needs --rm-url");
+    if (strcmp(o->rm_type, "reward_model") == 0)
+        return o->model_path ? ML_OK
+                             : ml_fail(err, ML_EUSAGE,
+                                       "--rm-type reward_model needs --reward-model-path");
     if (strcmp(o->rm_type, "ifbench") == 0)
         return o->ifbench.line
                    ? ML_OK

@@ -37,14 +37,16 @@ typedef struct ml_reward_opts {
     ml_str args;             /* the flags of the run, a JSON object, for Python functions */
     const miles_reward *ext; /* from a shared object; NULL: none */
     const miles_group_reward *group_ext; /* the same, for groups */
-    bool group;         /* command and group_row get the samples of a prompt together */
-    const char *rm_url; /* for remote_rm */
-    ml_worker_pool_opts ifbench; /* workers for ifbench; none: not offered */
-    const char *reward_key;      /* member of an object; NULL: reward, then score */
-    int64_t n_thread;            /* 0: 1 */
-    int64_t n_retry;             /* retries of requests to rm_url */
-    int64_t memory_bytes;        /* memory limit of a worker process; 0: none */
-    double deadline_s;           /* per sample; 0: 30 */
+    bool group;             /* command and group_row get the samples of a prompt together */
+    const char *rm_url;     /* for remote_rm */
+    const char *model_path; /* for reward_model; NULL: none */
+    struct ml_reward_model *model; /* of model_path, once it is open (reward_model.h) */
+    ml_worker_pool_opts ifbench;   /* workers for ifbench; none: not offered */
+    const char *reward_key;        /* member of an object; NULL: reward, then score */
+    int64_t n_thread;              /* 0: 1 */
+    int64_t n_retry;               /* retries of requests to rm_url */
+    int64_t memory_bytes;          /* memory limit of a worker process; 0: none */
+    double deadline_s;             /* per sample; 0: 30 */
     /* A weighted sum of these, instead of rm_type, command and extensions. */
     const struct ml_reward_part *part; /* [n_part] */
     int n_part;
