@@ -37,7 +37,7 @@ ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
 # machine's, the libraries themselves are named.
 LIBEVENT := $(if $(filter-out $(shell uname -m),$(ARCH)),-l:libevent_openssl-2.1.so.7 \
   -l:libevent_extra-2.1.so.7 -l:libevent_core-2.1.so.7,-levent_openssl -levent_extra -levent_core)
-LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lssl -lcrypto -lzstd -lxxhash -lz -lsnappy -llz4 -lbrotlidec -lsqlite3 -lyaml -lm
+LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lssl -lcrypto -lzstd -lxxhash -llzma -lz -lsnappy -llz4 -lbrotlidec -lsqlite3 -lyaml -lm
 
 # STATIC=1: everything but the C library is part of the program (mk/install.mk).
 ifeq ($(STATIC),1)

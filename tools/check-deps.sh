@@ -61,6 +61,7 @@ need_libraries() { # need_libraries COMPILER FOREIGN
     need "libssl-dev$2" can_link "$1" openssl/ssl.h ssl
     need "libzstd-dev$2" can_link "$1" zstd.h zstd
     need "libxxhash-dev$2" can_link "$1" xxhash.h xxhash
+    need "liblzma-dev$2" can_link "$1" lzma.h lzma
     need "zlib1g-dev$2" can_link "$1" zlib.h z
     need "libsnappy-dev$2" can_link "$1" snappy-c.h snappy
     need "liblz4-dev$2" can_link "$1" lz4.h lz4

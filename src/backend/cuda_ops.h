@@ -21,7 +21,30 @@
     X(MOE_GATHER, moe_gather)                                                              \
     X(MOE_LINEAR, moe_linear)                                                              \
     X(MOE_COMBINE, moe_combine)                                                            \
-    X(LMHEAD, lmhead)
+    X(LMHEAD, lmhead)                                                                      \
+    X(CONV, conv)                                                                          \
+    X(DECAY, decay)                                                                        \
+    X(LINEAR_RNN, linear_rnn)                                                              \
+    X(COMPRESS, compress)                                                                  \
+    X(INDEX, index)                                                                        \
+    X(ATTN_CHOSEN, attn_chosen)                                                            \
+    X(SLICE, slice)                                                                        \
+    X(CONCAT, concat)                                                                      \
+    X(SPLIT_COLS, split_cols)                                                              \
+    X(ORDER_ROWS, order_rows)                                                              \
+    X(TANH, tanh)                                                                          \
+    X(SCALE, scale)                                                                        \
+    X(COL_SCALE, col_scale)                                                                \
+    X(MOE_SCALE, moe_scale)                                                                \
+    X(ROW_GATE, row_gate)                                                                  \
+    X(LAYERNORM, layernorm)                                                                \
+    X(CUTOFF, cutoff)                                                                      \
+    X(MATCH_RMS, match_rms)                                                                \
+    X(MOE_WEIGH, moe_weigh)                                                                \
+    X(HEAD_LINEAR, head_linear)                                                            \
+    X(STREAM_MIX, stream_mix)                                                              \
+    X(HYPER_COEF, hyper_coef)                                                              \
+    X(LORA, lora)
 
 enum {
     ML_JOINT_ROWS = 512,      /* LINEARs of so many rows and one input run as one GEMM */
@@ -31,10 +54,21 @@ enum {
     ML_SPLIT = 8192,          /* columns of a split of logits */
     ML_SPLIT_STAT_BYTES = 12, /* ml_row_stat */
     ML_NORM_NARROW = 128,     /* width of a norm up to which a thread has one pack */
-    ML_NORM_CHUNKS = 264,     /* two per SM of an H200 */
+    ML_NORM_WIDE = 8192,      /* width that the registers of a block hold easily */
+    ML_NORM_WIDEST = 32768,
+    ML_COLUMN_ROWS = 64,  /* rows of a partial sum of columns */
+    ML_NORM_CHUNKS = 264, /* two per SM of an H200 */
     ML_NORM_CHUNKS_NARROW = 528,
-    ML_DRAW_BATCH = 4096,    /* draws at a time */
-    ML_DRAW_SPLIT_BYTES = 32 /* of a split, for one draw */
+    ML_CONV_ROWS = 64, /* rows of a piece of CONV, and of a partial sum of its dw */
+    ML_CONV_MOST_TAPS = 8,
+    ML_DECAY_ROWS = 32, /* rows of a partial sum of DECAY's weights */
+    ML_RNN_COLS = 64,   /* columns of a block of LINEAR_RNN */
+    ML_RNN_MOST_KEY = 256,
+    ML_RNN_SKIP_ROWS = 256,      /* rows of a partial sum of its skip weights */
+    ML_COMPRESS_SUM_ROWS = 1024, /* rows of a partial sum of COMPRESS's bias */
+    ML_CHOSEN_TOKENS = 256,      /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
+    ML_DRAW_BATCH = 4096,        /* draws at a time */
+    ML_DRAW_SPLIT_BYTES = 32     /* of a split, for one draw */
 };
 
 static inline size_t ml_cuda_align(size_t bytes) {
@@ -95,8 +129,102 @@ static inline ml_lmhead_scratch ml_cuda_lmhead_scratch(const ml_op_args *a, bool
     return s;
 }
 
+/* Partial sums of ml_cuda_column_sums. */
+static inline size_t ml_cuda_column_scratch(const ml_tensor *x) {
+    int64_t parts = (x->shape[0] + ML_COLUMN_ROWS - 1) / ML_COLUMN_ROWS;
+    return (size_t)(parts * x->shape[1]) * sizeof(float);
+}
+
+/* LAYERNORM backward: mean and scale of each row, before the partial sums. */
+static inline size_t ml_cuda_layernorm_stats(const ml_op_args *a) {
+    return ml_cuda_align(2 * (size_t)a->in[0].shape[0] * sizeof(float));
+}
+
+/* LORA: the low-rank products and their gradients, and the inputs after dropout. */
+static inline size_t ml_cuda_lora_scratch(const ml_op_args *a) {
+    int64_t each = (int64_t)a->attr->lora.n_head * a->attr->lora.max_rank;
+    int64_t kept = a->attr->lora.dropout > 0 ? a->in[0].shape[1] : 0;
+    return (size_t)(a->in[0].shape[0] * (2 * each + kept)) * sizeof(float);
+}
+
 static inline int64_t ml_cuda_norm_chunks(int width) {
     return width <= ML_NORM_NARROW ? ML_NORM_CHUNKS_NARROW : ML_NORM_CHUNKS;
+}
+
+static inline int64_t ml_cuda_conv_pieces(int64_t n_row) {
+    return (n_row + ML_CONV_ROWS - 1) / ML_CONV_ROWS;
+}
+
+/* Sums of dw and of dbias, of each piece of rows. */
+static inline size_t ml_cuda_conv_scratch(const ml_op_args *a) {
+    return (size_t)(ml_cuda_conv_pieces(a->in[0].shape[0]) * (a->w[0].shape[1] + 1) *
+                    a->in[0].shape[1]) *
+           sizeof(float);
+}
+
+static inline int64_t ml_cuda_decay_chunks(int64_t n_row) {
+    return (n_row + ML_DECAY_ROWS - 1) / ML_DECAY_ROWS;
+}
+
+static inline size_t ml_cuda_decay_scratch(const ml_op_args *a) {
+    return (size_t)(2 * ml_cuda_decay_chunks(a->in[0].shape[0]) * a->in[0].shape[1]) *
+           sizeof(float);
+}
+
+/* Blocks of columns of a head of LINEAR_RNN. */
+static inline int64_t ml_cuda_rnn_blocks(const ml_op_args *a) {
+    return (a->attr->linear_rnn.value_dim + ML_RNN_COLS - 1) / ML_RNN_COLS;
+}
+
+/* Backward of LINEAR_RNN, byte offsets: per token and head, seen and de [dv]; per block of
+ * columns, parts of dq and dk [key_dim] and two sums; a dot product; parts of the skip
+ * weights' gradients. */
+typedef struct ml_rnn_scratch {
+    size_t de, dq, dk, stat, dot, skip, total;
+} ml_rnn_scratch;
+
+static inline ml_rnn_scratch ml_cuda_rnn_scratch(const ml_op_args *a) {
+    int64_t n = a->in[0].shape[0], heads = n * a->attr->linear_rnn.n_head;
+    int64_t blocks = heads * ml_cuda_rnn_blocks(a);
+    int64_t chunks = (n + ML_RNN_SKIP_ROWS - 1) / ML_RNN_SKIP_ROWS;
+    size_t value =
+        ml_cuda_align((size_t)(heads * a->attr->linear_rnn.value_dim) * sizeof(float));
+    size_t key =
+        ml_cuda_align((size_t)(blocks * a->attr->linear_rnn.key_dim) * sizeof(float));
+    ml_rnn_scratch s;
+
+    s.de = value;
+    s.dq = 2 * value;
+    s.dk = s.dq + key;
+    s.stat = s.dk + key;
+    s.dot = s.stat + ml_cuda_align((size_t)(2 * blocks) * sizeof(float));
+    s.skip = s.dot + ml_cuda_align((size_t)heads * sizeof(float));
+    s.total = s.skip + (size_t)(chunks * a->attr->linear_rnn.n_head) * sizeof(float);
+    return s;
+}
+
+/* Backward of COMPRESS: the f32 gradient of every gate, then parts of the bias's. */
+typedef struct ml_compress_scratch {
+    size_t part, total;
+} ml_compress_scratch;
+
+static inline ml_compress_scratch ml_cuda_compress_scratch(const ml_op_args *a) {
+    int64_t n = a->in[0].shape[0], width = a->in[0].shape[1];
+    int64_t chunks = (n + ML_COMPRESS_SUM_ROWS - 1) / ML_COMPRESS_SUM_ROWS;
+    ml_compress_scratch s;
+
+    s.part = ml_cuda_align((size_t)(n * width) * sizeof(float));
+    s.total = s.part + (size_t)(chunks * a->attr->compress_ratio * width) * sizeof(float);
+    return s;
+}
+
+/* LSE, delta and statistics of each row, then the recomputed o of some tokens. */
+static inline size_t ml_cuda_attn_chosen_scratch(const ml_op_args *a) {
+    size_t n = (size_t)a->in[0].shape[0], heads = (size_t)a->attr->attn.n_head;
+    size_t some = n < ML_CHOSEN_TOKENS ? n : ML_CHOSEN_TOKENS;
+
+    return ml_cuda_align(4 * n * heads * sizeof(float)) +
+           some * heads * (size_t)a->attr->attn.value_dim * ml_dtype_bytes(a->in[0].dtype);
 }
 
 static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
@@ -116,6 +244,18 @@ static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
     case ML_OP_MOE_ROUTE:
         return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
     case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward).total;
+    case ML_OP_CONV: return backward ? ml_cuda_conv_scratch(a) : 0;
+    case ML_OP_DECAY: return backward ? ml_cuda_decay_scratch(a) : 0;
+    case ML_OP_LINEAR_RNN: return backward ? ml_cuda_rnn_scratch(a).total : 0;
+    case ML_OP_COMPRESS: return backward ? ml_cuda_compress_scratch(a).total : 0;
+    case ML_OP_ATTN_CHOSEN: return backward ? ml_cuda_attn_chosen_scratch(a) : 0;
+    case ML_OP_COL_SCALE: return backward ? ml_cuda_column_scratch(&a->in[0]) : 0;
+    case ML_OP_LAYERNORM:
+        return backward ? ml_cuda_layernorm_stats(a) + ml_cuda_column_scratch(&a->in[0])
+                        : 0;
+    case ML_OP_HYPER_COEF:
+        return backward ? (size_t)ml_tensor_count(&a->in[0]) * sizeof(float) : 0;
+    case ML_OP_LORA: return ml_cuda_lora_scratch(a);
     default: return 0;
     }
 }

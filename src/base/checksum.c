@@ -1,10 +1,13 @@
 #include "base/checksum.h"
 
+#include <lzma.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
 #include <zlib.h>
+
+#include "base/background.h"
 
 /* --- BLAKE3 --------------------------------------------------------------- */
 
@@ -152,40 +155,70 @@ uint32_t ml_crc32c(const void *bytes, size_t n) {
     return ~crc;
 }
 
-/* Slicing-by-8: eight bytes per iteration; table k is the effect of a byte followed by k
- * more bytes.  The tables are rebuilt on each call, which costs as much as a few
- * kilobytes of data. */
-typedef struct tables {
-    uint64_t t[8][256];
-} tables;
-
-static void make_tables(tables *x) {
-    for (int i = 0; i < 256; i++) {
-        uint64_t c = (uint64_t)i;
-        for (int bit = 0; bit < 8; bit++)
-            c = c & 1 ? (c >> 1) ^ 0xC96C5795D7870F42u : c >> 1;
-        x->t[0][i] = c;
-    }
-    for (int k = 1; k < 8; k++)
-        for (int i = 0; i < 256; i++)
-            x->t[k][i] = (x->t[k - 1][i] >> 8) ^ x->t[0][x->t[k - 1][i] & 255];
+uint64_t ml_crc64(uint64_t crc, const void *bytes, size_t n) {
+    return lzma_crc64(bytes, n, crc);
 }
 
-uint64_t ml_crc64(uint64_t crc, const void *bytes, size_t n) {
-    const unsigned char *p = bytes;
-    tables x;
+/* A CRC is a polynomial over GF(2): of two strings together, that of the first times
+ * x^(8n), plus that of the second.  The reversed bits make bit 63 the constant term. */
+#define CRC64_POLYNOMIAL 0xC96C5795D7870F42u
 
-    make_tables(&x);
-    crc = ~crc;
-    for (; n >= 8; n -= 8, p += 8) {
-        uint64_t next = 0;
-        for (int k = 0; k < 8; k++)
-            next ^= x.t[7 - k][(p[k] ^ (crc >> 8 * k)) & 255];
-        crc = next;
+static uint64_t crc64_times(uint64_t a, uint64_t b) {
+    uint64_t sum = 0;
+
+    for (int i = 63; i >= 0; i--) {
+        sum ^= b & (0 - (a >> i & 1));
+        b = b >> 1 ^ (CRC64_POLYNOMIAL & (0 - (b & 1)));
     }
-    for (; n; n--, p++)
-        crc = (crc >> 8) ^ x.t[0][(crc ^ *p) & 255];
-    return ~crc;
+    return sum;
+}
+
+uint64_t ml_crc64_join(uint64_t first, uint64_t second, size_t n) {
+    uint64_t power = (uint64_t)1 << 55; /* x^8 */
+
+    for (; n; n >>= 1) {
+        if (n & 1)
+            first = crc64_times(first, power);
+        power = crc64_times(power, power);
+    }
+    return first ^ second;
+}
+
+/* Threads compute the parts of a long string. */
+enum { SUM_PARTS = 4 };
+#define SUM_BYTES ((size_t)1 << 24)
+
+typedef struct sum_part {
+    ml_str bytes;
+    uint64_t crc;
+    ml_background job;
+} sum_part;
+
+static ml_status sum_bytes(void *ud, ml_err *err) {
+    sum_part *p = ud;
+
+    (void)err;
+    p->crc = ml_crc64(0, p->bytes.ptr, p->bytes.len);
+    return ML_OK;
+}
+
+uint64_t ml_crc64_of(ml_str bytes) {
+    size_t step = bytes.len >= SUM_BYTES ? bytes.len / SUM_PARTS + 1 : bytes.len;
+    sum_part part[SUM_PARTS] = { 0 };
+    uint64_t crc = 0;
+
+    for (int i = 0; i < SUM_PARTS && bytes.len; i++) {
+        part[i].bytes = (ml_str){ bytes.ptr, bytes.len < step ? bytes.len : step };
+        bytes.ptr += part[i].bytes.len;
+        bytes.len -= part[i].bytes.len;
+        if (!bytes.len || ml_background_start(&part[i].job, sum_bytes, &part[i], NULL))
+            sum_bytes(&part[i], NULL);
+    }
+    for (int i = 0; i < SUM_PARTS; i++) {
+        ml_background_wait(&part[i].job, NULL);
+        crc = ml_crc64_join(crc, part[i].crc, part[i].bytes.len);
+    }
+    return crc;
 }
 
 /* --- checksums by name ---------------------------------------------------- */

@@ -16,6 +16,10 @@ uint32_t ml_crc32c(const void *bytes, size_t n);
 
 /* CRC-64/XZ, the checksum of files.  Continues from crc, which is 0 for the first piece. */
 uint64_t ml_crc64(uint64_t crc, const void *bytes, size_t n);
+/* The CRC-64 of two strings one after the other, from their own; n: bytes of the second. */
+uint64_t ml_crc64_join(uint64_t first, uint64_t second, size_t n);
+/* Of a whole string; that of a long one is computed by several threads. */
+uint64_t ml_crc64_of(ml_str bytes);
 
 typedef enum ml_checksum {
     ML_CHECKSUM_XXH3, /* XXH3, 128 bits: fast */

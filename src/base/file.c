@@ -121,6 +121,9 @@ void ml_file_forget(const ml_file *f, size_t offset, size_t n) {
 
 enum { N_TEMP = 100 }; /* names tried before giving up */
 
+/* A file with a write of so many bytes is worth a thread. */
+#define BEHIND_BYTES ((size_t)1 << 18)
+
 /* Not mkstemp, because its files ignore the umask. */
 static int open_temp(ml_text *name, const char *path) {
     for (int i = 0; i < N_TEMP; i++) {
@@ -168,18 +171,19 @@ ml_status ml_out_open(ml_out *out, const char *path, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status fail_write(const ml_out *o, ml_write_failure f, ml_err *err) {
+    return f.why ? ml_fail(err, ML_EIO, "%s: cannot write %zu bytes at %zu: %s", o->temp,
+                           f.bytes, f.offset, strerror(f.why))
+                 : ML_OK;
+}
+
 ml_status ml_out_write(ml_out *o, size_t offset, ml_str bytes, ml_err *err) {
-    while (bytes.len) {
-        ssize_t n = pwrite(o->fd, bytes.ptr, bytes.len, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return ml_fail(err, ML_EIO, "%s: cannot write %zu bytes at %zu: %s", o->temp,
-                           bytes.len, offset, strerror(errno));
-        bytes = (ml_str){ bytes.ptr + n, bytes.len - (size_t)n };
-        offset += (size_t)n;
-    }
-    return ML_OK;
+    if (!o->behind && bytes.len >= BEHIND_BYTES)
+        o->behind = ml_write_behind_open(o->fd);
+    return fail_write(o,
+                      o->behind ? ml_write_behind_put(o->behind, offset, bytes)
+                                : ml_write_at(o->fd, offset, bytes),
+                      err);
 }
 
 static void forget_names(ml_out *o) {
@@ -203,9 +207,15 @@ static void sync_directory_of(const char *path) {
 }
 
 ml_status ml_out_commit(ml_out *o, ml_err *err) {
+    ml_status st = fail_write(o, ml_write_behind_close(o->behind), err);
     const char *failed = NULL;
     int why = 0;
 
+    o->behind = NULL;
+    if (st != ML_OK) {
+        ml_out_abort(o);
+        return st;
+    }
     if (fsync(o->fd)) {
         failed = "cannot be synced to disk";
         why = errno;
@@ -232,6 +242,7 @@ ml_status ml_out_commit(ml_out *o, ml_err *err) {
 void ml_out_abort(ml_out *o) {
     if (!o->temp)
         return;
+    ml_write_behind_close(o->behind);
     if (o->fd >= 0)
         close(o->fd);
     unlink(o->temp);

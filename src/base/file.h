@@ -14,6 +14,7 @@
 
 #include "base/err.h"
 #include "base/str.h"
+#include "base/write_behind.h"
 
 typedef struct ml_file {
     char *path; /* as given to ml_file_map, for messages */
@@ -39,10 +40,12 @@ void ml_file_forget(const ml_file *f, size_t offset, size_t n);
 typedef struct ml_out {
     char *path, *temp;
     int fd;
+    ml_write_behind *behind; /* of a large file; NULL: none yet */
 } ml_out;
 
 ml_status ml_out_open(ml_out *out, const char *path, ml_err *err);
-/* Pieces may come in any order; gaps read as zeros. */
+/* Pieces may come in any order; gaps read as zeros.  The error of a large piece may be
+ * reported by a later call. */
 ml_status ml_out_write(ml_out *o, size_t offset, ml_str bytes, ml_err *err);
 /* On failure the temporary file is removed and the target is unchanged. */
 ml_status ml_out_commit(ml_out *o, ml_err *err);

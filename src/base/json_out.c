@@ -42,20 +42,25 @@ void ml_json_word(ml_json_out *o, const char *s) {
         ml_json_null(o);
 }
 
-void ml_json_int(ml_json_out *o, int64_t v) {
-    char digits[24];
-    int n = snprintf(digits, sizeof digits, "%" PRId64, v);
+/* Not snprintf: streams write lists of token ids for each token. */
+static void write_whole(ml_json_out *o, uint64_t v, bool negative) {
+    char digits[24], *end = digits + sizeof digits, *p = end;
 
+    do
+        *--p = (char)('0' + v % 10);
+    while (v /= 10);
+    if (negative)
+        *--p = '-';
     before_value(o);
-    ml_text_add(o->to, digits, (size_t)n);
+    ml_text_add(o->to, p, (size_t)(end - p));
+}
+
+void ml_json_int(ml_json_out *o, int64_t v) {
+    write_whole(o, v < 0 ? 0 - (uint64_t)v : (uint64_t)v, v < 0);
 }
 
 void ml_json_unsigned(ml_json_out *o, uint64_t v) {
-    char digits[24];
-    int n = snprintf(digits, sizeof digits, "%" PRIu64, v);
-
-    before_value(o);
-    ml_text_add(o->to, digits, (size_t)n);
+    write_whole(o, v, false);
 }
 
 static void number(ml_json_out *o, double v, int precision) {

@@ -26,7 +26,7 @@ typedef enum ml_sandbox_language {
 } ml_sandbox_language;
 
 typedef struct ml_sandbox_opts {
-    int language;         /* ml_sandbox_language */
+    ml_sandbox_language language;
     double wall_s;        /* 0: 10 */
     int64_t memory_bytes; /* of all processes together; 0: 512 MiB */
     int64_t file_bytes;   /* in /tmp; 0: 64 MiB */

@@ -152,6 +152,7 @@ int32_t ml_build_linear(ml_builder *b, int32_t x, ml_linear_opts o) {
     s->param[n->w[0]].part = rows_part(b, &o, ".weight", ml_build_width(b, x));
     s->param[n->w[0]].frozen = o.frozen;
     s->param[n->w[0]].keep_f32 = o.keep_f32;
+    s->value[out].exact = o.f32_out;
     if (!o.bias)
         return out;
     n->w[1] = vector_param(b, ml_build_name(b, o.name, ".bias"), o.n_out,

@@ -44,6 +44,7 @@ typedef struct ml_linear_opts {
     ml_shard shard;
     bool frozen;   /* not trained */
     bool keep_f32; /* f32 even in bf16 models */
+    bool f32_out;  /* with keep_f32: so are its outputs */
     bool bare;     /* the weight's name does not end in ".weight" */
     /* NULL, or the larger layer of the checkpoint that contains it, as outputs first_out
      * .. of whole_out. */

@@ -28,6 +28,7 @@ int32_t ml_build_slice(ml_builder *b, int32_t x, ml_slice_opts o) {
         width += o.part[i].width * n->attr.slice.n_group;
     }
     out = ml_build_rows(b, 1, width);
+    b->spec->value[out].exact = b->spec->value[x].exact;
     n->out[0] = out;
     return out;
 }

@@ -87,7 +87,7 @@ int32_t ml_build_hyper(ml_builder *b, int32_t x, ml_hyper_opts o) {
     int64_t n_in = o.head ? o.n_stream : (int64_t)o.n_stream * (o.n_stream + 2);
     int64_t n_out = o.n_stream + (o.head ? 0 : (int64_t)o.n_stream * (o.n_stream + 1));
     ml_node *n = ml_build_node(b, ML_OP_HYPER_COEF);
-    int32_t out = ml_build_rows(b, 1, n_out);
+    int32_t out = ml_build_exact(b, ML_PER_TOKEN, n_out);
 
     ML_BUG_IF(ml_build_width(b, x) != n_in || o.n_stream > ML_STREAMS);
     n->in[0] = x;

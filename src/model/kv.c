@@ -8,6 +8,11 @@ static size_t row_bytes(const ml_spec *s, const ml_backend *be, int32_t value,
                            : 0;
 }
 
+/* Values begin at multiples of it: kernels of a device access several numbers at a time. */
+static size_t aligned(size_t bytes) {
+    return (bytes + 63) & ~(size_t)63;
+}
+
 static size_t all_rows_bytes(const ml_spec *s, const ml_backend *be, ml_axis axis) {
     size_t bytes = 0;
     for (int32_t i = 0; i < s->n_value; i++)
@@ -31,8 +36,8 @@ ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, int32_t n_slot
         (ml_kv){ .n_page = n_page, .n_slot = n_slot, .at = ML_NEW(a, size_t, s->n_value) };
     for (int32_t i = 0; i < s->n_value; i++) {
         kv->at[i] = at;
-        at += row_bytes(s, be, i, ML_PER_PAGE) * (size_t)n_page +
-              row_bytes(s, be, i, ML_PER_SLOT) * (size_t)n_slot;
+        at = aligned(at + row_bytes(s, be, i, ML_PER_PAGE) * (size_t)n_page +
+                     row_bytes(s, be, i, ML_PER_SLOT) * (size_t)n_slot);
     }
     return be->dev->alloc(be->dev, &kv->buf, at, ML_MEM_KV, err);
 }

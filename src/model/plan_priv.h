@@ -48,8 +48,8 @@ typedef struct ml_plan_unit {
 typedef struct ml_plan_recording {
     int32_t n_token, n_seq, n_loss;
     float temperature;
-    const void *weights, *kv; /* their addresses */
-    void *work;               /* NULL: seen once, not captured yet */
+    const void *weights, *lora, *kv; /* their addresses */
+    void *work;                      /* NULL: seen once, not captured yet */
 } ml_plan_recording;
 
 enum { ML_PLAN_RECORDINGS = 64 };

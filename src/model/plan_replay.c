@@ -7,7 +7,8 @@ enum {
 
 static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
     return a->n_token == b->n_token && a->n_seq == b->n_seq && a->n_loss == b->n_loss &&
-           a->temperature == b->temperature && a->weights == b->weights && a->kv == b->kv;
+           a->temperature == b->temperature && a->weights == b->weights &&
+           a->lora == b->lora && a->kv == b->kv;
 }
 
 static void drop(const ml_plan *p, ml_plan_recording *r) {
@@ -21,13 +22,15 @@ static int32_t most_rows(const ml_plan *p) {
     return asked && asked < MOST_ROWS ? asked : MOST_ROWS;
 }
 
-/* Only decode is captured, one row per sequence: its shapes repeat. */
+/* Only decode is captured, one row per sequence: its shapes repeat.  Not with adapters of the
+ * rows' own, which may be loaded or removed between runs. */
 static bool is_recorded(const ml_plan *p, const ml_run *r) {
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->chosen[i] || r->given[i]) /* copied between host and device within the run */
             return false;
     return p->be->replay && !p->dump && !p->opts.group[ML_GROUP_TP] && !p->experts.n &&
-           r->kv && r->rows->n_token == r->rows->n_seq && r->rows->n_token <= most_rows(p);
+           r->kv && !r->rows->adapter && r->rows->n_token == r->rows->n_seq &&
+           r->rows->n_token <= most_rows(p);
 }
 
 int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {
@@ -47,6 +50,7 @@ ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
                               .n_loss = r->rows->n_loss,
                               .temperature = r->rows->temperature,
                               .weights = r->weights->buf.ptr,
+                              .lora = r->weights->lora,
                               .kv = r->kv ? r->kv->buf.ptr : NULL };
 
     if (!is_recorded(p, r))

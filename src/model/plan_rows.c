@@ -9,8 +9,8 @@ static int32_t padded(int32_t n) {
 }
 
 static int32_t batch_ints(const ml_batch_caps *c) {
-    return 2 * padded(c->n_token) + 3 * padded(c->n_seq + 1) + padded(c->n_page) +
-           2 * padded(c->n_loss);
+    return 3 * padded(c->n_token) + padded(2 * c->n_token) + 3 * padded(c->n_seq + 1) +
+           padded(c->n_page) + 2 * padded(c->n_loss);
 }
 
 size_t ml_plan_rows_bytes(const ml_plan *p) {
@@ -56,6 +56,12 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run) {
     d.slot = send_padded(p, r->slot, r->n_seq, (tail){ more, 0, 0 }, &at);
     d.loss_row = send_padded(p, r->loss_row, r->n_loss, (tail){ more, n, 1 }, &at);
     d.loss_id = send_padded(p, r->loss_id, r->n_loss, (tail){ more, -1, 0 }, &at);
+    if (r->adapter)
+        d.adapter = send_padded(p, r->adapter, n, (tail){ more, -1, 0 }, &at);
+    if (r->dropout_key) /* two words each; of training, which has no padding */
+        d.dropout_key = (const uint64_t *)(const void *)send_padded(
+            p, (const int32_t *)(const void *)r->dropout_key, 2 * n, (tail){ 0, 0, 0 },
+            &at);
     /* The last array: the addresses of the others then depend on the counts only. */
     d.page = send_padded(p, r->page, n_page, (tail){ 0, 0, 0 }, &at);
     p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,

@@ -594,9 +594,18 @@ ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *
 
 /* --- unpacking -------------------------------------------------------------- */
 
-static float load_f32(const ml_tensor *t, int64_t at) {
-    return t->dtype == ML_F32 ? ((const float *)t->data)[at]
-                              : ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
+/* Loads n values of a row, from column c on. */
+static void load_f32(float *out, const ml_tensor *t, ml_row_walk row, int64_t c,
+                     int64_t n) {
+    if (t->dtype == ML_F32) {
+        const float *in = t->data;
+        for (int64_t i = 0; i < n; i++)
+            out[i] = in[ml_row_at(row, c + i)];
+    } else {
+        const uint16_t *in = t->data;
+        for (int64_t i = 0; i < n; i++)
+            out[i] = ml_bf16_to_f32(in[ml_row_at(row, c + i)]);
+    }
 }
 
 /* Member e as a matrix. */
@@ -613,14 +622,20 @@ static ml_tensor member_of(const ml_tensor *t, int32_t e) {
 static void unpack_rows(const ml_tensor *m, int64_t row, int64_t n, ml_dtype to,
                         unsigned char *out) {
     const int64_t cols = m->shape[1];
+    const size_t row_bytes = (size_t)cols * ml_dtype_bytes(m->dtype);
+    float piece[PACK_COLS];
 
-    for (int64_t r = row; r < row + n; r++) {
-        const ml_row_walk at = ml_tensor_row(m, r);
-        for (int64_t k = 0; k < cols; k++) {
-            float v = load_f32(m, ml_row_at(at, k));
-            store_f32(out, to, in_order, (r - row) * cols + k, &v, 1);
-        }
+    if (m->layout == ML_ROWS && m->dtype == to) {
+        memcpy(out, (const unsigned char *)m->data + (size_t)row * row_bytes,
+               (size_t)n * row_bytes);
+        return;
     }
+    for (int64_t r = row; r < row + n; r++)
+        for (int64_t c = 0; c < cols; c += PACK_COLS) {
+            int64_t k = cols - c < PACK_COLS ? cols - c : PACK_COLS;
+            load_f32(piece, m, ml_tensor_row(m, r), c, k);
+            store_f32(out, to, in_order, (r - row) * cols + c, piece, k);
+        }
 }
 
 static void pack_rows(const ml_tensor *m, int64_t row, int64_t n, const float *in) {

@@ -2,13 +2,19 @@
 
 #include <string.h>
 
+static const char *end_of_line(const char *p, const char *end) {
+    const char *lf = p < end ? memchr(p, '\n', (size_t)(end - p)) : NULL, *cr;
+
+    end = lf ? lf : end;
+    cr = p < end ? memchr(p, '\r', (size_t)(end - p)) : NULL;
+    return cr ? cr : end;
+}
+
 void ml_sse_write(ml_text *out, ml_str payload) {
     const char *p = payload.ptr, *end = p + payload.len;
 
     for (;;) {
-        const char *stop = p;
-        while (stop < end && *stop != '\n' && *stop != '\r')
-            stop++;
+        const char *stop = end_of_line(p, end);
         ml_text_add(out, "data: ", 6);
         ml_text_add(out, p, (size_t)(stop - p));
         ml_text_add(out, "\n", 1);

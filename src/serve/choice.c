@@ -14,6 +14,8 @@ void ml_choice_release(ml_choice *c) {
     ml_logprob_buffer_release(&c->answer);
     ml_stops_release(&c->stops);
     ml_text_release(&c->text);
+    for (int i = 0; i < ML_N_SENT; i++)
+        ml_text_release(&c->sent_json[i]);
     for (int i = 0; i < ML_N_ROUTING; i++)
         ml_text_release(&c->chosen[i]);
     if (c->detok)
@@ -145,6 +147,11 @@ void ml_choice_output(void *ud, const ml_output *output) {
     if (!whole)
         ml_job_fail(c->job);
     ml_job_output(c->job, c);
+}
+
+void ml_choice_write_sent(const ml_choice *c, int part, ml_json_out *o) {
+    const ml_text *t = &c->sent_json[part];
+    ml_text_add(o->to, t->len ? t->ptr : "", t->len);
 }
 
 /* --- how it ended ----------------------------------------------------------- */

@@ -340,24 +340,72 @@ static ml_status read_request(ml_job *j, ml_err *err) {
 
 /* --- writing ---------------------------------------------------------------- */
 
-static void write_choice(const ml_choice *c, bool indexed, bool delta, ml_json_out *o) {
-    const generate_body *b = c->job->ud;
-    int32_t from = delta ? c->sent_tokens : 0;
-    size_t text_from = delta ? c->sent_text : 0;
+/* Adds the new tokens to the JSON of an answer, so that an event that repeats the whole
+ * answer, as in SGLang, costs a copy. */
+static void grow_json(ml_choice *c) {
+    ml_text *ids = &c->sent_json[ML_SENT_IDS], *versions = &c->sent_json[ML_SENT_VERSIONS];
+    ml_text *text = &c->sent_json[ML_SENT_TEXT];
+    size_t at = text->len;
+    ml_json_out o = { .to = ids, .comma = ids->len > 0 };
+    ml_json_out p = { .to = versions, .comma = versions->len > 0 };
     ml_scored v = ml_logprob_buffer_view(&c->answer);
+
+    for (int32_t i = c->sent_tokens; i < v.n; i++) {
+        ml_json_int(&o, v.id[i]);
+        if (v.version)
+            ml_json_int(&p, (int64_t)v.version[i]);
+    }
+    if (c->text.len == c->sent_text)
+        return;
+    ml_json_quote(text, (ml_str){ c->text.ptr + c->sent_text, c->text.len - c->sent_text });
+    text->len -= 2; /* the quotes */
+    memmove(text->ptr + at, text->ptr + at + 1, text->len - at);
+}
+
+/* Which part of an answer to write. */
+typedef enum answer_part { WHOLE, GROWN, NEW } answer_part;
+
+static void write_text(const ml_choice *c, answer_part part, ml_json_out *o) {
+    size_t from = part == NEW ? c->sent_text : 0;
+
+    ml_json_key(o, "text");
+    if (part != GROWN) {
+        ml_json_str(
+            o, (ml_str){ c->text.ptr ? c->text.ptr + from : NULL, c->text.len - from });
+        return;
+    }
+    ml_json_raw(o, ml_str_of("\""));
+    ml_choice_write_sent(c, ML_SENT_TEXT, o);
+    ml_text_add(o->to, "\"", 1);
+}
+
+static void write_ids(const ml_choice *c, answer_part part, ml_json_out *o) {
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
+    int32_t from = part == NEW ? c->sent_tokens : 0;
+
+    ml_json_key(o, "output_ids");
+    if (part != GROWN) {
+        ml_json_ids(o, v.id ? v.id + from : NULL, v.n - from);
+        return;
+    }
+    ml_json_begin(o, '[');
+    ml_choice_write_sent(c, ML_SENT_IDS, o);
+    ml_json_end(o, ']');
+}
+
+static void write_choice(const ml_choice *c, bool indexed, answer_part part,
+                         ml_json_out *o) {
+    const generate_body *b = c->job->ud;
     ml_meta_opts meta = { .logprobs = b->logprob[c->index / b->params[0].n],
                           .text = b->text_in_logprobs,
                           .entropy = b->entropy,
-                          .from = from };
+                          .from = part == NEW ? c->sent_tokens : 0,
+                          .grown = part == GROWN };
 
     ml_json_begin(o, '{');
-    if (c->job->server->opts.tokenizer) {
-        ml_json_key(o, "text");
-        ml_json_str(o, (ml_str){ c->text.ptr ? c->text.ptr + text_from : NULL,
-                                 c->text.len - text_from });
-    }
-    ml_json_key(o, "output_ids");
-    ml_json_ids(o, v.id ? v.id + from : NULL, v.n - from);
+    if (c->job->server->opts.tokenizer)
+        write_text(c, part, o);
+    write_ids(c, part, o);
     if (b->prompt_ids) {
         ml_json_key(o, "prompt_token_ids");
         ml_json_ids(o, c->prompt, c->n_prompt);
@@ -378,20 +426,23 @@ static bool is_single(const ml_job *j) {
 
 static void write_whole(ml_job *j, ml_json_out *o) {
     if (is_single(j)) {
-        write_choice(j->choice, false, false, o);
+        write_choice(j->choice, false, WHOLE, o);
         return;
     }
     ml_json_begin(o, '[');
     for (int32_t i = 0; i < j->n_choice; i++)
-        write_choice(&j->choice[i], false, false, o);
+        write_choice(&j->choice[i], false, WHOLE, o);
     ml_json_end(o, ']');
 }
 
 static void write_piece(ml_job *j, ml_choice *c) {
+    bool repeat = !j->server->opts.incremental;
     ml_json_out o = { .to = &j->out };
 
     j->out.len = 0;
-    write_choice(c, !is_single(j), j->server->opts.incremental, &o);
+    if (repeat)
+        grow_json(c);
+    write_choice(c, !is_single(j), repeat ? GROWN : NEW, &o);
     c->sent_tokens = c->answer.n;
     c->sent_text = c->text.len;
     ml_job_send(j, &j->out);

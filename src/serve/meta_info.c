@@ -114,7 +114,7 @@ static void write_finish(const ml_choice *c, ml_json_out *o) {
     ml_json_end(o, '}');
 }
 
-static void write_versions(const ml_choice *c, int32_t from, ml_json_out *o) {
+static void write_versions(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
     ml_scored v = ml_logprob_buffer_view(&c->answer);
     uint64_t last = v.n && v.version ? v.version[v.n - 1] : c->version;
 
@@ -122,8 +122,11 @@ static void write_versions(const ml_choice *c, int32_t from, ml_json_out *o) {
     ml_server_write_label(c->job->server, last, o);
     ml_json_key(o, "output_token_versions");
     ml_json_begin(o, '[');
-    for (int32_t i = from; v.version && i < v.n; i++)
-        ml_json_int(o, (int64_t)v.version[i]);
+    if (opts.grown)
+        ml_choice_write_sent(c, ML_SENT_VERSIONS, o);
+    else
+        for (int32_t i = opts.from; v.version && i < v.n; i++)
+            ml_json_int(o, (int64_t)v.version[i]);
     ml_json_end(o, ']');
 }
 
@@ -177,7 +180,7 @@ void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
     ml_json_int(o, c->n_cached);
     ml_json_key(o, "num_retractions");
     ml_json_int(o, c->n_preempt);
-    write_versions(c, opts.from, o);
+    write_versions(c, opts, o);
     if (opts.logprobs)
         write_logprobs(c, opts, o);
     if (opts.entropy)

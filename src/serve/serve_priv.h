@@ -38,6 +38,10 @@ typedef struct ml_api {
     bool background;   /* read on the text thread; the body may be empty */
 } ml_api;
 
+/* The parts of an answer whose JSON a stream keeps: items of lists, and the characters of a
+ * string, without brackets and quotes. */
+enum { ML_SENT_IDS, ML_SENT_VERSIONS, ML_SENT_TEXT, ML_N_SENT };
+
 struct ml_choice {
     ml_job *job;
     int32_t index; /* in the reply */
@@ -74,8 +78,9 @@ struct ml_choice {
     bool begun;
     size_t sent_text;
     int32_t sent_tokens;
-    double next_piece_s; /* clock: no large event is sent before this */
-    void *ud;            /* the API's */
+    ml_text sent_json[ML_N_SENT]; /* of events that repeat the answer: it grows */
+    double next_piece_s;          /* clock: no large event is sent before this */
+    void *ud;                     /* the API's */
 };
 
 #define ML_MAX_RID 1024 /* bytes of a request id */
@@ -206,6 +211,8 @@ ml_status ml_job_encode(ml_job *j, ml_str text, bool add_special, const int32_t 
 /* --- choice.c --- */
 ml_output_queue_fn ml_choice_output; /* ud: the choice */
 void ml_choice_release(ml_choice *c);
+/* Inserts kept JSON. */
+void ml_choice_write_sent(const ml_choice *c, int part, ml_json_out *o);
 /* "stop", "length", "abort"; NULL: not yet. */
 const char *ml_choice_finish_word(const ml_choice *c);
 /* Writes what ended the choice: a token id, a stop string, or null. */
@@ -259,6 +266,7 @@ void ml_server_metrics_end(ml_server_metrics *m, const ml_choice *c);
 typedef struct ml_meta_opts {
     bool logprobs, text, entropy;
     int32_t from; /* answer tokens before this index are left out */
+    bool grown;   /* lists of answer tokens are in sent_json */
 } ml_meta_opts;
 void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o);
 

@@ -31,8 +31,7 @@ ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_e
     ml_text_printf(&full, "%s/%s", path, name);
     st = ml_file_map(&f, full.ptr, err);
     if (st == ML_OK)
-        ml_text_printf(out, "%016llx %zu %s\n",
-                       (unsigned long long)ml_crc64(0, f.bytes.ptr, f.bytes.len),
+        ml_text_printf(out, "%016llx %zu %s\n", (unsigned long long)ml_crc64_of(f.bytes),
                        f.bytes.len, name);
     ml_file_unmap(&f);
     ml_text_release(&full);

@@ -74,7 +74,7 @@ static ml_status open_context(ml_trainer *t, ml_err *err) {
     t->stage = t->opts.stage;
     if (!m || m->sizes.size[ML_MESH_CP] == 1)
         return ML_OK;
-    if (!t->be->ops->forward[ML_OP_ORDER_ROWS])
+    if (!t->be->dev->host)
         return ml_fail(err, ML_EUNSUP,
                        "--context-parallel-size: the backend %s does not divide sequences "
                        "yet; use --device cpu, or 1",

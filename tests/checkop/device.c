@@ -33,7 +33,9 @@ typedef struct device_run {
     ml_rows rows;
     struct {
         size_t id, drawn, pos, seq_start, page_start, page, slot, loss_row, loss_id;
+        size_t adapter, key, order;
     } row_at;
+    ml_context_rows context;
     ml_op_args args;
 } device_run;
 
@@ -43,9 +45,15 @@ static bool is_exact(ml_op_id op, bool out, int i) {
     case ML_OP_ROPE_TABLE: return out;
     case ML_OP_ROPE: return !out && i == 1;
     case ML_OP_ATTN: return out && i == 1;
-    case ML_OP_MOE_ROUTE: return out && i == 0;
+    case ML_OP_MOE_ROUTE: return out ? i == 0 : i == 1;
     case ML_OP_MOE_COMBINE: return !out && i == 1;
+    case ML_OP_MOE_WEIGH: return !out && i == 1;
+    case ML_OP_MOE_SCALE: return true;
     case ML_OP_LMHEAD: return out;
+    case ML_OP_CONV: return out && i == 1;
+    case ML_OP_DECAY: return out;
+    case ML_OP_LINEAR_RNN: return i == 1;
+    case ML_OP_COMPRESS: return out && i == 1;
     default: return false;
     }
 }
@@ -166,14 +174,18 @@ static void fetch(device_run *r) {
 
 /* ---- rows ---- */
 
-static size_t reserve_ints(device_run *r, const int32_t *from, int64_t n) {
+static size_t reserve_bytes(device_run *r, const void *from, size_t bytes) {
     size_t at;
 
     if (!from)
         return 0;
-    at = reserve(r, (size_t)n * sizeof *from);
-    memcpy(r->image + at, from, (size_t)n * sizeof *from);
+    at = reserve(r, bytes);
+    memcpy(r->image + at, from, bytes);
     return at;
+}
+
+static size_t reserve_ints(device_run *r, const int32_t *from, int64_t n) {
+    return reserve_bytes(r, from, (size_t)n * sizeof *from);
 }
 
 static void place_rows(device_run *r) {
@@ -188,6 +200,12 @@ static void place_rows(device_run *r) {
     r->row_at.slot = reserve_ints(r, w->slot, w->n_seq);
     r->row_at.loss_row = reserve_ints(r, w->loss_row, w->n_loss);
     r->row_at.loss_id = reserve_ints(r, w->loss_id, w->n_loss);
+    r->row_at.adapter = reserve_ints(r, w->adapter, w->n_token);
+    r->row_at.key =
+        reserve_bytes(r, w->dropout_key, (size_t)w->n_token * sizeof *w->dropout_key);
+    if (w->context)
+        r->row_at.order = reserve_ints(r, w->context->order,
+                                       (int64_t)w->context->n_rank * w->context->n_share);
 }
 
 static const int32_t *ints_at(const device_run *r, size_t at) {
@@ -205,6 +223,13 @@ static void bind_rows(device_run *r) {
     r->rows.slot = ints_at(r, r->row_at.slot);
     r->rows.loss_row = ints_at(r, r->row_at.loss_row);
     r->rows.loss_id = ints_at(r, r->row_at.loss_id);
+    r->rows.adapter = ints_at(r, r->row_at.adapter);
+    r->rows.dropout_key = (const uint64_t *)(const void *)ints_at(r, r->row_at.key);
+    if (r->rows.context) {
+        r->context = *r->rows.context;
+        r->context.order = ints_at(r, r->row_at.order);
+        r->rows.context = &r->context;
+    }
     r->args.rows = &r->rows;
 }
 
@@ -215,8 +240,10 @@ static ml_dtype stored(const device_run *r, bool out, int i) {
     return exact ? ML_F32 : r->be->act;
 }
 
-/* Matrices have the backend's dtype. */
+/* Matrices have the backend's dtype, except those of adapters. */
 static ml_dtype stored_weight(const device_run *r, int i) {
+    if (r->c->suite->op == ML_OP_LORA)
+        return ML_F32;
     return i == 0 && r->c->w[i].n_dim > 1 && !r->c->exact ? r->be->act : ML_F32;
 }
 
@@ -274,6 +301,8 @@ static void bind(device_run *r, size_t scratch) {
     r->args.given = bound(r, &r->given);
     r->args.attr = &r->c->attr;
     r->args.scratch = scratch ? (unsigned char *)r->buf.ptr + scratch : NULL;
+    if (r->c->suite->bind)
+        r->c->suite->bind(r->c, &r->args);
 }
 
 static void forward(device_run *r, ck_result *res) {

@@ -26,6 +26,9 @@ static const struct variant {
     { { 70, 3, 33 }, 3, 18, 16, 5, .ratio = 4, .window = 8 },
     { { 90, 20 }, 2, 12, 12, 2, .ratio = 32, .window = 20, .sink = true },
     { { 41, 16 }, 2, 20, 20, 9, .ratio = 3, .window = 1, .sink = true },
+    { { 70, 20 }, 3, 144, 136, 16 },
+    { { 80, 9 }, 34, 136, 136, 5, .ratio = 4, .window = 8, .sink = true },
+    { { 70, 5 }, 2, 576, 512, 66 },
 };
 enum { N_VARIANT = sizeof variants / sizeof *variants };
 

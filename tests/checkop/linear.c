@@ -230,7 +230,7 @@ static const struct head_variant {
     ml_dtype dtype;
 } head_variants[] = {
     { 0, 2, 4, 4, ML_F32 },    { 1, 1, 1, 1, ML_F32 },      { 5, 4, 32, 16, ML_F32 },
-    { 9, 3, 20, 33, ML_BF16 }, { 70, 16, 17, 24, ML_BF16 },
+    { 9, 3, 20, 33, ML_BF16 }, { 70, 16, 17, 24, ML_BF16 }, { 40, 2, 64, 40, ML_F32 },
 };
 
 static void build_head(ck_case *c, int i) {

@@ -31,10 +31,11 @@ static const struct variant {
     { 7, 17, 3, 8, true, .softplus = true },
     { 6, 12, 2, 8, false, .softplus = true, .table = true },
     { 7, 16, 3, 8, true, .given = true, .softplus = true, .table = true },
+    { 4, 512, 10, 8, true, true, 8, 4, 2.5f },
 };
 enum {
     N_ROUTE = sizeof variants / sizeof *variants,
-    N_VARIANT = N_ROUTE - 3 /* the last ones differ in MOE_ROUTE only */
+    N_VARIANT = N_ROUTE - 4 /* the last ones differ in MOE_ROUTE only */
 };
 
 static const struct variant *begin(ck_case *c, int i) {

@@ -22,6 +22,8 @@ static const struct variant {
     { 3, 4, 18, ML_F32, false, 1e-5f, 4 },
     { 5, 6, 16, ML_BF16, true, 1e-5f, 2 },
     { 6, 3, 18, ML_F32, false, 1e-6f, NO_WEIGHT },
+    { 2, 1, 9000, ML_F32, false, 1e-6f },
+    { 2, 1, 16384, ML_F32, false, 1e-6f, NO_WEIGHT },
 };
 
 static void build(ck_case *c, int i) {

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MAX_SEQ = 4, SLOTS = 6 };
+enum { MAX_SEQ = 4, SLOTS = 6, MAX_KEY = 150, MAX_VALUE = 130 };
 
 /* Sequences of these lengths, from position 0 on, with shuffled state slots. */
 static void build_rows(ck_case *c, const int32_t *len) {
@@ -245,6 +245,9 @@ static const struct recur_variant {
     { { 65, 1 }, 2, 8, 16, 16, false, true, true },
     { { 20, 3, 4 }, 1, 3, 5, 80, false, true, true },
     { { 129 }, 2, 2, 16, 33, false, false, false },
+    { { 18, 5 }, 1, 2, 128, 66, true, false, true },
+    { { 21 }, 2, 2, 128, 64, false, true, true },
+    { { 10, 3 }, 1, 1, 150, 20, true, false, true },
 };
 
 static void build_recur(ck_case *c, int i) {
@@ -301,7 +304,7 @@ static void recur_token(const ck_case *c, ck_ref *r, double *state, int64_t t, i
     const double *v = x + c->attr.linear_rnn.v_at + h * dv;
     const double *rate = r->in[1] + t * 2 * n_head + h;
     bool delta = c->attr.linear_rnn.delta;
-    double q[64], k[64];
+    double q[MAX_KEY], k[MAX_KEY];
 
     copy_normed(q, x + c->attr.linear_rnn.q_at + key * dk, dk, delta,
                 1.0 / sqrt((double)dk));
@@ -322,7 +325,7 @@ static void recur_token(const ck_case *c, ck_ref *r, double *state, int64_t t, i
 }
 
 static void recur_forward(const ck_case *c, ck_ref *r) {
-    static double state[64 * 256];
+    static double state[MAX_KEY * MAX_VALUE];
 
     for (int32_t i = 0; i < c->rows.n_seq; i++)
         for (int32_t h = 0; h < c->attr.linear_rnn.n_head; h++) {

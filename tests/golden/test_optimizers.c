@@ -88,7 +88,7 @@ static void check_row(const fixture *w, int32_t i, int64_t r, const ml_json *wan
 
     ml_weights_unpack(&w->weights, i, 0, r, 1, ML_F32, row);
     for (const ml_json *v = want->child; v; v = v->next, n++) {
-        double x = NAN;
+        double x = HUGE_VAL;
         CHECK(ml_json_f64(v, &x));
         if (!(fabs((double)row[n] - x) <= 1e-6))
             ml_test_fail(__FILE__, __LINE__,

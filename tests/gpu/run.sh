@@ -69,6 +69,7 @@ check "$build/checkop" --device cuda
 check "$build/tests/gpu/check_draws"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
+check "$build/tests/gpu/check_engine" "$work/four-recurrent"
 check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"
 # Ranks share the GPU.

@@ -27,11 +27,29 @@ moe_shape() { # moe_shape DIR LAYERS [VOCABULARY]: layers of Qwen3-30B-A3B
 JSON
 }
 
+next_shape() { # next_shape DIR LAYERS EXPERTS [VOCABULARY]: layers of Qwen3-Next-80B-A3B
+    mkdir -p "$1"
+    cat > "$1/config.json" << JSON
+{"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "vocab_size": ${4:-151936},
+ "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": $2,
+ "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_experts": $3,
+ "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+ "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+ "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+ "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+ "partial_rotary_factor": 0.25, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+ "rope_theta": 10000000, "tie_word_embeddings": false, "hidden_act": "silu"}
+JSON
+}
+
 shapes() { # shapes DIR: the Qwen3 dense models, layers of one with experts; a few layers of each
     shape "$1/0.6B" 1024 3072 28 16 true
     shape "$1/4B" 2560 9728 36 32 true
     shape "$1/8B" 4096 12288 36 32 false
     moe_shape "$1/experts" 6
+    next_shape "$1/recurrent" 8 64
+    next_shape "$1/recurrent-512" 8 512
+    next_shape "$1/four-recurrent" 4 16 20000
     shape "$1/two-layers" 1024 3072 2 16 true 20000
     moe_shape "$1/one-layer" 1 20000
 }

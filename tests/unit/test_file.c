@@ -126,6 +126,44 @@ static void a_full_disk_leaves_no_trace(void) {
     CHECK(n_entries() == 0);
 }
 
+/* Large pieces go through the thread that writes them. */
+static void large_pieces_read_back(void) {
+    enum { PIECE = (1 << 20) + 77, N = 12 };
+    const char *path = ml_test_path("x");
+    char *bytes = malloc((size_t)N * PIECE);
+    ml_file f = { 0 };
+    ml_out o;
+    ml_err err;
+
+    for (size_t i = 0; i < (size_t)N * PIECE; i++)
+        bytes[i] = (char)(i * 31 >> 3);
+    CHECK(!ml_out_open(&o, path, &err));
+    for (size_t i = N; i-- > 0;)
+        CHECK(!ml_out_write(&o, i * PIECE, (ml_str){ bytes + i * PIECE, PIECE }, &err));
+    CHECK(!ml_out_write(&o, 5, (ml_str){ "small", 5 }, &err));
+    memcpy(bytes + 5, "small", 5);
+    CHECK(!ml_out_commit(&o, &err));
+    CHECK(!ml_file_map(&f, path, &err));
+    CHECK(f.bytes.len == (size_t)N * PIECE && !memcmp(f.bytes.ptr, bytes, f.bytes.len));
+    ml_file_unmap(&f);
+    free(bytes);
+}
+
+static void a_large_piece_that_fails_is_reported(void) {
+    static char piece[1 << 20];
+    ml_out o;
+    ml_err err = { 0 };
+    int full = open("/dev/full", O_WRONLY);
+
+    CHECK(!ml_out_open(&o, ml_test_path("x"), &err));
+    CHECK(dup2(full, o.fd) == o.fd);
+    CHECK(!ml_out_write(&o, 7, (ml_str){ piece, sizeof piece }, &err));
+    CHECK(ml_out_commit(&o, &err) == ML_EIO);
+    CHECK_HAS(err.msg, "cannot write 1048576 bytes at 7: No space left on device");
+    close(full);
+    CHECK(n_entries() == 0);
+}
+
 /* Pages of files that this process has in its memory. */
 static long n_mapped_pages(void) {
     FILE *f = fopen("/proc/self/statm", "r");
@@ -175,6 +213,9 @@ static const ml_test tests[] = {
     { "an aborted write leaves the old file", abort_leaves_the_old_file },
     { "file errors name the file and the cause", failures_are_named },
     { "a write that fails on a full disk leaves no file", a_full_disk_leaves_no_trace },
+    { "large pieces of a file read back", large_pieces_read_back },
+    { "a large piece that cannot be written is reported",
+      a_large_piece_that_fails_is_reported },
     { "a mapped file's forgotten pages leave resident memory",
       forgotten_bytes_leave_memory_and_come_back },
     { 0 },

@@ -191,9 +191,9 @@ static double bound(const ml_json *s, const char *key, double absent) {
 static bool number_fits(const ml_json *v, const ml_json *s) {
     double x = 0;
     ml_json_f64(v, &x);
-    return x >= bound(s, "minimum", -INFINITY) && x <= bound(s, "maximum", INFINITY) &&
-           x > bound(s, "exclusiveMinimum", -INFINITY) &&
-           x < bound(s, "exclusiveMaximum", INFINITY);
+    return x >= bound(s, "minimum", -HUGE_VAL) && x <= bound(s, "maximum", HUGE_VAL) &&
+           x > bound(s, "exclusiveMinimum", -HUGE_VAL) &&
+           x < bound(s, "exclusiveMaximum", HUGE_VAL);
 }
 
 static bool string_fits(const ml_json *v, const ml_json *s) {
@@ -202,14 +202,14 @@ static bool string_fits(const ml_json *v, const ml_json *s) {
 
     for (; p < v->text.ptr + v->text.len; n++)
         ml_utf8_next(&p);
-    return n >= bound(s, "minLength", 0) && n <= bound(s, "maxLength", INFINITY);
+    return n >= bound(s, "minLength", 0) && n <= bound(s, "maxLength", HUGE_VAL);
 }
 
 static bool array_fits(const ml_json *v, const ml_json *s, const ml_json *root) {
     const ml_json *prefix = ml_json_get(s, "prefixItems");
 
     prefix = prefix ? prefix->child : NULL;
-    if (v->n < bound(s, "minItems", 0) || v->n > bound(s, "maxItems", INFINITY))
+    if (v->n < bound(s, "minItems", 0) || v->n > bound(s, "maxItems", HUGE_VAL))
         return false;
     for (const ml_json *c = v->child; c; c = c->next) {
         if (!validates(c, prefix ? prefix : ml_json_get(s, "items"), root))

@@ -54,8 +54,7 @@ static void limits_hold(void) {
         "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n",
         "import os\nos.close(1)\nos.close(2)\nwhile True: pass\n",
         "import signal, time\nsignal.pthread_sigmask(0, range(1, 65))\ntime.sleep(1e6)\n",
-        "import os, time\nif os.fork() == 0:\n  os.setsid()\n  time.sleep(1e6)\n"
-        "time.sleep(1e6)\n",
+        "import os, time\nos.fork() or os.setsid()\ntime.sleep(1e6)\n",
     };
     char out[100000];
 

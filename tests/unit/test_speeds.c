@@ -127,7 +127,7 @@ static void only_sizes(void) {
     CHECK_HAS(why.msg, "a planned h200 has no memory");
     for (int i = 0; i < ML_OP_COUNT; i++)
         CHECK(be.ops->forward[i] && be.ops->backward[i]);
-    CHECK(ml_cuda_has_op(ML_OP_ATTN) && !ml_cuda_has_op(ML_OP_LINEAR_RNN));
+    CHECK(ml_cuda_has_op(ML_OP_ATTN) && !ml_cuda_has_op(ML_OP_GATHER_COLS));
     ml_backend_close(&be);
 }
 

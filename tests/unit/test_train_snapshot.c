@@ -422,9 +422,22 @@ static void checksum_is_the_standard_one(void) {
 
     CHECK(ml_crc64(0, "123456789", 9) == 0x995DC9BBDF1939FAu);
     memset(text, 'x', sizeof text);
-    for (size_t cut = 0; cut <= sizeof text; cut += 7)
-        CHECK(ml_crc64(ml_crc64(0, text, cut), text + cut, sizeof text - cut) ==
-              ml_crc64(0, text, sizeof text));
+    for (size_t cut = 0; cut <= sizeof text; cut += 7) {
+        uint64_t first = ml_crc64(0, text, cut), whole = ml_crc64(0, text, sizeof text);
+        uint64_t second = ml_crc64(0, text + cut, sizeof text - cut);
+        CHECK(ml_crc64(first, text + cut, sizeof text - cut) == whole);
+        CHECK(ml_crc64_join(first, second, sizeof text - cut) == whole);
+    }
+}
+
+static void threads_compute_the_same_checksum(void) {
+    static unsigned char text[(1 << 24) + 5];
+
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (unsigned char)(i * i >> 7);
+    for (size_t n = sizeof text - 8; n <= sizeof text; n += 4)
+        CHECK(ml_crc64_of((ml_str){ (char *)text, n }) == ml_crc64(0, text, n));
+    CHECK(ml_crc64_of((ml_str){ NULL, 0 }) == 0);
 }
 
 static const ml_test tests[] = {
@@ -444,6 +457,7 @@ static const ml_test tests[] = {
     { "old snapshots are removed", old_ones_and_leftovers_go },
     { "a save that is killed leaves a whole snapshot", survives_being_killed, 300 },
     { "CRC-64 gives the published value", checksum_is_the_standard_one },
+    { "threads compute the checksum of one", threads_compute_the_same_checksum },
     { 0 },
 };
 

@@ -111,12 +111,45 @@ ML_CUDA_OP(moe_gather)  /* moe.cu */
 ML_CUDA_OP(moe_linear)  /* moe_linear.cu */
 ML_CUDA_OP(moe_combine) /* moe.cu */
 ML_CUDA_OP(lmhead)      /* lmhead.cu */
+ML_CUDA_OP(conv)        /* conv.cu */
+ML_CUDA_OP(decay)       /* decay.cu */
+ML_CUDA_OP(linear_rnn)  /* linear_rnn.cu, linear_rnn_back.cu */
+ML_CUDA_OP(compress)    /* compress.cu */
+ML_CUDA_OP(index)       /* index.cu; backward has nothing to do */
+ML_CUDA_OP(attn_chosen) /* attn_chosen.cu */
+ML_CUDA_OP(slice)       /* copies.cu */
+ML_CUDA_OP(concat)      /* copies.cu */
+ML_CUDA_OP(split_cols)  /* copies.cu */
+ML_CUDA_OP(order_rows)  /* copies.cu */
+ML_CUDA_OP(tanh)        /* elementwise.cu */
+ML_CUDA_OP(scale)       /* elementwise.cu */
+ML_CUDA_OP(col_scale)   /* elementwise.cu */
+ML_CUDA_OP(moe_scale)   /* elementwise.cu */
+ML_CUDA_OP(row_gate)    /* rows.cu */
+ML_CUDA_OP(layernorm)   /* rows.cu */
+ML_CUDA_OP(cutoff)      /* rows.cu */
+ML_CUDA_OP(match_rms)   /* rows.cu */
+ML_CUDA_OP(moe_weigh)   /* moe.cu */
+ML_CUDA_OP(head_linear) /* moe_linear.cu */
+ML_CUDA_OP(stream_mix)  /* streams.cu */
+ML_CUDA_OP(hyper_coef)  /* streams.cu */
+ML_CUDA_OP(lora)        /* lora.cu */
 #undef ML_CUDA_OP
-void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* merge.cu */
+void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* copies.cu */
 
 /* y [n] += the sum of part [n_part, n], in order.  elementwise.cu */
 void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_part,
                        int64_t n);
+
+/* Of the rows of a norm, or NULL. */
+typedef struct ml_row_stats {
+    const float *mean, *scale;
+} ml_row_stats;
+
+/* y [n] += the sums over rows of dy x, or of dy (x - mean) scale; x NULL: of dy.  part has
+ * ml_cuda_column_scratch bytes.  elementwise.cu */
+void ml_cuda_column_sums(ml_cuda_stream *s, float *y, const ml_tensor *dy,
+                         const ml_tensor *x, ml_row_stats stats, float *part);
 
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
 

@@ -1,4 +1,5 @@
 /* cuda.cu - the CUDA backend: memory, stream, op table, CUDA graphs. */
+#include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/lmhead.cuh"
@@ -150,46 +151,29 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
     const ml_op_attr *attr = a->attr;
     const int64_t *w = a->w[0].shape;
 
-    if (op == ML_OP_ATTN && attr->attn.head_dim > 256)
+    if ((op == ML_OP_ATTN || op == ML_OP_ATTN_CHOSEN) &&
+        (attr->attn.head_dim > ML_ATTN_MOST || attr->attn.value_dim > ML_ATTN_MOST))
         return refuse(err, "a head size of", attr->attn.head_dim);
-    if (op == ML_OP_ATTN && attr->attn.value_dim != attr->attn.head_dim)
-        return refuse(err, "values of another size than keys,", attr->attn.value_dim);
     if (op == ML_OP_ATTN && a->out[2].dtype != a->in[1].dtype)
         return refuse(err, "keys in another type than activations, of size",
                       attr->attn.head_dim);
-    if (op == ML_OP_ATTN && a->w[0].n_dim)
-        return refuse(err, "attention sinks,", attr->attn.n_head);
-    if (op == ML_OP_ATTN && attr->attn.chunk)
-        return refuse(err, "attention in chunks of", attr->attn.chunk);
-    if (op == ML_OP_ROPE && (attr->rope.at || attr->rope.inverse))
-        return refuse(err, "rotations of the last elements of a head, of size",
-                      attr->rope.head_dim);
-    if (op == ML_OP_ROPE_TABLE && attr->rope.rope->stride > 1)
-        return refuse(err, "rotary positions in steps of", attr->rope.rope->stride);
-    if (op == ML_OP_GLU && attr->glu.limit > 0.0f)
-        return refuse(err, "a clamped SwiGLU with the limit", (long long)attr->glu.limit);
-    if (op == ML_OP_MOE_ROUTE && (attr->moe.sqrt_softplus || a->in[1].n_dim))
-        return refuse(err,
-                      "sqrt(softplus) scores or a table of experts:", attr->moe.n_expert);
-    if (op == ML_OP_MOE_COMBINE && !a->in[1].n_dim)
-        return refuse(err, "sums without weights of experts:", attr->moe.n_expert);
+    if (op == ML_OP_INDEX && !ml_index_fits(attr))
+        return refuse(err, "a selection of keys:", attr->index.top_k);
     if (op == ML_OP_MOE_ROUTE && attr->moe.n_expert > ML_MOE_EXPERTS)
         return refuse(err, "experts:", attr->moe.n_expert);
     if (op == ML_OP_MOE_ROUTE && attr->moe.top_k > ML_MOE_TOP)
         return refuse(err, "experts of a token:", attr->moe.top_k);
     if (op == ML_OP_MOE_ROUTE && attr->moe.n_group > ML_MOE_GROUPS)
         return refuse(err, "groups of experts:", attr->moe.n_group);
-    if (op == ML_OP_RMSNORM && !a->w[0].n_dim)
-        return refuse(err, "a norm without weights, of width", attr->norm.width);
-    if (op == ML_OP_RMSNORM && attr->norm.width > 8192)
+    if (op == ML_OP_RMSNORM &&
+        attr->norm.width > (attr->norm.width % 8 ? ML_NORM_WIDE : ML_NORM_WIDEST))
         return refuse(err, "a norm over", attr->norm.width);
-    if (op == ML_OP_ROPE_TABLE && attr->rope.rope->dim > 1024)
-        return refuse(err, "rotary frequencies in", attr->rope.rope->dim);
-    if (op == ML_OP_ROPE_TABLE && attr->rope.rope->temper_step > 0.0f)
-        return refuse(err, "an attention temperature that changes every",
-                      (long long)attr->rope.rope->temper_step);
     if (op == ML_OP_LMHEAD && w[0] > (int64_t)ML_SPLITS * ML_SPLIT)
         return refuse(err, "a vocabulary of", (long long)w[0]);
+    if (op == ML_OP_CONV && w[1] > ML_CONV_MOST_TAPS)
+        return refuse(err, "a convolution over", (long long)w[1]);
+    if (op == ML_OP_LINEAR_RNN && attr->linear_rnn.key_dim > ML_RNN_MOST_KEY)
+        return refuse(err, "recurrent heads with keys of", attr->linear_rnn.key_dim);
     if (backward)
         return ML_OK;
     if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a))

@@ -1,4 +1,4 @@
-/* elementwise.cu - ADD, GLU, and the reduction of partial sums. */
+/* elementwise.cu - ADD, GLU, TANH, SCALE, COL_SCALE, MOE_SCALE, and sums over rows. */
 #include "backend/cuda/glu.cuh"
 
 enum { THREADS = 256 };
@@ -68,6 +68,7 @@ template <class T> struct glu_call {
     const T *g, *u, *dy;
     int64_t n, width, ld;
     ml_act act;
+    float limit;
     bool add_g, add_u;
 };
 
@@ -82,7 +83,7 @@ template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
     ml_load(u, c.u + at);
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        ml_gate r = ml_gate_of(g[k], u[k], c.act);
+        ml_gate r = ml_gate_of(g[k], u[k], c.act, c.limit);
         g[k] = r.act * r.up;
     }
     ml_store(c.y + i, g);
@@ -112,7 +113,7 @@ template <class T, int V> __global__ void glu_back_kernel(glu_call<T> c) {
     ml_load(dy, c.dy + i);
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        ml_gate r = ml_gate_of(g[k], u[k], c.act);
+        ml_gate r = ml_gate_of(g[k], u[k], c.act, c.limit);
         g[k] = (dy[k] * r.up) * r.slope;
         u[k] = (dy[k] * r.act) * r.keep;
     }
@@ -131,6 +132,7 @@ template <class T> static glu_call<T> glu_open(const ml_op_args *a, int64_t widt
     c.g = (const T *)a->in[0].data;
     c.u = fused ? c.g + width : (const T *)a->in[1].data;
     c.act = a->attr->glu.act;
+    c.limit = a->attr->glu.limit;
     return c;
 }
 
@@ -184,6 +186,187 @@ void ml_cuda_glu_backward(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(a->dout[0].dtype, glu_backward<T>(s, a));
 }
 
+/* ---- one number from one number: TANH, SCALE, COL_SCALE ---- */
+
+/* What a number of the output depends on: in[i], and w[i % width] where there are weights. */
+template <class T> struct map_call {
+    T *to;
+    const T *from, *also; /* also: the output of TANH, in backward */
+    const float *w;       /* NULL: `by` */
+    int64_t n, width;
+    float by;
+    bool add;
+};
+
+struct tanh_of {
+    template <class T>
+    __device__ static float at(const map_call<T> &, float x, float, int64_t) {
+        return tanhf(x);
+    }
+};
+
+struct tanh_slope {
+    template <class T>
+    __device__ static float at(const map_call<T> &, float dy, float y, int64_t) {
+        return dy * ((1.0f - y) * (1.0f + y));
+    }
+};
+
+/* The product of the number and its column's factor, or the factor of all. */
+struct scaled {
+    template <class T>
+    __device__ static float at(const map_call<T> &c, float x, float, int64_t i) {
+        return x * (c.w ? c.w[i % c.width] : c.by);
+    }
+};
+
+template <class F, class T, int V> __global__ void map_kernel(map_call<T> c) {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
+    float x[V], y[V] = {};
+
+    if (i >= c.n)
+        return;
+    ml_load(x, c.from + i);
+    if (c.also)
+        ml_load(y, c.also + i);
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        x[k] = F::at(c, x[k], y[k], i + k);
+    put_gradient(c.to + i, x, c.add);
+}
+
+template <class F, class T>
+static void map_run(ml_stream *s, const map_call<T> &c, const char *name) {
+    const int V = ml_wide<T>::n;
+
+    if (c.n == 0)
+        return;
+    if (c.n % V == 0)
+        map_kernel<F, T, V>
+            <<<ml_cuda_blocks(c.n, THREADS * V), THREADS, 0, ml_cuda(s)->stream>>>(c);
+    else
+        map_kernel<F, T, 1>
+            <<<ml_cuda_blocks(c.n, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), name);
+}
+
+template <class T>
+static map_call<T> map_open(const ml_tensor *to, const ml_tensor *from, bool add) {
+    map_call<T> c = {};
+
+    c.to = (T *)to->data;
+    c.from = (const T *)from->data;
+    c.n = ml_tensor_count(to);
+    c.add = add;
+    return c;
+}
+
+void ml_cuda_tanh_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->out[0].dtype,
+                  map_run<tanh_of>(s, map_open<T>(&a->out[0], &a->in[0], false), "tanh"));
+}
+
+template <class T> static void tanh_backward(ml_stream *s, const ml_op_args *a) {
+    map_call<T> c = map_open<T>(&a->din[0], &a->dout[0], a->din_add[0]);
+
+    c.also = (const T *)a->out[0].data;
+    map_run<tanh_slope>(s, c, "tanh backward");
+}
+
+void ml_cuda_tanh_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype, tanh_backward<T>(s, a));
+}
+
+/* SCALE has one weight, or none. */
+template <class T>
+static void scale(ml_stream *s, const ml_op_args *a, const ml_tensor *to,
+                  const ml_tensor *from, bool add) {
+    map_call<T> c = map_open<T>(to, from, add);
+
+    c.w = (const float *)a->w[0].data;
+    c.width = a->w[0].n_dim ? a->w[0].shape[0] : 1;
+    c.by = a->attr->scale;
+    map_run<scaled>(s, c, "scale");
+}
+
+void ml_cuda_scale_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->out[0].dtype, scale<T>(s, a, &a->out[0], &a->in[0], false));
+}
+
+void ml_cuda_scale_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype,
+                      scale<T>(s, a, &a->din[0], &a->dout[0], a->din_add[0]));
+}
+
+void ml_cuda_col_scale_forward(ml_stream *s, const ml_op_args *a) {
+    ml_cuda_scale_forward(s, a);
+}
+
+void ml_cuda_col_scale_backward(ml_stream *s, const ml_op_args *a) {
+    ml_row_stats none = {};
+
+    ml_cuda_scale_backward(s, a);
+    if (a->dw[0].data)
+        ml_cuda_column_sums(ml_cuda(s), (float *)a->dw[0].data, &a->dout[0], &a->in[0],
+                            none, (float *)a->scratch);
+}
+
+/* ---- moe-scale: few numbers per token ---- */
+
+__global__ static void expert_scale_kernel(float *to, const float *from,
+                                           const int32_t *expert, const float *w, int64_t n,
+                                           bool add) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    float x;
+
+    if (i >= n)
+        return;
+    x = from[i] * w[expert[i]];
+    to[i] = add ? to[i] + x : x;
+}
+
+/* A block for each expert; thread i adds up every THREADS-th number from the i-th on. */
+__global__ static void expert_scale_sums(float *dw, const float *dy, const float *weight,
+                                         const int32_t *expert, int64_t n) {
+    __shared__ float smem[THREADS / 32];
+    float sum = 0.0f;
+
+    for (int64_t i = threadIdx.x; i < n; i += THREADS)
+        if (expert[i] == (int32_t)blockIdx.x)
+            sum = fmaf(dy[i], weight[i], sum);
+    sum = ml_block_sum<THREADS / 32>(sum, smem);
+    if (threadIdx.x == 0)
+        dw[blockIdx.x] += sum;
+}
+
+static void expert_scale(ml_stream *s, const ml_op_args *a, const ml_tensor *to,
+                         const ml_tensor *from, bool add) {
+    int64_t n = ml_tensor_count(to);
+
+    if (n)
+        expert_scale_kernel<<<ml_cuda_blocks(n, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
+            (float *)to->data, (const float *)from->data, (const int32_t *)a->in[1].data,
+            (const float *)a->w[0].data, n, add);
+    ml_cuda_launched(ml_cuda(s), "moe-scale");
+}
+
+void ml_cuda_moe_scale_forward(ml_stream *s, const ml_op_args *a) {
+    expert_scale(s, a, &a->out[0], &a->in[0], false);
+}
+
+void ml_cuda_moe_scale_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        expert_scale(s, a, &a->din[0], &a->dout[0], a->din_add[0]);
+    if (a->dw[0].data)
+        expert_scale_sums<<<(unsigned)a->w[0].shape[0], THREADS, 0, ml_cuda(s)->stream>>>(
+            (float *)a->dw[0].data, (const float *)a->dout[0].data,
+            (const float *)a->in[0].data, (const int32_t *)a->in[1].data,
+            ml_tensor_count(&a->dout[0]));
+    ml_cuda_launched(ml_cuda(s), "moe-scale backward");
+}
+
 /* ---- partial sums ---- */
 
 __global__ static void parts_kernel(float *y, const float *part, int n_part, int64_t n) {
@@ -201,4 +384,39 @@ void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_par
                        int64_t n) {
     parts_kernel<<<ml_cuda_blocks(n, THREADS), THREADS, 0, s->stream>>>(y, part, n_part, n);
     ml_cuda_launched(s, "a sum of parts");
+}
+
+/* Sums of ML_COLUMN_ROWS rows each; rows in order. */
+template <class T>
+__global__ void column_kernel(float *part, const T *dy, const T *x, ml_row_stats stats,
+                              int64_t rows, int64_t n) {
+    int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t first = (int64_t)blockIdx.y * ML_COLUMN_ROWS;
+    int64_t end = first + ML_COLUMN_ROWS < rows ? first + ML_COLUMN_ROWS : rows;
+    float sum = 0.0f;
+
+    if (col >= n)
+        return;
+    for (int64_t t = first; t < end; t++) {
+        float h = x ? ml_f32(x[t * n + col]) : 1.0f;
+        if (stats.mean)
+            h = (h - stats.mean[t]) * stats.scale[t];
+        sum = fmaf(ml_f32(dy[t * n + col]), h, sum);
+    }
+    part[(int64_t)blockIdx.y * n + col] = sum;
+}
+
+void ml_cuda_column_sums(ml_cuda_stream *s, float *y, const ml_tensor *dy,
+                         const ml_tensor *x, ml_row_stats stats, float *part) {
+    int64_t rows = dy->shape[0], n = dy->shape[1];
+    unsigned parts = ml_cuda_blocks(rows, ML_COLUMN_ROWS);
+
+    if (rows == 0)
+        return;
+    ML_CUDA_TYPED(
+        dy->dtype, column_kernel<T>
+        <<<dim3(ml_cuda_blocks(n, THREADS), parts), THREADS, 0, s->stream>>>(
+            part, (const T *)dy->data, x ? (const T *)x->data : NULL, stats, rows, n));
+    ml_cuda_launched(s, "sums of columns");
+    ml_cuda_add_parts(s, y, part, (int)parts, n);
 }

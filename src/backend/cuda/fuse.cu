@@ -150,6 +150,7 @@ static ml_skinny_gemm skinny_of(const products *p) {
     if (p->glu) {
         f.gated = (bf16 *)last->data;
         f.act = p->glu->attr->glu.act;
+        f.limit = p->glu->attr->glu.limit;
     }
     return f;
 }
@@ -162,7 +163,8 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
         return 0;
     p = find_products(c, n);
     if (p.n_linear == 0 || !is_bf16(&p) || !products_fit(&p) ||
-        (p.norm && p.norm->w[0].shape[0] != p.linear[0]->w[0].shape[1]))
+        (p.norm && (p.norm->w[0].shape[0] != p.linear[0]->w[0].shape[1] ||
+                    p.norm->attr->norm.width > ML_NORM_WIDE)))
         return 0;
     f = skinny_of(&p);
     if (!ml_skinny_gemm_supports(&f))
@@ -240,7 +242,7 @@ static bool norm_fits(const ml_op_args *norm, const ml_op_args *rope) {
 
 static bool rope_fits(const ml_op_args *rope, int d) {
     return rope->attr->rope.head_dim == d && rope->attr->rope.dim == d &&
-           !rope->attr->rope.interleaved;
+           !rope->attr->rope.interleaved && !rope->attr->rope.inverse;
 }
 
 static ml_qk_norm_rope_side side_of(const ml_op_args *norm, const ml_op_args *rope) {
@@ -295,6 +297,7 @@ static bool find_qk_norm_rope(heads *h, const ml_op_call *c, int n) {
     h->n_call = at + 3;
     d = h->attn->attr->attn.head_dim;
     if (h->attn->in[0].dtype != ML_BF16 || d % 16 != 0 || d > 128 ||
+        h->attn->attr->attn.value_dim != d || !h->attn->out[3].data ||
         !same(&h->rope[0]->in[1], &h->rope[1]->in[1]))
         return false;
     for (int i = 0; i < 2; i++)

@@ -31,7 +31,18 @@ __device__ static inline ml_gate ml_clamped_gate(float g, float u) {
     return r;
 }
 
-__device__ static inline ml_gate ml_gate_of(float g, float u, ml_act act) {
+/* SwiGLU whose inputs are clamped: the gate above, the other one on both sides. */
+__device__ static inline ml_gate ml_limited_gate(float g, float u, float limit) {
+    float low = g > limit ? limit : g, cut = u > limit ? limit : u < -limit ? -limit : u;
+    float sig = ml_sigmoid(low), act = low * sig;
+    ml_gate r = { act, g > limit ? 0.0f : fmaf(act, 1.0f - sig, sig), cut,
+                  u == cut ? 1.0f : 0.0f };
+
+    return r;
+}
+
+/* limit: of SiLU; 0: none. */
+__device__ static inline ml_gate ml_gate_of(float g, float u, ml_act act, float limit) {
     float sig = ml_sigmoid(g);
     ml_gate silu = { g * sig, fmaf(g * sig, 1.0f - sig, sig), u, 1.0f };
     ml_gate sigmoid = { sig, sig * (1.0f - sig), u, 1.0f };
@@ -42,7 +53,7 @@ __device__ static inline ml_gate ml_gate_of(float g, float u, ml_act act) {
     case ML_ACT_SIGMOID: return sigmoid;
     case ML_ACT_RELU: return relu;
     case ML_ACT_CLAMPED: return ml_clamped_gate(g, u);
-    default: return silu;
+    default: return limit > 0.0f ? ml_limited_gate(g, u, limit) : silu;
     }
 }
 

@@ -16,8 +16,8 @@ template <class T> struct norm_call {
     const T *x, *dy;
     const T *plus; /* forward: the norm is of x + plus, which is written to sum; or NULL */
     T *sum;
-    const float *w;
-    float *part; /* [chunks, width] sums of dw, or NULL */
+    const float *w; /* NULL: 1 */
+    float *part;    /* [chunks, width] sums of dw, or NULL */
     int64_t n_group, per_chunk;
     int64_t first, step; /* group i is the (first + i step)th of the batch */
     int width, n_weight; /* group g of the batch has weight row g mod n_weight */
@@ -68,10 +68,10 @@ __device__ static float dot(const float (&a)[S::V], const float (&b)[S::V], floa
 template <class S, class T>
 __device__ static void load_weight(float (&w)[S::V], const norm_call<T> &c,
                                    const float *from, int i) {
-    load_pack<S>(w, from, i, c.width);
+    load_pack<S>(w, from, i, c.w ? c.width : 0);
 #pragma unroll
     for (int k = 0; k < S::V; k++)
-        w[k] += c.plus_one ? 1.0f : 0.0f;
+        w[k] += c.plus_one || !c.w ? 1.0f : 0.0f;
 }
 
 /* x + plus, rounded as ADD does. */
@@ -165,14 +165,16 @@ __device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, 
 
 /* A block loops over the groups of a chunk; its teams' sums of dw are added in order. */
 template <class S, class T>
-__global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
+__global__ void __launch_bounds__(THREADS, S::PACKS == 1          ? 4
+                                           : S::PACKS * S::V > 32 ? 1
+                                                                  : 2)
     norm_back_kernel(norm_call<T> c) {
     extern __shared__ float sums[]; /* [TEAMS][width] */
     __shared__ float smem[THREADS / 32];
     int lane = (int)threadIdx.x % S::TEAM, team = (int)threadIdx.x / S::TEAM;
     int64_t first = (int64_t)blockIdx.x * c.per_chunk;
     int64_t end = first + c.per_chunk < c.n_group ? first + c.per_chunk : c.n_group;
-    float dw[S::PACKS][S::V] = {};
+    float dw[S::PACKS][S::V] = {}, *to;
 
     for (int64_t base = first; base < end; base += S::TEAMS) {
         bool there = base + team < end;
@@ -181,12 +183,15 @@ __global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
     }
     if (!c.part)
         return;
+    to = S::TEAMS == 1 ? c.part + (int64_t)blockIdx.x * c.width : sums;
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++)
 #pragma unroll
         for (int k = 0; k < S::V; k++)
             if (pack_at<S>(lane, j) + k < c.width)
-                sums[team * c.width + pack_at<S>(lane, j) + k] = dw[j][k];
+                to[team * c.width + pack_at<S>(lane, j) + k] = dw[j][k];
+    if (S::TEAMS == 1)
+        return;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < c.width; i += THREADS) {
         float sum = 0.0f;
@@ -223,7 +228,7 @@ static int64_t groups_per_chunk(int64_t n_group, int width) {
 template <class S, class T>
 static void norm_launch(ml_stream *s, const norm_call<T> &c, bool back) {
     cudaStream_t stream = ml_cuda(s)->stream;
-    size_t sums = (size_t)S::TEAMS * (size_t)c.width * sizeof(float);
+    size_t sums = S::TEAMS == 1 ? 0 : (size_t)S::TEAMS * (size_t)c.width * sizeof(float);
 
     if (back)
         norm_back_kernel<S, T>
@@ -244,8 +249,10 @@ template <class T> static void norm_run(ml_stream *s, const norm_call<T> &c, boo
         norm_launch<shares<16, 1, 8>>(s, c, back);
     else if (c.width <= 1024)
         norm_launch<shares<32, 4, 8>>(s, c, back);
-    else
+    else if (c.width <= 8192)
         norm_launch<shares<256, 4, 8>>(s, c, back);
+    else
+        norm_launch<shares<256, ML_NORM_WIDEST / 2048, 8>>(s, c, back);
 }
 
 template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
@@ -254,7 +261,7 @@ template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
     c.x = (const T *)a->in[0].data;
     c.w = (const float *)a->w[0].data;
     c.width = a->attr->norm.width;
-    c.n_weight = (int)(a->w[0].shape[0] / c.width);
+    c.n_weight = c.w ? (int)(a->w[0].shape[0] / c.width) : 1;
     c.step = 1;
     c.n_group = ml_tensor_count(&a->in[0]) / c.width;
     c.eps = a->attr->norm.eps;
@@ -280,7 +287,7 @@ template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) 
     c.n_group /= c.n_weight;
     c.per_chunk = groups_per_chunk(c.n_group, c.width);
     c.step = c.n_weight;
-    for (; c.first < c.n_weight && c.n_group; c.first++, c.w += c.width) {
+    for (; c.first < c.n_weight && c.n_group; c.first++, c.w += c.w ? c.width : 0) {
         norm_run<T>(s, c, true);
         if (c.part)
             norm_dw_kernel<<<ml_cuda_blocks(c.width, DW_COLUMNS), THREADS, 0,

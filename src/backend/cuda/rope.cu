@@ -1,29 +1,41 @@
 /* rope.cu - ROPE_TABLE and ROPE. */
 #include "backend/cuda/common.cuh"
 
-enum { THREADS = 256, MAX_FREQ = 512 };
+enum { THREADS = 256, FREQUENCIES = 512 };
 
 /* ---- the table ---- */
 
-/* A kernel argument: the model's frequencies are a few hundred bytes. */
+/* A kernel argument: frequencies `first` and following ones. */
 struct frequencies {
-    float at[MAX_FREQ];
+    float at[FREQUENCIES];
+    int first, n;
 };
 
-/* The angle is one f32 product; its sine and cosine are taken in f64 and rounded once. */
-__global__ static void table_kernel(float *cs, const int32_t *pos, int64_t n, int half,
-                                    double scale,
-                                    const __grid_constant__ frequencies freq) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t t = i / half;
-    int k = (int)(i % half);
-    double sine, cosine;
+/* The factor of the cosines and sines of a position. */
+__device__ static double table_scale(const ml_rope &r, float pos) {
+    double scale = (double)r.scale;
 
-    if (i >= n * half)
+    if (r.temper_step > 0.0f)
+        scale *= 1.0 + (double)r.temper *
+                           (double)(float)log(
+                               (double)(1.0f + floorf((pos + 1.0f) / r.temper_step)));
+    return scale;
+}
+
+/* The angle is one f32 product; its sine and cosine are taken in f64 and rounded once. */
+__global__ static void table_kernel(float *cs, const int32_t *pos, int64_t n, ml_rope rope,
+                                    const __grid_constant__ frequencies freq) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, t = i / freq.n;
+    int k = (int)(i % freq.n), half = rope.dim / 2, at;
+    double sine, cosine, scale;
+
+    if (i >= n * freq.n)
         return;
-    sincos((double)((float)pos[t] * freq.at[k]), &sine, &cosine);
-    cs[t * 2 * half + k] = (float)(cosine * scale);
-    cs[t * 2 * half + half + k] = (float)(sine * scale);
+    at = rope.stride > 1 ? pos[t] - pos[t] % rope.stride : pos[t];
+    scale = table_scale(rope, (float)at);
+    sincos((double)((float)at * freq.at[k]), &sine, &cosine);
+    cs[t * 2 * half + freq.first + k] = (float)(cosine * scale);
+    cs[t * 2 * half + half + freq.first + k] = (float)(sine * scale);
 }
 
 void ml_cuda_rope_table_forward(ml_stream *s, const ml_op_args *a) {
@@ -32,13 +44,15 @@ void ml_cuda_rope_table_forward(ml_stream *s, const ml_op_args *a) {
     int half = rope->dim / 2;
     frequencies freq;
 
-    for (int i = 0; i < half; i++)
-        freq.at[i] = rope->freq[i];
-    if (n == 0)
-        return;
-    table_kernel<<<ml_cuda_blocks(n * half, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
-        (float *)a->out[0].data, a->rows->pos, n, half, (double)rope->scale, freq);
-    ml_cuda_launched(ml_cuda(s), "rope-table");
+    for (freq.first = 0; n && freq.first < half; freq.first += freq.n) {
+        freq.n = half - freq.first < FREQUENCIES ? half - freq.first : (int)FREQUENCIES;
+        for (int i = 0; i < freq.n; i++)
+            freq.at[i] = rope->freq[freq.first + i];
+        table_kernel<<<ml_cuda_blocks(n * freq.n, THREADS), THREADS, 0,
+                       ml_cuda(s)->stream>>>((float *)a->out[0].data, a->rows->pos, n,
+                                             *rope, freq);
+        ml_cuda_launched(ml_cuda(s), "rope-table");
+    }
 }
 
 void ml_cuda_rope_table_backward(ml_stream *s, const ml_op_args *a) {
@@ -56,12 +70,18 @@ template <class T> struct rope_call {
     int64_t n;          /* rows * width / 2: a thread rotates, or copies, two numbers */
     int64_t width;      /* of a row */
     int head_dim, half; /* half: pairs of a head that rotate */
+    int first;          /* the first rotated element of a head */
     bool interleaved, add;
     float sign;
 };
 
 template <class T> __device__ static void put(T *to, float x, bool add) {
     *to = ml_as<T>(add ? ml_f32(*to) + x : x);
+}
+
+/* The i-th element of a head that is not rotated. */
+template <class T> __device__ static int unrotated(const rope_call<T> &c, int i) {
+    return i < c.first ? i : i + 2 * c.half;
 }
 
 template <class T> __global__ void rope_kernel(rope_call<T> c) {
@@ -75,11 +95,11 @@ template <class T> __global__ void rope_kernel(rope_call<T> c) {
     if (i >= c.n)
         return;
     if (k < c.half) {
-        at0 = head + (c.interleaved ? 2 * k : k);
-        at1 = head + (c.interleaved ? 2 * k + 1 : k + c.half);
-    } else { /* not rotated: 2 * half .. head_dim - 1 */
-        at0 = head + 2 * k;
-        at1 = at0 + 1;
+        at0 = head + c.first + (c.interleaved ? 2 * k : k);
+        at1 = head + c.first + (c.interleaved ? 2 * k + 1 : k + c.half);
+    } else {
+        at0 = head + unrotated(c, 2 * (k - c.half));
+        at1 = head + unrotated(c, 2 * (k - c.half) + 1);
     }
     x0 = ml_f32(c.x[at0]);
     x1 = ml_f32(c.x[at1]);
@@ -140,9 +160,10 @@ static void rope(ml_stream *s, const ml_op_args *a, const ml_tensor *from,
     c.width = from->shape[1];
     c.head_dim = a->attr->rope.head_dim;
     c.half = a->attr->rope.dim / 2;
+    c.first = a->attr->rope.at;
     c.interleaved = a->attr->rope.interleaved;
     c.add = add;
-    c.sign = back ? -1.0f : 1.0f;
+    c.sign = back != a->attr->rope.inverse ? -1.0f : 1.0f;
     if (c.n == 0)
         return;
     if (!c.interleaved && 2 * c.half == c.head_dim && c.half % V == 0)

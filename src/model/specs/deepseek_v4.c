@@ -48,7 +48,8 @@ static int32_t coefficients(ml_builder *b, const ml_decoder *d, const v4 *s, int
                         (ml_linear_opts){ .name = name->fn,
                                           .n_out = head ? n : n * (n + 2),
                                           .bare = true,
-                                          .keep_f32 = true });
+                                          .keep_f32 = true,
+                                          .f32_out = true });
     return ml_build_hyper(b, x,
                           (ml_hyper_opts){ .scale = name->scale,
                                            .base = name->base,

@@ -3,23 +3,23 @@
 
 enum { THREADS = 128, MANY_ROWS = 64 /* per sequence on average: wgmma pays */ };
 
-/* V numbers per access; a value's padding (d .. dv - 1) becomes zero. */
+/* V numbers per access; a value's padding (e .. dv - 1) becomes zero. */
 template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
     int key = c.pos[row];
     const int32_t *page = c.page + c.page_start[seq];
-    const T *k = c.k + (int64_t)row * c.n_kv * c.d, *v = c.v + (int64_t)row * c.n_kv * c.d;
+    const T *k = c.k + (int64_t)row * c.n_kv * c.d, *v = c.v + (int64_t)row * c.n_kv * c.e;
 
     if (key < 0)
         return;
     for (int i = (int)threadIdx.x * V; i < c.n_kv * c.d; i += THREADS * V)
         *(ml_pack<T, V> *)(attn_key(c, page, i / c.d, key) + i % c.d) =
             *(const ml_pack<T, V> *)(k + i);
-    for (int i = (int)threadIdx.x * V; i < c.n_kv * c.dv; i += THREADS * V) {
+    for (int i = (int)threadIdx.x * V; c.vpage && i < c.n_kv * c.dv; i += THREADS * V) {
         int head = i / c.dv, e = i % c.dv;
         ml_pack<T, V> p = {};
-        if (e < c.d)
-            p = *(const ml_pack<T, V> *)(v + head * c.d + e);
+        if (e < c.e)
+            p = *(const ml_pack<T, V> *)(v + head * c.e + e);
         *(ml_pack<T, V> *)(attn_value(c, page, head, key) + e) = p;
     }
 }
@@ -27,15 +27,16 @@ template <class T, int V> __global__ void write_pages(attn_call<T> c) {
 /* delta = rowsum(dO * O), and the LSE in log2 units, of each row and head: one warp each, V
  * numbers per access. */
 template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
-    int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    int64_t at = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    int64_t i = (int64_t)c.first_token * c.n_head + at;
     float sum = 0.0f;
 
     if (i >= (int64_t)c.n_token * c.n_head)
         return;
-    for (int e = (int)threadIdx.x % 32 * V; e < c.d; e += 32 * V) {
+    for (int e = (int)threadIdx.x % 32 * V; e < c.e; e += 32 * V) {
         float dout[V], o[V];
-        ml_load(dout, c.dout + i * c.d + e);
-        ml_load(o, c.o + i * c.d + e);
+        ml_load(dout, c.dout + i * c.e + e);
+        ml_load(o, c.o + i * c.e + e);
 #pragma unroll
         for (int k = 0; k < V; k++)
             sum = fmaf(dout[k], o[k], sum);
@@ -46,6 +47,47 @@ template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
         c.shift[i] = fmaf(c.stat[2 * i], ML_LOG2E, ml_log2(c.stat[2 * i + 1]));
     }
 }
+
+template <class T> void ml_attn_delta(ml_cuda_stream *s, const attn_call<T> &c) {
+    unsigned blocks =
+        ml_cuda_blocks((int64_t)(c.n_token - c.first_token) * c.n_head, THREADS / 32);
+
+    if (c.e % 4 == 0)
+        sum_rows<T, 4><<<blocks, THREADS, 0, s->stream>>>(c);
+    else
+        sum_rows<T, 1><<<blocks, THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "attention backward");
+}
+
+/* A sink takes weight from all keys and has no value: its dS is P (0 - delta).  A block per
+ * head; the order of sums depends on the number of rows only. */
+template <class T> __global__ void back_sinks(attn_call<T> c, float *dsink) {
+    __shared__ float smem[THREADS / 32];
+    int head = (int)blockIdx.x;
+    float sum = 0.0f;
+
+    for (int row = (int)threadIdx.x; row < c.n_token; row += THREADS) {
+        int64_t at = (int64_t)row * c.n_head + head;
+        float p = ml_exp(c.sink[head] - c.stat[2 * at]) * (1.0f / c.stat[2 * at + 1]);
+        sum = fmaf(-p, c.delta[at], sum);
+    }
+    sum = ml_block_sum<THREADS / 32>(sum, smem);
+    if (threadIdx.x == 0)
+        dsink[head] += sum;
+}
+
+template <class T>
+void ml_attn_sink_back(ml_cuda_stream *s, const attn_call<T> &c, float *dsink) {
+    if (!dsink)
+        return;
+    back_sinks<T><<<(unsigned)c.n_head, THREADS, 0, s->stream>>>(c, dsink);
+    ml_cuda_launched(s, "attention backward");
+}
+
+template void ml_attn_delta<float>(ml_cuda_stream *, const attn_call<float> &);
+template void ml_attn_delta<bf16>(ml_cuda_stream *, const attn_call<bf16> &);
+template void ml_attn_sink_back<float>(ml_cuda_stream *, const attn_call<float> &, float *);
+template void ml_attn_sink_back<bf16>(ml_cuda_stream *, const attn_call<bf16> &, float *);
 
 template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     attn_call<T> c = {};
@@ -69,17 +111,21 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     c.group_mul =
         (uint32_t)((((uint64_t)1 << 32) + (uint64_t)c.group - 1) / (uint64_t)c.group);
     c.d = a->attr->attn.head_dim;
-    c.dv = (c.d + ML_LANES - 1) / ML_LANES * ML_LANES;
+    c.e = a->attr->attn.value_dim;
+    c.dv = (c.e + ML_LANES - 1) / ML_LANES * ML_LANES;
     c.window = a->attr->attn.window;
+    c.chunk = a->attr->attn.chunk;
+    c.sink = (const float *)a->w[0].data;
     c.scale = a->attr->attn.scale;
     c.softcap = a->attr->attn.softcap;
     return c;
 }
 
-/* Tensor cores or not: depends on the model only. */
+/* The kernels for narrow heads or not: depends on the model only. */
 static bool takes_mma(const ml_op_args *a) {
     return a->in[0].dtype == ML_BF16 && a->attr->attn.head_dim % 8 == 0 &&
-           a->attr->attn.head_dim <= 128;
+           a->attr->attn.head_dim <= 128 &&
+           a->attr->attn.value_dim == a->attr->attn.head_dim && a->out[3].n_dim;
 }
 
 static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
@@ -87,7 +133,9 @@ static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
 }
 
 static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
-    if (!mma)
+    if (!mma && ml_attn_wide_supports(c))
+        ml_attn_wide(s, c);
+    else if (!mma)
         ml_attn_plain<bf16>(s, c);
     else if (ml_attn_decode_supports(c))
         ml_attn_decode(s, c);
@@ -115,7 +163,7 @@ template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
 
     if (c.n_token == 0)
         return;
-    if (c.d % ml_wide<T>::n == 0)
+    if (c.d % ml_wide<T>::n == 0 && c.e % ml_wide<T>::n == 0)
         write_pages<T, ml_wide<T>::n>
             <<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
     else
@@ -135,13 +183,14 @@ static void backward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
 static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
     if (mma)
         ml_attn_mma_back(s, c);
+    else if (ml_attn_wide_supports(c))
+        ml_attn_wide_back(s, c);
     else
         ml_attn_plain_back<bf16>(s, c);
 }
 
 template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) {
     attn_call<T> c = open_call<T>(a);
-    unsigned blocks;
 
     if (c.n_token == 0)
         return;
@@ -154,12 +203,8 @@ template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) 
     c.add_q = a->din_add[0];
     c.add_k = a->din_add[1];
     c.add_v = a->din_add[2];
-    blocks = ml_cuda_blocks((int64_t)c.n_token * c.n_head, THREADS / 32);
-    if (c.d % 4 == 0)
-        sum_rows<T, 4><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
-    else
-        sum_rows<T, 1><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
-    ml_cuda_launched(ml_cuda(s), "attention backward");
+    ml_attn_delta(ml_cuda(s), c);
+    ml_attn_sink_back(ml_cuda(s), c, (float *)a->dw[0].data);
     backward(ml_cuda(s), c, takes_mma(a));
 }
 

@@ -5,19 +5,27 @@
  * from KV pages (kpage [page][Hk][16][d], vpage [page][Hk][16][dv]) in tiles of
  * ML_KTILE keys at absolute positions.  The query heads that share a KV head (GQA) are
  * adjacent rows: row r of a sequence is token r / group, head r % group of the KV head.
- * So decode, prefill in chunks of any size and training have one order of sums. */
+ * So decode, prefill in chunks of any size and training have one order of sums.
+ *
+ * ATTN_CHOSEN is the same with a list of keys for each token, in tiles of ML_KTILE of its
+ * entries. */
 #ifndef ML_BACKEND_CUDA_ATTN_ATTN_CUH
 #define ML_BACKEND_CUDA_ATTN_ATTN_CUH
 
 #include "backend/cuda/common.cuh"
 
+enum { ML_ATTN_MOST = 640 };
+
 template <class T> struct attn_call {
-    const T *q, *k, *v; /* of the rows of the batch */
-    T *o, *kpage, *vpage;
-    float *stat; /* [n_token, n_head, 2] row max m, and sum of exp(score - m) */
+    const T *q, *k, *v;   /* of the rows of the batch */
+    T *o, *kpage, *vpage; /* vpage NULL: a value is the first numbers of its key */
+    float *stat; /* [n_token, n_head, 2] row max m, and sum of exp(score - m); or NULL */
+    const float *sink; /* [n_head] or NULL: one more score of each row, without a value */
     const int32_t *pos, *seq_start, *page_start, *page;
     int n_token, n_seq;
-    int n_head, n_kv, group, d, dv, window;
+    int n_head, n_kv, group, d, dv, window; /* dv: a value's width in its page */
+    int e;                                  /* size of a value; d in most kernels */
+    int chunk;
     uint32_t group_mul; /* 2^32 / group, rounded up: see attn_token */
     float scale, softcap;
     /* backward */
@@ -26,6 +34,11 @@ template <class T> struct attn_call {
     float *delta; /* [n_token, n_head] rowsum(dO * O) */
     T *dq, *dk, *dv_out;
     bool add_q, add_k, add_v;
+    /* ATTN_CHOSEN */
+    const int32_t *chosen; /* [n_token, n_chosen] or NULL: all */
+    int n_chosen, ratio;   /* ratio: rows of a compressed key; 0: there are none */
+    T *cpage;              /* compressed keys */
+    int first_token;       /* forward, and delta: of those that are processed */
 };
 
 /* The sequence of a row of the batch. */
@@ -67,13 +80,103 @@ template <class T>
 __device__ static inline const T *attn_value(const attn_call<T> &c, const int32_t *page,
                                              int head, int key) {
     int64_t slot = ((int64_t)page[key / ML_PAGE] * c.n_kv + head) * ML_PAGE + key % ML_PAGE;
-    return c.vpage + slot * c.dv;
+    return c.vpage ? c.vpage + slot * c.dv : c.kpage + slot * c.d;
 }
 
-/* The first key that a row at `pos` attends to (sliding window). */
+/* The first key that a row at `pos` attends to: sliding window, or chunk. */
 template <class T>
 __device__ static inline int attn_first_key(const attn_call<T> &c, int pos) {
+    if (c.chunk)
+        return pos - pos % c.chunk;
     return c.window && pos >= c.window ? pos - c.window + 1 : 0;
+}
+
+/* The token after the last of a sequence of n that attends to a key up to `key`. */
+template <class T>
+__device__ static inline int attn_end_token(const attn_call<T> &c, int key, int n) {
+    int end = c.chunk ? (key / c.chunk + 1) * c.chunk : c.window ? key + c.window : n;
+    return end < n ? end : n;
+}
+
+/* Adds a sink to the max m and the sum l of a row; returns the factor of its sums of
+ * values.  Kernels do it last: no tile of keys changes the order of sums. */
+__device__ static inline float attn_add_sink(float sink, float &m, float &l) {
+    float top = ml_max(m, sink), keep = ml_exp(m - top);
+    l = fmaf(l, keep, ml_exp(sink - top));
+    m = top;
+    return keep;
+}
+
+/* The keys of a token in ATTN_CHOSEN: n, of which the first n_window are those of rows from
+ * position `first` on. */
+struct attn_list {
+    const int32_t *page, *chosen;
+    int first, n_window, n;
+};
+
+/* The place of key g of a sequence in pages of ml_page_keys(ratio) keys. */
+__device__ static inline int64_t attn_slot(const int32_t *page, int g, int ratio) {
+    int at = (g * ratio + ratio - 1) / ML_PAGE;
+    return (int64_t)page[at] * ((ML_PAGE + ratio - 1) / ratio) + g - at * ML_PAGE / ratio;
+}
+
+template <class T>
+__device__ static inline attn_list attn_list_of(const attn_call<T> &c, int token) {
+    int pos = c.pos[token], lo = 0, hi = c.n_chosen;
+    attn_list x = {};
+
+    x.page = c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)];
+    if (c.ratio) {
+        x.first = pos >= c.window ? pos - c.window + 1 : 0;
+        x.n_window = pos - x.first + 1;
+    }
+    if (!c.chosen) {
+        x.n = x.n_window + (pos + 1) / c.ratio;
+        return x;
+    }
+    x.chosen = c.chosen + (int64_t)token * c.n_chosen;
+    while (lo < hi) { /* the first -1 */
+        int mid = (lo + hi) / 2;
+        if (x.chosen[mid] >= 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    x.n = x.n_window + lo;
+    return x;
+}
+
+/* Address of key i of a token's list; its first numbers are the value. */
+template <class T>
+__device__ static inline const T *attn_list_key(const attn_call<T> &c, const attn_list &x,
+                                                int i) {
+    bool compressed = c.ratio && i >= x.n_window;
+    int key = i < x.n_window ? x.first + i
+              : x.chosen     ? x.chosen[i - x.n_window]
+                             : i - x.n_window;
+    return (compressed ? c.cpage : c.kpage) +
+           attn_slot(x.page, key, compressed ? c.ratio : 1) * c.d;
+}
+
+/* Whether a row key, or a compressed one, is in the list of a token after it. */
+template <class T>
+__device__ static inline bool attn_lists(const attn_call<T> &c, int token, int key,
+                                         bool compressed) {
+    const int32_t *chosen = c.chosen + (int64_t)token * c.n_chosen;
+    int lo = 0, hi = c.n_chosen;
+
+    if (c.ratio && !compressed)
+        return key > c.pos[token] - c.window;
+    if (!c.chosen)
+        return true;
+    while (lo < hi) { /* the first that is not below the key, or -1 */
+        int mid = (lo + hi) / 2;
+        if (chosen[mid] >= 0 && chosen[mid] < key)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < c.n_chosen && chosen[lo] == key;
 }
 
 /* Derivative of softcap, from a capped score. */
@@ -95,8 +198,38 @@ void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_decode.cu: the same bits, for decode: one row per sequence. */
 bool ml_attn_decode_supports(const attn_call<bf16> &c);
 void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_plain.cu: all types, heads of up to 256; slow. */
+/* attn_wide.cu, attn_wide_back.cu: bf16 heads that the above do not take: of up to 512
+ * numbers, or absorbed MLA and ATTN_CHOSEN (576 and 512). */
+bool ml_attn_wide_supports(const attn_call<bf16> &c);
+void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c);
+void ml_attn_wide_back(ml_cuda_stream *s, const attn_call<bf16> &c);
+void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c);
+void ml_attn_wide_chosen_back(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_plain.cu: all types, heads of up to ML_ATTN_MOST numbers; slow. */
 template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c);
 template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c);
+/* The same for ATTN_CHOSEN. */
+template <class T> void ml_attn_plain_chosen(ml_cuda_stream *s, const attn_call<T> &c);
+template <class T> void ml_attn_plain_chosen_back(ml_cuda_stream *s, const attn_call<T> &c);
+
+/* attn.cu: delta and shift of the tokens from first_token on; the gradient of sinks. */
+template <class T> void ml_attn_delta(ml_cuda_stream *s, const attn_call<T> &c);
+template <class T>
+void ml_attn_sink_back(ml_cuda_stream *s, const attn_call<T> &c, float *dsink);
+
+/* Keys of ATTN_CHOSEN and INDEX, in pages of ml_page_keys(ratio) keys of `width` numbers;
+ * the rows of k are `step` numbers apart. */
+typedef struct attn_keys {
+    const ml_rows *rows;
+    const void *k;
+    void *page;
+    int width, step, ratio;
+} attn_keys;
+
+/* attn_chosen.cu: writes the rows' keys to their pages. */
+void ml_attn_write_keys(ml_cuda_stream *s, const attn_keys *w, ml_dtype dtype);
+
+/* index.cu: whether a row's list of keys fits into shared memory. */
+bool ml_index_fits(const ml_op_attr *attr);
 
 #endif

@@ -166,17 +166,19 @@ __device__ static void put_rows(const folded<R, N> &x, const attn_call<bf16> &c,
     for (int r = 0; r < R; r++) {
         int row = lane / 4 + 8 * r;
         int64_t at = (int64_t)seq * c.n_head + head * c.group + row;
-        float l = x.l[r];
+        float m = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, l = x.l[r], keep = 1.0f;
         l += __shfl_xor_sync(0xffffffffu, l, 1);
         l += __shfl_xor_sync(0xffffffffu, l, 2);
         if (row >= c.group)
             continue;
+        if (c.sink)
+            keep = attn_add_sink(c.sink[head * c.group + row], m, l);
 #pragma unroll
         for (int j = 0; j < N; j++)
             attn_put2(c.o + at * c.d, c.d, (warp * N + j) * 8 + lane % 4 * 2,
-                      x.acc[j][2 * r] / l, x.acc[j][2 * r + 1] / l, false);
+                      x.acc[j][2 * r] * keep / l, x.acc[j][2 * r + 1] * keep / l, false);
         if (warp == 0 && lane % 4 == 0) {
-            c.stat[2 * at] = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale;
+            c.stat[2 * at] = m;
             c.stat[2 * at + 1] = l;
         }
     }

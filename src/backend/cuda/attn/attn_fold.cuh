@@ -97,17 +97,19 @@ attn_put_rows(const attn_softmax &x, const float (&acc)[D / 8][4], const attn_ca
     for (int r = 0; r < 2; r++) {
         int at_row = row + lane / 4 + 8 * r;
         int64_t at = attn_head_at(c, p.first_row, head, at_row);
-        float l = x.l[r];
+        float m = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, l = x.l[r], keep = 1.0f;
         l += __shfl_xor_sync(0xffffffffu, l, 1);
         l += __shfl_xor_sync(0xffffffffu, l, 2);
         if (at_row >= n_row)
             continue;
+        if (c.sink)
+            keep = attn_add_sink(c.sink[at % c.n_head], m, l);
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
-            attn_put2(c.o + at * c.d, c.d, j * 8 + lane % 4 * 2, acc[j][2 * r] / l,
-                      acc[j][2 * r + 1] / l, false);
+            attn_put2(c.o + at * c.d, c.d, j * 8 + lane % 4 * 2, acc[j][2 * r] * keep / l,
+                      acc[j][2 * r + 1] * keep / l, false);
         if (lane % 4 == 0) {
-            c.stat[2 * at] = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale;
+            c.stat[2 * at] = m;
             c.stat[2 * at + 1] = l;
         }
     }

@@ -178,9 +178,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
         return;
     page = c.page + c.page_start[p.owner];
     row = tile * c.group / STEP * STEP;
-    end = c.window && tile + ML_KTILE - 1 + c.window < p.rows
-              ? (tile + ML_KTILE - 1 + c.window) * c.group
-              : n_row;
+    end = attn_end_token(c, tile + ML_KTILE - 1, p.rows) * c.group;
     attn_tile_pages(id, page, tile, 0, p.rows - 1);
     attn_fetch_keys<D, false>(smem.keys, c, id, head, tile, 0, p.rows - 1);
     attn_fetch_keys<D, true>(smem.values, c, id, head, tile, 0, p.rows - 1);

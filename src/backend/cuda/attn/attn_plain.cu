@@ -1,7 +1,9 @@
-/* attn_plain.cu - attention with a warp per row: f32, and heads that mma does not take. */
+/* attn_plain.cu - attention with a warp per row: f32, and heads that mma does not take.
+ *
+ * ATTN and ATTN_CHOSEN: LIST says that a row's keys are those of its token's list. */
 #include "backend/cuda/attn/attn.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32, MAX_D = 256, PER_LANE = MAX_D / 32 };
+enum { THREADS = 128, WARPS = THREADS / 32, FEW = 256, ALL = ML_ATTN_MOST };
 
 /* Copies a row to the warp's buffer in shared memory. */
 template <class T> __device__ static void stage_row(float *to, const T *from, int d) {
@@ -27,48 +29,79 @@ template <class T> __device__ static void put(T *to, float x, bool add) {
 }
 
 /* sum += w times a row; a lane has every 32nd column. */
-template <class T>
-__device__ static void add_row(float (&sum)[PER_LANE], float w, const T *row, int d) {
+template <class T, int N>
+__device__ static void add_row(float (&sum)[N], float w, const T *row, int d) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int e = 0; e < PER_LANE; e++)
+    for (int e = 0; e < N; e++)
         if (lane + 32 * e < d)
             sum[e] = fmaf(w, ml_f32(row[lane + 32 * e]), sum[e]);
 }
 
-/* A token's row of one head: the KV head it reads, and its keys, first .. pos. */
+/* Stores a row of d numbers, or adds it. */
+template <class T, int N>
+__device__ static void put_row(T *to, const float (&x)[N], int d, bool add) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        if (lane + 32 * e < d)
+            put(to + lane + 32 * e, x[e], add);
+}
+
+/* A token's row of one head: the KV head it reads, and its keys first .. last. */
 struct query {
-    int head, pos, first;
-    const int32_t *page;
+    int head, first, last;
+    attn_list list;
 };
 
-template <class T> __device__ static query query_of(const attn_call<T> &c, int64_t i) {
+template <bool LIST, class T>
+__device__ static query query_of(const attn_call<T> &c, int64_t i) {
     int token = (int)(i / c.n_head), pos = c.pos[token];
-    return { (int)(i % c.n_head) / c.group, pos, attn_first_key(c, pos),
-             c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)] };
+    query q = { (int)(i % c.n_head) / c.group };
+
+    if (LIST) {
+        q.list = attn_list_of(c, token);
+        q.last = q.list.n - 1;
+        return q;
+    }
+    q.list.page = c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)];
+    q.first = attn_first_key(c, pos);
+    q.last = pos;
+    return q;
+}
+
+template <bool LIST, class T>
+__device__ static const T *key_of(const attn_call<T> &c, const query &q, int i) {
+    return LIST ? attn_list_key(c, q.list, i) : attn_key(c, q.list.page, q.head, i);
+}
+
+template <bool LIST, class T>
+__device__ static const T *value_of(const attn_call<T> &c, const query &q, int i) {
+    return LIST ? attn_list_key(c, q.list, i) : attn_value(c, q.list.page, q.head, i);
 }
 
 /* ---- forward ---- */
 
-template <class T> __global__ void plain_forward(attn_call<T> c) {
-    __shared__ float row[WARPS][MAX_D], weight[WARPS][ML_KTILE];
+template <class T, int D, bool LIST> __global__ void plain_forward(attn_call<T> c) {
+    __shared__ float row[WARPS][D], weight[WARPS][ML_KTILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    int64_t i = (int64_t)blockIdx.x * WARPS + warp;
+    int64_t i = (int64_t)c.first_token * c.n_head + (int64_t)blockIdx.x * WARPS + warp;
     query q;
-    float m = -INFINITY, l = 0.0f, acc[PER_LANE] = {};
+    float m = -INFINITY, l = 0.0f, after = 1.0f, acc[D / 32] = {};
 
     if (i >= (int64_t)c.n_token * c.n_head)
         return;
-    q = query_of(c, i);
+    q = query_of<LIST>(c, i);
+    if (q.last < 0) /* padding */
+        return;
     stage_row(row[warp], c.q + i * c.d, c.d);
-    for (int tile = q.first / ML_KTILE * ML_KTILE; tile <= q.pos; tile += ML_KTILE) {
+    for (int tile = q.first / ML_KTILE * ML_KTILE; tile <= q.last; tile += ML_KTILE) {
         float s[2], old = m, p, keep;
         for (int k = 0; k < 2; k++) {
             int key = tile + lane + 32 * k;
-            s[k] =
-                key >= q.first && key <= q.pos
-                    ? score(c, dot_with(row[warp], attn_key(c, q.page, q.head, key), c.d))
-                    : -INFINITY;
+            s[k] = key >= q.first && key <= q.last
+                       ? score(c, dot_with(row[warp], key_of<LIST>(c, q, key), c.d))
+                       : -INFINITY;
         }
         m = ml_max(m, ml_warp_max(ml_max(s[0], s[1])));
         keep = ml_exp(old - m);
@@ -78,53 +111,73 @@ template <class T> __global__ void plain_forward(attn_call<T> c) {
         l = fmaf(l, keep, p);
         __syncwarp();
 #pragma unroll
-        for (int e = 0; e < PER_LANE; e++)
+        for (int e = 0; e < D / 32; e++)
             acc[e] *= keep;
         for (int key = tile < q.first ? q.first : tile;
-             key <= q.pos && key < tile + ML_KTILE; key++)
-            add_row(acc, weight[warp][key - tile], attn_value(c, q.page, q.head, key), c.d);
+             key <= q.last && key < tile + ML_KTILE; key++)
+            add_row(acc, weight[warp][key - tile], value_of<LIST>(c, q, key), c.e);
         __syncwarp();
     }
+    if (c.sink)
+        after = attn_add_sink(c.sink[i % c.n_head], m, l);
 #pragma unroll
-    for (int e = 0; e < PER_LANE; e++)
-        if (lane + 32 * e < c.d)
-            c.o[i * c.d + lane + 32 * e] = ml_as<T>(acc[e] / l);
-    if (lane == 0) {
+    for (int e = 0; e < D / 32; e++)
+        acc[e] = acc[e] * after / l;
+    put_row(c.o + i * c.e, acc, c.e, false);
+    if (lane == 0 && c.stat) {
         c.stat[2 * i] = m;
         c.stat[2 * i + 1] = l;
     }
 }
 
-template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c) {
-    unsigned blocks = ml_cuda_blocks((int64_t)c.n_token * c.n_head, WARPS);
-    plain_forward<T><<<blocks, THREADS, 0, s->stream>>>(c);
+template <int D, bool LIST, class T>
+static void launch(ml_cuda_stream *s, const attn_call<T> &c) {
+    unsigned blocks =
+        ml_cuda_blocks((int64_t)(c.n_token - c.first_token) * c.n_head, WARPS);
+    plain_forward<T, D, LIST><<<blocks, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "attention");
+}
+
+template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c) {
+    if (c.d <= FEW && c.e <= FEW)
+        launch<FEW, false>(s, c);
+    else
+        launch<ALL, false>(s, c);
+}
+
+template <class T> void ml_attn_plain_chosen(ml_cuda_stream *s, const attn_call<T> &c) {
+    if (c.d <= FEW)
+        launch<FEW, true>(s, c);
+    else
+        launch<ALL, true>(s, c);
 }
 
 /* ---- backward ---- */
 
 /* dq.  A warp for each row and head; keys in ascending order. */
-template <class T> __global__ void plain_back_query(attn_call<T> c) {
-    __shared__ float row[WARPS][MAX_D], out[WARPS][MAX_D], slope[WARPS][ML_KTILE];
+template <class T, int D, bool LIST> __global__ void plain_back_query(attn_call<T> c) {
+    __shared__ float row[WARPS][D], out[WARPS][D], slope[WARPS][ML_KTILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t i = (int64_t)blockIdx.x * WARPS + warp;
     query q;
-    float m, inv_l, delta, acc[PER_LANE] = {};
+    float m, inv_l, delta, acc[D / 32] = {};
 
     if (i >= (int64_t)c.n_token * c.n_head)
         return;
-    q = query_of(c, i);
+    q = query_of<LIST>(c, i);
     m = c.stat[2 * i];
     inv_l = 1.0f / c.stat[2 * i + 1];
     delta = c.delta[i];
     stage_row(row[warp], c.q + i * c.d, c.d);
-    stage_row(out[warp], c.dout + i * c.d, c.d);
-    for (int tile = q.first / ML_KTILE * ML_KTILE; tile <= q.pos; tile += ML_KTILE) {
+    stage_row(out[warp], c.dout + i * c.e, c.e);
+    if (LIST && q.last == 0 && !c.sink) /* the weight of a single key is 1: no gradient */
+        q.last = -1;
+    for (int tile = q.first / ML_KTILE * ML_KTILE; tile <= q.last; tile += ML_KTILE) {
         for (int key = tile + lane; key < tile + ML_KTILE; key += 32) {
             float s, dp, ds = 0.0f;
-            if (key >= q.first && key <= q.pos) {
-                s = score(c, dot_with(row[warp], attn_key(c, q.page, q.head, key), c.d));
-                dp = dot_with(out[warp], attn_value(c, q.page, q.head, key), c.d);
+            if (key >= q.first && key <= q.last) {
+                s = score(c, dot_with(row[warp], key_of<LIST>(c, q, key), c.d));
+                dp = dot_with(out[warp], value_of<LIST>(c, q, key), c.e);
                 ds = (ml_exp(s - m) * inv_l) * (dp - delta) * c.scale;
                 if (c.softcap != 0.0f)
                     ds *= attn_cap_slope(s, c.softcap);
@@ -133,14 +186,11 @@ template <class T> __global__ void plain_back_query(attn_call<T> c) {
         }
         __syncwarp();
         for (int key = tile < q.first ? q.first : tile;
-             key <= q.pos && key < tile + ML_KTILE; key++)
-            add_row(acc, slope[warp][key - tile], attn_key(c, q.page, q.head, key), c.d);
+             key <= q.last && key < tile + ML_KTILE; key++)
+            add_row(acc, slope[warp][key - tile], key_of<LIST>(c, q, key), c.d);
         __syncwarp();
     }
-#pragma unroll
-    for (int e = 0; e < PER_LANE; e++)
-        if (lane + 32 * e < c.d)
-            put(c.dq + i * c.d + lane + 32 * e, acc[e], c.add_q);
+    put_row(c.dq + i * c.d, acc, c.d, c.add_q);
 }
 
 /* A warp's dot product; every lane gets it. */
@@ -151,14 +201,27 @@ template <class T> __device__ static float warp_dot(const float *a, const T *b, 
     return ml_warp_sum(sum);
 }
 
+/* P and dS of a key with row `at` of [n_token, n_head]. */
+template <class T>
+__device__ static void weigh(const attn_call<T> &c, const float *key, const float *value,
+                             int64_t at, float &p, float &ds) {
+    float s = score(c, warp_dot(key, c.q + at * c.d, c.d));
+    float dp = warp_dot(value, c.dout + at * c.e, c.e);
+
+    p = ml_exp(s - c.stat[2 * at]) * (1.0f / c.stat[2 * at + 1]);
+    ds = p * (dp - c.delta[at]) * c.scale;
+    if (c.softcap != 0.0f)
+        ds *= attn_cap_slope(s, c.softcap);
+}
+
 /* dk, dv.  A warp for each key and KV head; ascending positions, then the group's heads. */
-template <class T> __global__ void plain_back_key(attn_call<T> c) {
-    __shared__ float key_row[WARPS][MAX_D], value_row[WARPS][MAX_D];
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+template <class T, int D> __global__ void plain_back_key(attn_call<T> c) {
+    __shared__ float key_row[WARPS][D], value_row[WARPS][D];
+    int warp = (int)threadIdx.x / 32;
     int64_t i = (int64_t)blockIdx.x * WARPS + warp;
     int token, head, seq, key;
     const int32_t *page;
-    float dk[PER_LANE] = {}, dv[PER_LANE] = {};
+    float dk[D / 32] = {}, dv[D / 32] = {};
 
     if (i >= (int64_t)c.n_token * c.n_kv)
         return;
@@ -168,41 +231,101 @@ template <class T> __global__ void plain_back_key(attn_call<T> c) {
     page = c.page + c.page_start[seq];
     key = c.pos[token];
     stage_row(key_row[warp], attn_key(c, page, head, key), c.d);
-    stage_row(value_row[warp], attn_value(c, page, head, key), c.d);
+    stage_row(value_row[warp], attn_value(c, page, head, key), c.e);
     for (int t = token; t < c.seq_start[seq + 1] && attn_first_key(c, c.pos[t]) <= key; t++)
         for (int g = 0; g < c.group; g++) {
             int64_t at = (int64_t)t * c.n_head + head * c.group + g;
-            float s = score(c, warp_dot(key_row[warp], c.q + at * c.d, c.d));
-            float dp = warp_dot(value_row[warp], c.dout + at * c.d, c.d);
-            float p = ml_exp(s - c.stat[2 * at]) * (1.0f / c.stat[2 * at + 1]);
-            float ds = p * (dp - c.delta[at]) * c.scale;
-            if (c.softcap != 0.0f)
-                ds *= attn_cap_slope(s, c.softcap);
+            float p, ds;
+            weigh(c, key_row[warp], value_row[warp], at, p, ds);
             add_row(dk, ds, c.q + at * c.d, c.d);
-            add_row(dv, p, c.dout + at * c.d, c.d);
+            add_row(dv, p, c.dout + at * c.e, c.e);
         }
-#pragma unroll
-    for (int e = 0; e < PER_LANE; e++)
-        if (lane + 32 * e < c.d) {
-            if (c.dk)
-                put(c.dk + i * c.d + lane + 32 * e, dk[e], c.add_k);
-            if (c.dv_out)
-                put(c.dv_out + i * c.d + lane + 32 * e, dv[e], c.add_v);
-        }
+    if (c.dk)
+        put_row(c.dk + i * c.d, dk, c.d, c.add_k);
+    if (c.dv_out)
+        put_row(c.dv_out + i * c.e, dv, c.e, c.add_v);
 }
 
-template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c) {
+/* dk of ATTN_CHOSEN.  A warp for each key, of a row or compressed; the tokens that have it in
+ * their list, ascending, then heads.  A row without a compressed key has zeros. */
+template <class T, int D>
+__global__ void plain_back_listed(attn_call<T> c, bool compressed) {
+    __shared__ float row[WARPS][D];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int token = (int)blockIdx.x * WARPS + warp, ratio = compressed ? c.ratio : 1;
+    int seq, key, end;
+    float dk[D / 32] = {};
+
+    if (token >= c.n_token)
+        return;
+    seq = attn_seq_of(c.seq_start, c.n_seq, token);
+    key = (c.pos[token] + 1) / ratio - 1;
+    end = (c.pos[token] + 1) % ratio == 0 ? c.seq_start[seq + 1] : token;
+    if (token < end)
+        stage_row(row[warp],
+                  (compressed ? c.cpage : c.kpage) +
+                      attn_slot(c.page + c.page_start[seq], key, ratio) * c.d,
+                  c.d);
+    for (int first = token; first < end; first += 32) {
+        bool lists = first + lane < end && attn_lists(c, first + lane, key, compressed);
+        for (unsigned left = __ballot_sync(0xffffffffu, lists); left; left &= left - 1)
+            for (int h = 0; h < c.n_head; h++) {
+                int64_t at = (int64_t)(first + __ffs((int)left) - 1) * c.n_head + h;
+                float p, ds;
+                weigh(c, row[warp], row[warp], at, p, ds);
+                add_row(dk, ds, c.q + at * c.d, c.d);
+                add_row(dk, p, c.dout + at * c.e, c.e);
+            }
+    }
+    put_row(c.dk + (int64_t)token * (c.ratio ? 2 : 1) * c.d + (compressed ? c.d : 0), dk,
+            c.d, c.add_k);
+}
+
+template <int D, class T>
+static void launch_back(ml_cuda_stream *s, const attn_call<T> &c) {
     unsigned queries = ml_cuda_blocks((int64_t)c.n_token * c.n_head, WARPS);
     unsigned keys = ml_cuda_blocks((int64_t)c.n_token * c.n_kv, WARPS);
 
     if (c.dq)
-        plain_back_query<T><<<queries, THREADS, 0, s->stream>>>(c);
+        plain_back_query<T, D, false><<<queries, THREADS, 0, s->stream>>>(c);
     if (c.dk || c.dv_out)
-        plain_back_key<T><<<keys, THREADS, 0, s->stream>>>(c);
+        plain_back_key<T, D><<<keys, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "attention backward");
 }
 
-template void ml_attn_plain<float>(ml_cuda_stream *, const attn_call<float> &);
-template void ml_attn_plain<bf16>(ml_cuda_stream *, const attn_call<bf16> &);
-template void ml_attn_plain_back<float>(ml_cuda_stream *, const attn_call<float> &);
-template void ml_attn_plain_back<bf16>(ml_cuda_stream *, const attn_call<bf16> &);
+template <int D, class T>
+static void launch_chosen_back(ml_cuda_stream *s, const attn_call<T> &c) {
+    unsigned queries = ml_cuda_blocks((int64_t)c.n_token * c.n_head, WARPS);
+    unsigned keys = ml_cuda_blocks(c.n_token, WARPS);
+
+    if (c.dq)
+        plain_back_query<T, D, true><<<queries, THREADS, 0, s->stream>>>(c);
+    if (c.dk)
+        plain_back_listed<T, D><<<keys, THREADS, 0, s->stream>>>(c, false);
+    if (c.dk && c.ratio)
+        plain_back_listed<T, D><<<keys, THREADS, 0, s->stream>>>(c, true);
+    ml_cuda_launched(s, "attention backward");
+}
+
+template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c) {
+    if (c.d <= FEW && c.e <= FEW)
+        launch_back<FEW>(s, c);
+    else
+        launch_back<ALL>(s, c);
+}
+
+template <class T>
+void ml_attn_plain_chosen_back(ml_cuda_stream *s, const attn_call<T> &c) {
+    if (c.d <= FEW)
+        launch_chosen_back<FEW>(s, c);
+    else
+        launch_chosen_back<ALL>(s, c);
+}
+
+#define INSTANTIATE(T)                                                                     \
+    template void ml_attn_plain<T>(ml_cuda_stream *, const attn_call<T> &);                \
+    template void ml_attn_plain_back<T>(ml_cuda_stream *, const attn_call<T> &);           \
+    template void ml_attn_plain_chosen<T>(ml_cuda_stream *, const attn_call<T> &);         \
+    template void ml_attn_plain_chosen_back<T>(ml_cuda_stream *, const attn_call<T> &);
+INSTANTIATE(float)
+INSTANTIATE(bf16)

@@ -170,9 +170,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
         return;
     from = open_rows<D>(own, c, p, head);
     row = tile * c.group / ATTN_ROWS * ATTN_ROWS;
-    end = c.window && tile + OWN - 1 + c.window < p.rows
-              ? (tile + OWN - 1 + c.window) * c.group
-              : n_row;
+    end = attn_end_token(c, tile + OWN - 1, p.rows) * c.group;
     fetch_keys<D>(smem, own, c, p, head, tile);
     fetch_rows<D>(smem, 0, own, from, c, row, n_row);
     fetch_rows<D>(smem, 1, own, from, c, row + ATTN_ROWS, n_row);

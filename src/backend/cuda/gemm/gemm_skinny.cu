@@ -294,7 +294,7 @@ __device__ static void put(const ml_skinny_gemm &f, const float (&acc)[TILES][4]
             finish(u, acc[1] + 2 * r, f.part[1], at, col);
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                ml_gate g = ml_gate_of(v[j], u[j], f.act);
+                ml_gate g = ml_gate_of(v[j], u[j], f.act, f.limit);
                 v[j] = g.act * g.up;
             }
             ml_store(f.gated + at, v);

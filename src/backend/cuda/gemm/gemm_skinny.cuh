@@ -31,6 +31,7 @@ typedef struct ml_skinny_gemm {
     bf16 *sum;
     bf16 *gated; /* epilogue: act(part 0) times part 1; NULL: none */
     ml_act act;
+    float limit; /* of the gate */
 } ml_skinny_gemm;
 
 /* Is there a kernel?  Up to ML_SKINNY_ROWS rows that fit the shared memory of an SM. */

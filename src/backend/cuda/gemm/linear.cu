@@ -31,6 +31,11 @@ static unsigned bias_parts(int64_t rows) {
     return ml_cuda_blocks(rows, BIAS_ROWS);
 }
 
+/* Weights in f32 beside rows in bf16. */
+static bool has_f32_weights(const ml_op_args *a) {
+    return a->in[0].dtype == ML_BF16 && a->w[0].dtype == ML_F32;
+}
+
 static ml_gemm forward_gemm(const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
     ml_gemm g = ml_gemm_shape(x->shape[0], w->shape[0], w->shape[1], false, false);
@@ -47,7 +52,7 @@ void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
     ml_gemm g = forward_gemm(a);
     int64_t count = g.m * g.n;
 
-    if (ml_cuda_linear_is_f32_out(a)) {
+    if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_forward(s, a);
         return;
     }
@@ -113,7 +118,7 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
-    if (ml_cuda_linear_is_f32_out(a)) {
+    if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_backward(s, a);
     } else {
         if (a->din[0].data)

@@ -1,4 +1,4 @@
-/* moe.cu - MoE routing, gather and combine.
+/* moe.cu - MoE routing, gather, weights of expert inputs and combine.
  *
  * A token's choice of rank r is pair token*k + r; the pairs sorted by expert, then
  * token, are the slots (see `group` in ops.h). */
@@ -15,9 +15,10 @@ template <class T> struct route_call {
     float *weight;
     int32_t *expert;
     const int32_t *given; /* routing replay, or NULL; may be the memory of expert */
+    const float *table;   /* [n_token, k] the experts of each token, or NULL: selected */
     int n_token, n, k, n_group, top_group;
     float scale;
-    bool sigmoid, renorm, add;
+    bool sigmoid, sqrt_softplus, renorm, add;
 };
 
 /* NaN counts as less than any number, so that the chosen experts are always distinct. */
@@ -70,11 +71,21 @@ __device__ static void keep_groups(float *choice, float *worth, const route_call
     }
 }
 
+/* sqrt(log(1 + e^x)) in f64, rounded once. */
+__device__ static float sqrt_softplus(float x) {
+    return (float)sqrt(fmax((double)x, 0.0) + log1p(exp(-fabs((double)x))));
+}
+
 template <class T>
 __device__ static void scores(float *p, const T *x, const route_call<T> &c) {
     int lane = (int)threadIdx.x % 32;
     float m = -INFINITY, sum = 0.0f;
 
+    for (int e = lane; c.sqrt_softplus && e < c.n; e += 32)
+        p[e] = sqrt_softplus(ml_f32(x[e]));
+    __syncwarp();
+    if (c.sqrt_softplus)
+        return;
     for (int e = lane; e < c.n; e += 32)
         m = ml_max(m, ml_f32(x[e]));
     m = ml_warp_max(m);
@@ -97,7 +108,12 @@ __device__ static float chosen_sum(const float *p, const int32_t *expert,
         return 1.0f;
     for (int r = 0; r < c.k; r++)
         sum += p[expert[r]];
-    return c.sigmoid ? sum + 1e-20f : sum;
+    return c.sigmoid || c.sqrt_softplus ? sum + 1e-20f : sum;
+}
+
+/* Loading checks the tables; other numbers must not leave the tensors. */
+__device__ static int32_t expert_of(float number, int n) {
+    return number >= 0.0f && number < (float)n ? (int32_t)number : 0;
 }
 
 /* The best k experts by score plus bias. */
@@ -133,6 +149,9 @@ template <class T> __global__ void route_kernel(route_call<T> c) {
     if (given && given[0] >= 0)
         for (int r = lane; r < c.k; r += 32)
             chosen[warp][r] = given[r];
+    else if (c.table)
+        for (int r = lane; r < c.k; r += 32)
+            chosen[warp][r] = expert_of(c.table[t * c.k + r], c.n);
     else
         choose(chosen[warp], p, choice[warp], worth[warp], c);
     __syncwarp();
@@ -141,6 +160,18 @@ template <class T> __global__ void route_kernel(route_call<T> c) {
         c.expert[t * c.k + r] = chosen[warp][r];
         c.weight[t * c.k + r] = p[chosen[warp][r]] / sum * c.scale;
     }
+}
+
+/* The gradient of logit x, whose score is p; dot: the sum of dp p over all experts. */
+template <class T>
+__device__ static float logit_gradient(const route_call<T> &c, float x, float p, float dp,
+                                       float dot) {
+    if (c.sigmoid)
+        return dp * (p * (1.0f - p));
+    if (c.sqrt_softplus)
+        return p > 0.0f ? (float)((double)dp / (1.0 + exp(-(double)x)) / (2.0 * (double)p))
+                        : 0.0f;
+    return p * (dp - dot);
 }
 
 template <class T> __global__ void route_back_kernel(route_call<T> c) {
@@ -168,7 +199,7 @@ template <class T> __global__ void route_back_kernel(route_call<T> c) {
     }
     __syncwarp();
     for (int e = lane; e < c.n; e += 32) {
-        float d = c.sigmoid ? dp[e] * (p[e] * (1.0f - p[e])) : p[e] * (dp[e] - dot);
+        float d = logit_gradient(c, ml_f32(c.logits[t * c.n + e]), p[e], dp[e], dot);
         T *to = c.dlogits + t * c.n + e;
         *to = ml_as<T>(c.add ? ml_f32(*to) + d : d);
     }
@@ -238,6 +269,7 @@ template <class T> static route_call<T> route_open(const ml_op_args *a) {
     c.weight = (float *)a->out[0].data;
     c.expert = (int32_t *)a->out[1].data;
     c.given = (const int32_t *)a->given.data;
+    c.table = (const float *)a->in[1].data;
     c.n_token = a->rows->n_token;
     c.n = a->attr->moe.n_expert;
     c.k = a->attr->moe.top_k;
@@ -245,6 +277,7 @@ template <class T> static route_call<T> route_open(const ml_op_args *a) {
     c.top_group = a->attr->moe.top_group;
     c.scale = a->attr->moe.scale;
     c.sigmoid = a->attr->moe.sigmoid;
+    c.sqrt_softplus = a->attr->moe.sqrt_softplus;
     c.renorm = a->attr->moe.renorm;
     return c;
 }
@@ -355,43 +388,84 @@ void ml_cuda_moe_combine_forward(ml_stream *s, const ml_op_args *a) {
                               (const float *)a->in[1].data, false));
 }
 
-/* A block per pair. */
-template <class T>
-__global__ void combine_back(T *dy, float *dweight, const T *dx, const T *y,
-                             const float *weight, const int32_t *slot_of, int k,
-                             int64_t width, bool add_y, bool add_w) {
-    __shared__ float smem[WARPS];
-    int64_t pair = blockIdx.x, slot = slot_of[pair];
-    const T *from = dx + pair / k * width;
-    float dot = 0.0f;
+/* Backward of MOE_COMBINE, whose gradient has a row for each token, and of MOE_WEIGH, whose
+ * gradient has one for each slot; a block per pair. */
+template <class T> struct weigh_call {
+    T *y; /* of the pair's slot: weight times x, or the gradient of that */
+    float *dweight;
+    const T *from, *x;
+    const float *weight; /* NULL: 1 */
+    const int32_t *slot_of;
+    int k; /* `from` has a row for every k pairs; 0: one for each slot */
+    int64_t width;
+    bool add_y, add_w;
+};
 
-    for (int64_t i = threadIdx.x; i < width; i += THREADS) {
+template <class T> __global__ void weigh_kernel(weigh_call<T> c) {
+    __shared__ float smem[WARPS];
+    int64_t pair = blockIdx.x, slot = c.slot_of[pair];
+    const T *from = c.from + (c.k ? pair / c.k : slot) * c.width;
+    float dot = 0.0f, weight = c.weight ? c.weight[pair] : 1.0f;
+
+    for (int64_t i = threadIdx.x; i < c.width; i += THREADS) {
         float d = ml_f32(from[i]);
-        T *to = dy + slot * width + i;
-        if (dweight)
-            dot = fmaf(d, ml_f32(y[slot * width + i]), dot);
-        if (dy)
-            *to = ml_as<T>(fmaf(weight[pair], d, add_y ? ml_f32(*to) : 0.0f));
+        T *to = c.y + slot * c.width + i;
+        if (c.dweight)
+            dot = fmaf(d, ml_f32(c.x[slot * c.width + i]), dot);
+        if (c.y)
+            *to = ml_as<T>(fmaf(weight, d, c.add_y ? ml_f32(*to) : 0.0f));
     }
-    if (!dweight)
+    if (!c.dweight)
         return;
     dot = ml_block_sum<WARPS>(dot, smem);
     if (threadIdx.x == 0)
-        dweight[pair] = add_w ? dweight[pair] + dot : dot;
+        c.dweight[pair] = c.add_w ? c.dweight[pair] + dot : dot;
 }
 
-template <class T> static void combine_backward(ml_stream *s, const ml_op_args *a) {
+template <class T>
+static void weigh_run(ml_stream *s, const ml_op_args *a, const weigh_call<T> &c) {
     int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
 
     if (n_pair)
-        combine_back<T><<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(
-            (T *)a->din[0].data, (float *)a->din[1].data, (const T *)a->dout[0].data,
-            (const T *)a->in[0].data, (const float *)a->in[1].data,
-            slots_by_pair(a, &a->in[2]), a->attr->moe.top_k, a->dout[0].shape[1],
-            a->din_add[0], a->din_add[1]);
-    ml_cuda_launched(ml_cuda(s), "moe-combine backward");
+        weigh_kernel<T><<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), "weights of experts");
+}
+
+template <class T> static void weigh_backward(ml_stream *s, const ml_op_args *a, int k) {
+    weigh_call<T> c = {};
+
+    c.y = (T *)a->din[0].data;
+    c.dweight = (float *)a->din[1].data;
+    c.from = (const T *)a->dout[0].data;
+    c.x = (const T *)a->in[0].data;
+    c.weight = (const float *)a->in[1].data;
+    c.slot_of = slots_by_pair(a, &a->in[2]);
+    c.k = k;
+    c.width = a->dout[0].shape[1];
+    c.add_y = a->din_add[0];
+    c.add_w = a->din_add[1];
+    weigh_run(s, a, c);
 }
 
 void ml_cuda_moe_combine_backward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->dout[0].dtype, combine_backward<T>(s, a));
+    ML_CUDA_TYPED(a->dout[0].dtype, weigh_backward<T>(s, a, a->attr->moe.top_k));
+}
+
+template <class T> static void weigh_forward(ml_stream *s, const ml_op_args *a) {
+    weigh_call<T> c = {};
+
+    c.y = (T *)a->out[0].data;
+    c.from = (const T *)a->in[0].data;
+    c.weight = (const float *)a->in[1].data;
+    c.slot_of = slots_by_pair(a, &a->in[2]);
+    c.width = a->out[0].shape[1];
+    weigh_run(s, a, c);
+}
+
+void ml_cuda_moe_weigh_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->out[0].dtype, weigh_forward<T>(s, a));
+}
+
+void ml_cuda_moe_weigh_backward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->dout[0].dtype, weigh_backward<T>(s, a, 0));
 }

@@ -1,4 +1,5 @@
-/* moe_linear.cu - MOE_LINEAR: a grouped GEMM, one kernel for all experts.
+/* moe_linear.cu - MOE_LINEAR and HEAD_LINEAR: a grouped GEMM, one kernel for all experts or
+ * heads.
  *
  * bf16 goes to tensor cores (moe_mma.cu); the kernel here is for f32 and odd widths:
  * one FMA chain per output over ascending k. */
@@ -30,16 +31,17 @@ template <class IN, class OUT> __global__ void expert_kernel(ml_expert_gemm<IN, 
     const IN *a, *b;
     OUT *c;
 
-    if (!g.m && !find_tile(g.start, g.n_expert, (int)blockIdx.y, &expert, &tile))
+    if (!ml_expert_is_fixed(g) &&
+        !find_tile(g.start, g.n_expert, (int)blockIdx.y, &expert, &tile))
         return;
-    first = g.start[expert];
-    rows = g.start[expert + 1] - first;
+    first = g.start ? g.start[expert] : 0;
+    rows = g.start ? g.start[expert + 1] - first : g.rows;
     m = g.m ? g.m : rows;
     k = g.k ? g.k : rows;
     m0 = (int64_t)tile * TILE;
-    a = g.a + first * g.a_row;
+    a = g.a + first * g.a_row + expert * g.a_expert;
     b = g.b + first * g.b_row + expert * g.b_expert;
-    c = g.c + (g.m ? expert * g.c_expert : first * g.ldc);
+    c = g.c + (ml_expert_is_fixed(g) ? expert * g.c_expert : first * g.ldc);
     for (int j = 0; g.add && j < TILE / ROWS; j++)
         if (m0 + y + ROWS * j < m && n0 + x < g.n)
             sum[j] = ml_f32(c[(m0 + y + ROWS * j) * g.ldc + n0 + x]);
@@ -81,15 +83,12 @@ static bool takes_mma(ml_cuda_stream *, const ml_expert_gemm<float, float> &, in
 
 template <class IN, class OUT>
 static void run(ml_stream *s, const ml_expert_gemm<IN, OUT> &g, int64_t rows) {
-    dim3 grid(ml_cuda_blocks(g.n, TILE),
-              g.m ? ml_cuda_blocks(g.m, TILE)
-                  : ml_cuda_blocks(rows, TILE) + (unsigned)g.n_expert,
-              g.m ? (unsigned)g.n_expert : 1);
-
     if (rows == 0 || takes_mma(ml_cuda(s), g, rows))
         return;
-    expert_kernel<IN, OUT><<<grid, dim3(TILE, ROWS), 0, ml_cuda(s)->stream>>>(g);
-    ml_cuda_launched(ml_cuda(s), "moe-linear");
+    expert_kernel<IN, OUT>
+        <<<ml_expert_grid(g, rows, TILE, TILE), dim3(TILE, ROWS), 0, ml_cuda(s)->stream>>>(
+            g);
+    ml_cuda_launched(ml_cuda(s), g.start ? "moe-linear" : "head-linear");
 }
 
 template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
@@ -189,4 +188,77 @@ void ml_cuda_moe_linear_backward(ml_stream *s, const ml_op_args *a) {
         ML_CUDA_TYPED(a->dout[0].dtype, back_weight<T>(s, a));
     if (a->dw[1].data)
         ML_CUDA_TYPED(a->dout[0].dtype, back_bias<T>(s, a));
+}
+
+/* ---- head-linear: the columns and the weight of each head ---- */
+
+template <class IN, class OUT>
+static ml_expert_gemm<IN, OUT> head_gemm(const ml_op_args *a, const void *x, const void *w,
+                                         void *y) {
+    ml_expert_gemm<IN, OUT> g = {};
+
+    g.a = (const IN *)x;
+    g.b = (const IN *)w;
+    g.c = (OUT *)y;
+    g.n_expert = (int)a->w[0].shape[0];
+    g.rows = a->in[0].shape[0];
+    return g;
+}
+
+template <class T> static void heads(ml_stream *s, const ml_op_args *a) {
+    ml_expert_gemm<T, T> g =
+        head_gemm<T, T>(a, a->in[0].data, a->w[0].data, a->out[0].data);
+
+    g.n = a->w[0].shape[1];
+    g.k = a->w[0].shape[2];
+    g.a_m = g.n_expert * g.k;
+    g.a_expert = g.b_n = g.k;
+    g.a_k = g.b_k = 1;
+    g.b_expert = g.n * g.k;
+    g.ldc = g.n_expert * g.n;
+    g.c_expert = g.n;
+    run(s, g, g.rows);
+}
+
+/* dx = dy w. */
+template <class T> static void heads_back_input(ml_stream *s, const ml_op_args *a) {
+    ml_expert_gemm<T, T> g =
+        head_gemm<T, T>(a, a->dout[0].data, a->w[0].data, a->din[0].data);
+
+    g.n = a->w[0].shape[2];
+    g.k = a->w[0].shape[1];
+    g.a_m = g.n_expert * g.k;
+    g.a_expert = g.k;
+    g.a_k = g.b_n = 1;
+    g.b_k = g.c_expert = g.n;
+    g.b_expert = g.n * g.k;
+    g.ldc = g.n_expert * g.n;
+    g.add = a->din_add[0];
+    run(s, g, g.rows);
+}
+
+/* dw += dy' x. */
+template <class T> static void heads_back_weight(ml_stream *s, const ml_op_args *a) {
+    ml_expert_gemm<T, float> g =
+        head_gemm<T, float>(a, a->dout[0].data, a->in[0].data, a->dw[0].data);
+
+    g.m = g.a_expert = a->w[0].shape[1];
+    g.n = g.b_expert = g.ldc = a->w[0].shape[2];
+    g.a_m = g.b_n = 1;
+    g.a_k = g.n_expert * g.m;
+    g.b_k = g.n_expert * g.n;
+    g.c_expert = g.m * g.n;
+    g.add = true;
+    run(s, g, g.rows);
+}
+
+void ml_cuda_head_linear_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, heads<T>(s, a));
+}
+
+void ml_cuda_head_linear_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype, heads_back_input<T>(s, a));
+    if (a->dw[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype, heads_back_weight<T>(s, a));
 }

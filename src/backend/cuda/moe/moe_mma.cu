@@ -1,4 +1,4 @@
-/* moe_mma.cu - the grouped GEMM of experts on tensor cores.
+/* moe_mma.cu - the grouped GEMM of experts, or heads, on tensor cores.
  *
  * Every output is one chain of mma.m16n8k16 over ascending k, in one warp: the expert's
  * other rows and the tile's shape change speed only.  Operands have the same layout in
@@ -71,8 +71,10 @@ template <int BM, class OUT>
 __device__ static ml_piece find_tile(const ml_expert_gemm<bf16, OUT> &g) {
     int expert = (int)blockIdx.z, first;
 
-    if (!g.m)
+    if (!ml_expert_is_fixed(g))
         return ml_find_piece(g.start, g.n_expert, 1, BM, (int)blockIdx.y);
+    if (!g.start)
+        return { expert, (int)blockIdx.y, 0, (int)g.rows };
     first = g.start[expert];
     return { expert, (int)blockIdx.y, first, g.start[expert + 1] - first };
 }
@@ -151,11 +153,11 @@ __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16
 
     if (p.index < 0 || p.rows == 0)
         return;
-    a = { g.a + p.first_row * g.a_row, A_TRANSPOSED ? g.a_k : g.a_m, m,
-          g.k ? (int)g.k : p.rows };
+    a = { g.a + p.first_row * g.a_row + p.owner * g.a_expert, A_TRANSPOSED ? g.a_k : g.a_m,
+          m, g.k ? (int)g.k : p.rows };
     b = { g.b + p.first_row * g.b_row + p.owner * g.b_expert, B_TRANSPOSED ? g.b_k : g.b_n,
           (int)g.n, a.k };
-    c = g.c + (g.m ? p.owner * g.c_expert : p.first_row * g.ldc);
+    c = g.c + (ml_expert_is_fixed(g) ? p.owner * g.c_expert : p.first_row * g.ldc);
     n_step = (a.k + BK - 1) / BK;
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < n_step)
@@ -187,10 +189,7 @@ static void launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
     typedef expert_tile<OUT, A_TRANSPOSED, B_TRANSPOSED, BM, BN, BK, STAGES, WM, WN> tl;
     auto kernel =
         expert_kernel<OUT, A_TRANSPOSED, B_TRANSPOSED, BM, BN, BK, STAGES, WM, WN>;
-    dim3 grid(ml_cuda_blocks(g.n, BN),
-              g.m ? ml_cuda_blocks(g.m, BM)
-                  : ml_cuda_blocks(rows, BM) + (unsigned)g.n_expert,
-              g.m ? (unsigned)g.n_expert : 1);
+    dim3 grid = ml_expert_grid(g, rows, BM, BN);
 
     ml_cuda_note(s,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -203,7 +202,7 @@ static void launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
 /* Chooses the tile by the average rows of an expert. */
 template <bool B_TRANSPOSED>
 static void by_rows(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
-    int64_t each = rows / g.n_expert;
+    int64_t each = g.start ? rows / g.n_expert : rows;
 
     if (each <= 12)
         launch<bf16, false, B_TRANSPOSED, 16, 64, 128, 4, 1, 4>(s, g, rows);

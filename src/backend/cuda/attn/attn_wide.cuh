@@ -1,0 +1,140 @@
+/* attn_wide.cuh - what the mma kernels for wide heads share.
+ *
+ * Heads of more than 128 numbers, values of another size than keys, and keys that all query
+ * heads share and whose first numbers are the value (absorbed MLA), dense or from a list.
+ * A block has 8 warps: two m16 tiles of rows times four parts, of the keys for the scores,
+ * of the columns for the sums.  So no warp holds more than a quarter of the accumulators of
+ * 16 rows. */
+#ifndef ML_BACKEND_CUDA_ATTN_ATTN_WIDE_CUH
+#define ML_BACKEND_CUDA_ATTN_ATTN_WIDE_CUH
+
+#include "backend/cuda/attn/attn_mma.cuh"
+
+enum { WIDE_THREADS = 256, WIDE_ROWS = 32, WIDE_PARTS = 4, WIDE_OWN = 16 };
+
+/* Addresses of a tile's keys and values; NULL: none. */
+struct wide_tile {
+    const bf16 *key[ML_KTILE], *value[ML_KTILE];
+};
+
+/* The block's rows, and the keys lo .. hi that they read: positions, or places in a list. */
+struct wide_block {
+    ml_piece p;
+    attn_list list;
+    int head, n_row, row0, lo, hi;
+};
+
+template <bool LIST>
+__device__ static inline wide_block wide_open(const attn_call<bf16> &c) {
+    int at = (int)(gridDim.x - 1 - blockIdx.x), last;
+    wide_block b = {};
+
+    b.head = (int)blockIdx.y;
+    if (LIST) {
+        int per_token = (c.n_head + WIDE_ROWS - 1) / WIDE_ROWS;
+        b.p.first_row = c.first_token + at / per_token;
+        b.p.index = at % per_token;
+        b.p.rows = 1;
+    } else {
+        b.p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, WIDE_ROWS, at);
+        if (b.p.index < 0)
+            return b;
+    }
+    b.n_row = b.p.rows * c.group;
+    b.row0 = b.p.index * WIDE_ROWS;
+    if (LIST) {
+        b.list = attn_list_of(c, b.p.first_row);
+        b.hi = b.list.n - 1;
+        return b;
+    }
+    last = b.row0 + WIDE_ROWS < b.n_row ? b.row0 + WIDE_ROWS - 1 : b.n_row - 1;
+    b.list.page = c.page + c.page_start[b.p.owner];
+    b.hi = c.pos[b.p.first_row + attn_token(c, last)];
+    b.lo = attn_first_key(c, c.pos[b.p.first_row + attn_token(c, b.row0)]);
+    return b;
+}
+
+/* The keys of the tile from `tile` on; the first 64 threads. */
+template <bool LIST>
+__device__ static inline void wide_find_keys(wide_tile &t, const attn_call<bf16> &c,
+                                             const wide_block &b, int tile) {
+    int key = tile + (int)threadIdx.x;
+    bool there = key >= b.lo && key <= b.hi;
+
+    if (threadIdx.x >= ML_KTILE)
+        return;
+    if (LIST) {
+        t.key[threadIdx.x] = there ? attn_list_key(c, b.list, key) : NULL;
+        return;
+    }
+    t.key[threadIdx.x] = there ? attn_key(c, b.list.page, b.head, key) : NULL;
+    t.value[threadIdx.x] = there ? attn_value(c, b.list.page, b.head, key) : NULL;
+}
+
+/* Starts the copies of N rows of `width` numbers to rows of W; NULL and the rest become
+ * zero. */
+template <int W, int N>
+__device__ static inline void wide_fetch(bf16 *to, const bf16 *const *from, int width,
+                                         const bf16 *any) {
+    for (int i = (int)threadIdx.x; i < N * (W / 8); i += WIDE_THREADS) {
+        int row = i / (W / 8), e = i % (W / 8) * 8;
+        bool there = from[row] && e < width;
+        ml_copy_async(to + row * attn_tile<W>::ld + e, there ? from[row] + e : any, there);
+    }
+}
+
+/* Starts the copies of 32 query rows (q or dO) from row `first` of a sequence on. */
+template <int W>
+__device__ static inline void wide_fetch_rows(bf16 *to, const bf16 *from, int width,
+                                              const attn_call<bf16> &c, int first_token,
+                                              int head, int first, int n_row) {
+    for (int i = (int)threadIdx.x; i < WIDE_ROWS * (W / 8); i += WIDE_THREADS) {
+        int row = i / (W / 8), e = i % (W / 8) * 8;
+        bool there = first + row < n_row && e < width;
+        int64_t at = attn_head_at(c, first_token, head, first + row);
+        ml_copy_async(to + row * attn_tile<W>::ld + e, there ? from + at * width + e : from,
+                      there);
+    }
+}
+
+/* s [16 x 16] = rows row_a .. of a times rows row_b .. of b, both D wide with stride W. */
+template <int D, int A, int B>
+__device__ static inline void wide_scores(float (&s)[2][4], const bf16 *a, int row_a,
+                                          const bf16 *b, int row_b) {
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+#pragma unroll 8
+    for (int k = 0; k < D; k += 16) {
+        uint32_t l[4], r[4];
+        attn_left<A>(l, a, row_a, k);
+        attn_right<B>(r, b, row_b, k);
+        ml_mma(s[0], l, r[0], r[1]);
+        ml_mma(s[1], l, r[2], r[3]);
+    }
+}
+
+/* acc [16 x 8 N] += weights [16 x 16 K] (A fragments) times columns col .. of rows of W. */
+template <int W, int K, int N>
+__device__ static inline void wide_accumulate(float (&acc)[N][4], const uint32_t (&w)[K][4],
+                                              const bf16 *rows, int col) {
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
+            uint32_t b[4];
+            attn_right_transposed<W>(b, rows, k * 16, col + j * 8);
+            ml_mma(acc[j], w[k], b[0], b[1]);
+            ml_mma(acc[j + 1], w[k], b[2], b[3]);
+        }
+}
+
+/* Whether the card has so much shared memory for a block. */
+static inline bool wide_fits(size_t bytes) {
+    int most = 0;
+    return cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0) ==
+               cudaSuccess &&
+           bytes <= (size_t)most;
+}
+
+#endif

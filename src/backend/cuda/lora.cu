@@ -1,0 +1,499 @@
+/* lora.cu - LORA: low-rank adapters on the outputs of linear layers.
+ *
+ * The rows of a tile may have different adapters, and be of different experts.  For every
+ * pair of them in the tile, a block computes the product of all rows, and keeps the rows of
+ * the pair.  An output is one FMA chain of its own row, so that a mixed batch has the bits of
+ * each row alone.  A gradient of A or B has one writer, which loops over the rows in order.
+ * Adapters are f32, and so are all products. */
+#include "backend/cuda/common.cuh"
+
+enum {
+    ROWS = 64, /* of a tile */
+    COLS = 32,
+    DEEP = 32, /* numbers of a product in shared memory at a time */
+    EACH = 4,  /* a thread has EACH x EACH outputs */
+    ACROSS = COLS / EACH,
+    THREADS = ROWS / EACH * ACROSS,
+    ADAPTERS = 64 /* of a launch */
+};
+
+/* Which adapter a row has, and which matrices of it: those of its expert, or of the head. */
+struct row_map {
+    const int32_t *adapter; /* [n_token], or NULL: see all */
+    const int32_t *start;   /* MoE: the table of experts' rows, or NULL */
+    const uint64_t *key;    /* dropout: [n_token] */
+    int64_t n_row;
+    int n_expert, top_k;
+    bool all;
+};
+
+struct site {
+    const float *a, *b;       /* NULL: this layer is not adapted */
+    int64_t a_group, b_group; /* stride between groups; 0: they share the matrix */
+    float scale;
+    int rank;
+};
+
+/* Adapters first .. first + n - 1. */
+struct sites {
+    int first, n;
+    site at[ADAPTERS];
+};
+
+__device__ static int64_t token_of(const row_map &m, int64_t row) {
+    return m.start ? m.start[m.n_expert + 1 + row] / m.top_k : row;
+}
+
+__device__ static int adapter_of(const row_map &m, int64_t row) {
+    return m.adapter ? m.adapter[token_of(m, row)] : m.all ? 0 : -1;
+}
+
+/* The last expert that starts at or before the row; experts without rows come before it. */
+__device__ static int expert_of(const row_map &m, int64_t row) {
+    int low = 0, high = m.start ? m.n_expert : 1;
+
+    while (high - low > 1) {
+        int mid = (low + high) / 2;
+        if (m.start[mid] <= row)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* ---- dropout ---- */
+
+/* Philox4x32-10, as base/philox.c. */
+__device__ static uint4 philox(uint64_t seed, uint64_t sample, uint64_t position) {
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    uint4 c = make_uint4((uint32_t)sample, (uint32_t)(sample >> 32), (uint32_t)position,
+                         (uint32_t)(position >> 32));
+
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * c.x, b = (uint64_t)0xCD9E8D57u * c.z;
+        c = make_uint4((uint32_t)(b >> 32) ^ c.y ^ key0, (uint32_t)b,
+                       (uint32_t)(a >> 32) ^ c.w ^ key1, (uint32_t)a);
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
+struct drop_rule {
+    uint32_t below, layer; /* words below it are dropped */
+    float gain;
+};
+
+/* x, or 0, divided by the probability that an element is kept: depends on the row's key, the
+ * layer, the expert and the column. */
+__device__ static float drop(const row_map &m, const drop_rule &d, int64_t row, int expert,
+                             int64_t col, float x) {
+    uint4 four = philox(m.key[token_of(m, row)], (uint64_t)d.layer | (uint64_t)expert << 32,
+                        (uint64_t)(col / 4));
+    const uint32_t word[4] = { four.x, four.y, four.z, four.w };
+
+    return word[col % 4] < d.below ? 0.0f : x * d.gain;
+}
+
+template <class T>
+__global__ void drop_kernel(float *y, const T *x, row_map m, drop_rule d, int64_t width) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / width;
+
+    if (i < m.n_row * width)
+        y[i] = drop(m, d, row, expert_of(m, row), i % width, ml_f32(x[i]));
+}
+
+/* ---- products ---- */
+
+struct tile {
+    float a[DEEP][ROWS + 1], b[DEEP][COLS + 1];
+};
+
+/* sum[i][j] += the product over k of a(row, k) and b(column, k), for the rows
+ * y EACH + i and the columns x EACH + j of a tile.  A_K, B_K: neighbours in k are neighbours
+ * in memory; otherwise neighbours in row or column are. */
+template <bool A_K, bool B_K, class A, class B>
+__device__ static void multiply(float (&sum)[EACH][EACH], tile &t, int64_t k, A a, B b) {
+    int id = (int)threadIdx.x, x = id % ACROSS, y = id / ACROSS;
+
+    for (int64_t k0 = 0; k0 < k; k0 += DEEP) {
+        for (int e = id; e < ROWS * DEEP; e += THREADS) {
+            int r = A_K ? e / DEEP : e % ROWS, d = A_K ? e % DEEP : e / ROWS;
+            t.a[d][r] = k0 + d < k ? a(r, k0 + d) : 0.0f;
+        }
+        for (int e = id; e < COLS * DEEP; e += THREADS) {
+            int c = B_K ? e / DEEP : e % COLS, d = B_K ? e % DEEP : e / COLS;
+            t.b[d][c] = k0 + d < k ? b(c, k0 + d) : 0.0f;
+        }
+        __syncthreads();
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    sum[i][j] = fmaf(t.a[d][y * EACH + i], t.b[d][x * EACH + j], sum[i][j]);
+        __syncthreads();
+    }
+}
+
+/* Rows times the transpose of their adapters' matrices: y = scale x w' (low), or
+ * y + x w'. */
+template <class X, class Y> struct product {
+    const X *x; /* [n_row, n_head, x_ld] of which a product uses the first k */
+    Y *y;       /* [n_row, n_head, y_ld] */
+    int64_t x_ld, y_ld;
+    int64_t n, k; /* 0: the rank of the adapter */
+    int n_head;
+    bool use_b;      /* the matrix is B, not A */
+    bool transposed; /* w (column, k) is at k n + column */
+    bool add;        /* adds, without a scale */
+    bool drop;       /* masks what is added */
+    drop_rule dropping;
+};
+
+/* What a row needs: adapter, minus the first of the launch; expert or head; -1: nothing. */
+struct tile_rows {
+    int adapter[ROWS], group[ROWS];
+    bool first[ROWS]; /* of the tile with its adapter and group */
+};
+
+__device__ static bool is_alike(const tile_rows &r, int i, int k) {
+    return r.adapter[i] == r.adapter[k] && r.group[i] == r.group[k];
+}
+
+__device__ static void find_rows(tile_rows &r, const row_map &m, const sites &s,
+                                 int64_t row0, int head, int n_head) {
+    for (int i = (int)threadIdx.x; i < ROWS; i += THREADS) {
+        int64_t row = row0 + i;
+        int adapter = row < m.n_row ? adapter_of(m, row) - s.first : -1;
+        if (adapter >= s.n || (adapter >= 0 && !s.at[adapter].a))
+            adapter = -1;
+        r.adapter[i] = adapter;
+        r.group[i] = adapter < 0 ? 0 : n_head > 1 ? head : expert_of(m, row);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < ROWS; i += THREADS) {
+        bool first = r.adapter[i] >= 0;
+        for (int k = 0; first && k < i; k++)
+            first = !is_alike(r, i, k);
+        r.first[i] = first;
+    }
+    __syncthreads();
+}
+
+template <class X, class Y>
+__device__ static void put_outputs(const product<X, Y> &p, const row_map &m, const site &s,
+                                   const tile_rows &r, int lead, int64_t row0, int64_t n0,
+                                   int64_t n, const float (&sum)[EACH][EACH]) {
+    int x = (int)threadIdx.x % ACROSS, y = (int)threadIdx.x / ACROSS;
+    int64_t head = blockIdx.z;
+
+    for (int i = 0; i < EACH; i++)
+        for (int j = 0; j < EACH; j++) {
+            int at = y * EACH + i;
+            int64_t col = n0 + x * EACH + j, row = row0 + at;
+            Y *to = p.y + (row * p.n_head + head) * p.y_ld + col;
+            float v = sum[i][j];
+            if (!is_alike(r, at, lead) || col >= n)
+                continue;
+            if (p.drop)
+                v = drop(m, p.dropping, row, expert_of(m, row), head * p.y_ld + col, v);
+            *to = ml_as<Y>(p.add ? ml_f32(*to) + v : v * s.scale);
+        }
+}
+
+template <class X, class Y>
+__global__ void __launch_bounds__(THREADS)
+    product_kernel(product<X, Y> p, row_map m, const __grid_constant__ sites s) {
+    __shared__ tile t;
+    __shared__ tile_rows r;
+    int64_t row0 = (int64_t)blockIdx.x * ROWS, n0 = (int64_t)blockIdx.y * COLS;
+    int head = (int)blockIdx.z;
+
+    find_rows(r, m, s, row0, head, p.n_head);
+    for (int lead = 0; lead < ROWS; lead++) {
+        float sum[EACH][EACH] = {};
+        const X *x = p.x + (row0 * p.n_head + head) * p.x_ld;
+        int64_t step = p.n_head * p.x_ld, n, k;
+        const float *w;
+        site own;
+        if (!r.first[lead]) /* the same in all threads */
+            continue;
+        own = s.at[r.adapter[lead]];
+        n = p.n ? p.n : own.rank;
+        k = p.k ? p.k : own.rank;
+        w = p.use_b ? own.b + r.group[lead] * own.b_group
+                    : own.a + r.group[lead] * own.a_group;
+        if (n0 >= n)
+            continue;
+        auto row = [&](int i, int64_t d) {
+            return r.adapter[i] == r.adapter[lead] ? ml_f32(x[i * step + d]) : 0.0f;
+        };
+        if (p.transposed)
+            multiply<true, false>(sum, t, k, row, [=](int c, int64_t d) {
+                return n0 + c < n ? w[d * n + n0 + c] : 0.0f;
+            });
+        else
+            multiply<true, true>(sum, t, k, row, [=](int c, int64_t d) {
+                return n0 + c < n ? w[(n0 + c) * k + d] : 0.0f;
+            });
+        put_outputs(p, m, own, r, lead, row0, n0, n, sum);
+    }
+}
+
+/* dw [groups, m, n] += the sums over the rows of an adapter of u(row, m) v(row, n). */
+template <class U, class V> struct gradient {
+    float *dw;
+    const U *u; /* [n_row, n_head, u_ld] */
+    const V *v;
+    int64_t u_ld, v_ld, m, n;
+    int n_head, adapter;
+};
+
+template <class U, class V>
+__global__ void __launch_bounds__(THREADS) gradient_kernel(gradient<U, V> g, row_map m) {
+    __shared__ tile t;
+    int64_t m0 = (int64_t)blockIdx.x * ROWS, n0 = (int64_t)blockIdx.y * COLS;
+    int64_t group = blockIdx.z, head = g.n_head > 1 ? group : 0;
+    int64_t first = m.start ? m.start[group] : 0;
+    int64_t rows = (m.start ? m.start[group + 1] : m.n_row) - first;
+    const U *u = g.u + (first * g.n_head + head) * g.u_ld;
+    const V *v = g.v + (first * g.n_head + head) * g.v_ld;
+    int x = (int)threadIdx.x % ACROSS, y = (int)threadIdx.x / ACROSS;
+    float sum[EACH][EACH] = {};
+
+    multiply<false, false>(
+        sum, t, rows,
+        [&](int i, int64_t d) {
+            bool there = m0 + i < g.m && adapter_of(m, first + d) == g.adapter;
+            return there ? ml_f32(u[d * g.n_head * g.u_ld + m0 + i]) : 0.0f;
+        },
+        [&](int i, int64_t d) {
+            bool there = n0 + i < g.n && adapter_of(m, first + d) == g.adapter;
+            return there ? ml_f32(v[d * g.n_head * g.v_ld + n0 + i]) : 0.0f;
+        });
+    for (int i = 0; i < EACH; i++)
+        for (int j = 0; j < EACH; j++) {
+            int64_t row = m0 + y * EACH + i, col = n0 + x * EACH + j;
+            if (row < g.m && col < g.n)
+                g.dw[(group * g.m + row) * g.n + col] += sum[i][j];
+        }
+}
+
+/* ---- the op ---- */
+
+/* T: of activations; the adapters' inputs are X: f32 after dropout. */
+template <class T> struct lora {
+    ml_cuda_stream *s;
+    const ml_op_args *a;
+    int64_t n_in, n_out; /* of a head */
+    int n_head, rank, n_group;
+    row_map map;
+    drop_rule dropping;
+    float *low, *dlow, *kept; /* kept: inputs after dropout, or NULL */
+    bool any;                 /* whether a row may have an adapter */
+};
+
+template <class T> static lora<T> lora_open(ml_stream *s, const ml_op_args *a) {
+    lora<T> l = {};
+    int64_t n_low;
+
+    l.s = ml_cuda(s);
+    l.a = a;
+    l.n_head = a->attr->lora.n_head;
+    l.rank = a->attr->lora.max_rank;
+    l.n_in = a->in[0].shape[1] / l.n_head;
+    l.n_out = a->in[1].shape[1] / l.n_head;
+    l.map.adapter = a->rows->adapter;
+    l.map.start = (const int32_t *)a->in[2].data;
+    l.map.key = a->rows->dropout_key;
+    l.map.n_row = a->in[0].shape[0];
+    l.map.n_expert = a->attr->moe.n_expert;
+    l.map.top_k = a->attr->moe.top_k;
+    l.map.all = a->lora && a->lora->all;
+    l.any = a->lora && (l.map.adapter || l.map.all) && l.map.n_row;
+    l.n_group = l.map.start ? l.map.n_expert : l.n_head;
+    n_low = l.map.n_row * l.n_head * l.rank;
+    l.low = (float *)a->scratch;
+    l.dlow = l.low + n_low;
+    l.kept = a->attr->lora.dropout > 0.0f && l.map.key ? l.dlow + n_low : NULL;
+    l.dropping.layer = (uint32_t)a->attr->lora.site;
+    l.dropping.below = (uint32_t)((double)a->attr->lora.dropout * 0x1p32);
+    l.dropping.gain = 1.0f / (1.0f - a->attr->lora.dropout);
+    return l;
+}
+
+static const ml_lora_site *site_of(const ml_op_args *a, int adapter) {
+    return &a->lora->adapter[adapter][a->attr->lora.site];
+}
+
+/* Of a stack of matrices. */
+static int64_t group_stride(const ml_tensor *t) {
+    return t->shape[0] > 1 ? t->shape[1] * t->shape[2] : 0;
+}
+
+static sites sites_from(const ml_op_args *a, int first) {
+    sites s = {};
+
+    s.first = first;
+    s.n =
+        a->lora->n_adapter - first < ADAPTERS ? a->lora->n_adapter - first : (int)ADAPTERS;
+    for (int i = 0; i < s.n; i++) {
+        const ml_lora_site *from = site_of(a, first + i);
+        if (!from->a.data)
+            continue;
+        s.at[i] = { (const float *)from->a.data,
+                    (const float *)from->b.data,
+                    group_stride(&from->a),
+                    group_stride(&from->b),
+                    from->scale,
+                    (int)from->a.shape[1] };
+    }
+    return s;
+}
+
+/* widest: the most columns of the output. */
+template <class T, class X, class Y>
+static void multiply_rows(const lora<T> &l, product<X, Y> p, int64_t widest) {
+    dim3 grid(ml_cuda_blocks(l.map.n_row, ROWS), ml_cuda_blocks(widest, COLS),
+              (unsigned)l.n_head);
+
+    p.n_head = l.n_head;
+    p.dropping = l.dropping;
+    for (int first = 0; first < l.a->lora->n_adapter; first += ADAPTERS)
+        product_kernel<<<grid, THREADS, 0, l.s->stream>>>(p, l.map, sites_from(l.a, first));
+    ml_cuda_launched(l.s, "lora");
+}
+
+/* low = scale A x, or scale B' x; of gradients: scale B' dz, or scale A dz. */
+template <class T, class X>
+static void make_low(const lora<T> &l, float *low, const X *x, int64_t width, bool use_b) {
+    product<X, float> p = {};
+
+    p.x = x;
+    p.y = low;
+    p.x_ld = p.k = width;
+    p.y_ld = l.rank;
+    p.use_b = p.transposed = use_b;
+    multiply_rows(l, p, l.rank);
+}
+
+/* y += B low, or A' low; masked: with dropout. */
+template <class T>
+static void add_product(const lora<T> &l, T *y, const float *low, int64_t width, bool use_b,
+                        bool masked) {
+    product<float, T> p = {};
+
+    p.x = low;
+    p.y = y;
+    p.x_ld = l.rank;
+    p.y_ld = p.n = width;
+    p.use_b = use_b;
+    p.transposed = !use_b;
+    p.add = true;
+    p.drop = masked;
+    multiply_rows(l, p, width);
+}
+
+/* The inputs of the adapters, after dropout, times A. */
+template <class T> static void low_of_inputs(const lora<T> &l) {
+    const T *x = (const T *)l.a->in[0].data;
+    int64_t width = l.n_head * l.n_in, n = l.map.n_row * width;
+    bool swapped = l.a->attr->lora.transposed;
+
+    if (!l.kept) {
+        make_low(l, l.low, x, l.n_in, swapped);
+        return;
+    }
+    drop_kernel<T><<<ml_cuda_blocks(n, THREADS), THREADS, 0, l.s->stream>>>(
+        l.kept, x, l.map, l.dropping, width);
+    make_low(l, l.low, (const float *)l.kept, l.n_in, swapped);
+}
+
+template <class T> static void lora_forward(ml_stream *s, const ml_op_args *a) {
+    lora<T> l = lora_open<T>(s, a);
+
+    if (a->out[0].data != a->in[1].data)
+        ml_cuda_note(l.s,
+                     cudaMemcpyAsync(a->out[0].data, a->in[1].data,
+                                     ml_tensor_bytes(&a->out[0]), cudaMemcpyDeviceToDevice,
+                                     l.s->stream),
+                     "lora");
+    if (!l.any)
+        return;
+    low_of_inputs(l);
+    add_product(l, (T *)a->out[0].data, l.low, l.n_out, !a->attr->lora.transposed, false);
+}
+
+void ml_cuda_lora_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->out[0].dtype, lora_forward<T>(s, a));
+}
+
+/* dw [groups, u, v] += of one adapter. */
+template <class T, class U, class V>
+static void add_gradient(const lora<T> &l, const ml_tensor *dw, int adapter, const U *u,
+                         int64_t u_ld, const V *v, int64_t v_ld) {
+    gradient<U, V> g = {
+        (float *)dw->data, u, v, u_ld, v_ld, dw->shape[1], dw->shape[2], l.n_head, adapter,
+    };
+    dim3 grid(ml_cuda_blocks(g.m, ROWS), ml_cuda_blocks(g.n, COLS), (unsigned)l.n_group);
+
+    if (dw->data)
+        gradient_kernel<U, V><<<grid, THREADS, 0, l.s->stream>>>(g, l.map);
+    ml_cuda_launched(l.s, "lora gradient");
+}
+
+/* X: of the inputs. */
+template <class T, class X> static void add_gradients(const lora<T> &l, const X *x) {
+    const T *dz = (const T *)l.a->dout[0].data;
+
+    for (int i = 0; i < l.a->lora->n_adapter; i++) {
+        const ml_lora_site *site = site_of(l.a, i);
+        if (!site->a.data)
+            continue;
+        if (l.a->attr->lora.transposed) {
+            add_gradient(l, &site->da, i, l.low, l.rank, dz, l.n_out);
+            add_gradient(l, &site->db, i, x, l.n_in, l.dlow, l.rank);
+        } else {
+            add_gradient(l, &site->da, i, l.dlow, l.rank, x, l.n_in);
+            add_gradient(l, &site->db, i, dz, l.n_out, l.low, l.rank);
+        }
+    }
+}
+
+/* The gradient of y is that of z; that of x is added to, or to zeros. */
+static void begin_gradients(ml_stream *s, const ml_op_args *a) {
+    ml_op_args pass = {};
+
+    pass.din[0] = a->din[1];
+    pass.din_add[0] = a->din_add[1];
+    pass.dout[0] = a->dout[0];
+    ml_cuda_add_backward(s, &pass);
+    if (a->din[0].data && !a->din_add[0])
+        ml_cuda_note(ml_cuda(s),
+                     cudaMemsetAsync(a->din[0].data, 0, ml_tensor_bytes(&a->din[0]),
+                                     ml_cuda(s)->stream),
+                     "lora backward");
+}
+
+template <class T> static void lora_backward(ml_stream *s, const ml_op_args *a) {
+    lora<T> l = lora_open<T>(s, a);
+    bool swapped = a->attr->lora.transposed;
+
+    begin_gradients(s, a);
+    if (!l.any)
+        return;
+    low_of_inputs(l);
+    make_low(l, l.dlow, (const T *)a->dout[0].data, l.n_out, !swapped);
+    if (a->din[0].data)
+        add_product(l, (T *)a->din[0].data, l.dlow, l.n_in, swapped, l.kept != NULL);
+    if (l.kept)
+        add_gradients(l, (const float *)l.kept);
+    else
+        add_gradients(l, (const T *)a->in[0].data);
+}
+
+void ml_cuda_lora_backward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->dout[0].dtype, lora_backward<T>(s, a));
+}

@@ -1,0 +1,208 @@
+/* linear_rnn.cu - LINEAR_RNN forward: the gated delta rule and Mamba-2; see
+ * linear_rnn.cuh. */
+#include "backend/cuda/rnn/linear_rnn.cuh"
+
+#include <math.h>
+
+/* A lane's first element of the state in its slot: [dk][columns rounded up to 16]. */
+template <class T>
+__device__ static float *state_at(const rnn_call<T> &c, const rnn_place &p) {
+    int64_t padded = (c.dv + 15) / 16 * 16;
+
+    return c.state + ((int64_t)c.slot[p.seq] * c.n_head + p.head) * c.dk * padded +
+           (int64_t)p.block * c.dk * ML_RNN_COLS + p.col;
+}
+
+__device__ static inline int state_stride(const rnn_place &p) {
+    return (p.n_col + 15) / 16 * 16;
+}
+
+template <class T, int M>
+__device__ static void load_state(rnn_state<M> &s, const rnn_call<T> &c,
+                                  const rnn_place &p) {
+    const float *from = state_at(c, p);
+    int stride = state_stride(p);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            int i = 32 * m + 4 * p.l + r;
+            if (i < c.dk && p.col < stride)
+                ml_load(s.s[m][r], from + (int64_t)i * stride);
+        }
+}
+
+template <class T, int M>
+__device__ static void store_state(const rnn_state<M> &s, const rnn_call<T> &c,
+                                   const rnn_place &p) {
+    float *to = state_at(c, p);
+    int stride = state_stride(p);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            int i = 32 * m + 4 * p.l + r;
+            if (i < c.dk && p.col < stride)
+                ml_store(to + (int64_t)i * stride, s.s[m][r]);
+        }
+}
+
+/* Four columns of a row of o, or of seen; one lane of eight writes. */
+template <class V>
+__device__ static void put_four(V *row, const float (&x)[4], const rnn_place &p,
+                                bool wide) {
+    if (p.l)
+        return;
+    if (wide && p.col < p.n_col) {
+        ml_store(row + p.col, x);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (p.col + j < p.n_col)
+            row[p.col + j] = ml_as<V>(x[j]);
+}
+
+template <class T>
+__device__ static int64_t out_at(const rnn_call<T> &c, const rnn_place &p, int t) {
+    return ((int64_t)(p.first + t) * c.n_head + p.head) * c.dv + p.block * ML_RNN_COLS;
+}
+
+/* The output of a token: its sums over lanes are completed while the next token is
+ * computed. */
+struct pending {
+    float o[4], v[4];
+    int t; /* -1: none */
+};
+
+template <class T>
+__device__ static void put_out(const rnn_call<T> &c, const rnn_place &p, pending &o) {
+    if (o.t < 0)
+        return;
+    rnn_sum_lanes(o.o);
+    if (c.skip)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            o.o[j] = fmaf(c.skip[p.head], o.v[j], o.o[j]);
+    put_four(c.o + out_at(c, p, o.t), o.o, p, c.wide);
+}
+
+/* SEEN: writes what the delta rule reads from the state instead of outputs. */
+template <class T, int M, bool DELTA, bool SEEN, class S>
+__device__ static void step(rnn_state<M> &s, const S &in, int i, const rnn_call<T> &c,
+                            const rnn_place &p, int t, pending &before) {
+    float k[M][4], v[4], seen[4] = {}, keep = in.rate[i][0], take = in.rate[i][1];
+    rnn_update up;
+
+    rnn_row<M>(k, in.k[i], p.l);
+    rnn_four(v, in.v[i], p.col);
+    if (DELTA)
+        rnn_dot<M>(seen, k, s);
+    rnn_scale<M>(s, keep);
+    if (DELTA)
+        rnn_sum_lanes(seen);
+    if (!SEEN)
+        put_out(c, p, before);
+    up = rnn_take(v, seen, keep, take, DELTA);
+    rnn_outer<M>(s, k, up.u);
+    if (SEEN) {
+        put_four(c.seen + out_at(c, p, t), seen, p, c.wide);
+    } else {
+        float q[M][4];
+        rnn_row<M>(q, in.q[i], p.l);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            before.o[j] = 0.0f;
+            before.v[j] = v[j];
+        }
+        before.t = t;
+        rnn_dot<M>(before.o, q, s);
+    }
+}
+
+template <class T, int M, bool DELTA, bool SEEN>
+__device__ static void walk_rows(rnn_state<M> &s, const rnn_call<T> &c,
+                                 const rnn_place &p) {
+    const int TOKENS = M > 4 ? 8 : 16;
+    __shared__ rnn_stage<M, TOKENS, RNN_FORWARD> stage[2];
+    rnn_fetch<T, M, TOKENS, RNN_FORWARD> next;
+    pending out = {};
+
+    out.t = -1;
+    next.load(c, p, 0);
+    for (int from = 0, b = 0; from < p.n_row; from += TOKENS, b ^= 1) {
+        next.store(stage[b], c, p, from);
+        __syncthreads();
+        next.load(c, p, from + TOKENS);
+        for (int i = 0; i < TOKENS && from + i < p.n_row; i++)
+            step<T, M, DELTA, SEEN>(s, stage[b], i, c, p, from + i, out);
+    }
+    if (!SEEN)
+        put_out(c, p, out);
+}
+
+/* A padding row of a CUDA graph has no sequence: its output is 0. */
+template <class T>
+__device__ static void put_zero(const rnn_call<T> &c, const rnn_place &p) {
+    float zero[4] = {};
+
+    for (int t = 0; t < p.n_row; t++)
+        put_four(c.o + out_at(c, p, t), zero, p, c.wide);
+}
+
+template <class T, int M, bool DELTA, bool SEEN>
+__global__ void __launch_bounds__(RNN_THREADS, M > 4 ? 1 : 3) rnn_kernel(rnn_call<T> c) {
+    rnn_place p = rnn_find(c);
+    rnn_state<M> s;
+    int pos;
+
+    if (p.n_row == 0)
+        return;
+    pos = c.pos[p.first];
+    if (!SEEN && pos < 0) {
+        put_zero(c, p);
+        return;
+    }
+    rnn_zero(s);
+    if (!SEEN && c.state && pos > 0)
+        load_state<T, M>(s, c, p);
+    walk_rows<T, M, DELTA, SEEN>(s, c, p);
+    if (!SEEN && c.state)
+        store_state<T, M>(s, c, p);
+}
+
+template <class T, int M> static void launch(ml_cuda_stream *s, const rnn_call<T> &c) {
+    unsigned blocks = (unsigned)c.n_seq * (unsigned)c.n_head * (unsigned)c.n_block;
+
+    if (c.delta)
+        rnn_kernel<T, M, true, false><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+    else
+        rnn_kernel<T, M, false, false><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "linear-rnn");
+}
+
+template <class T, int M> static void launch_seen(ml_cuda_stream *s, const rnn_call<T> &c) {
+    unsigned blocks = (unsigned)c.n_seq * (unsigned)c.n_head * (unsigned)c.n_block;
+
+    rnn_kernel<T, M, true, true><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "linear-rnn backward");
+}
+
+template <class T> void rnn_walk(ml_cuda_stream *s, const rnn_call<T> &c) {
+    RNN_SIZED(c.dk, launch_seen<T, M>(s, c));
+}
+template void rnn_walk<float>(ml_cuda_stream *, const rnn_call<float> &);
+template void rnn_walk<bf16>(ml_cuda_stream *, const rnn_call<bf16> &);
+
+template <class T> static void forward(ml_cuda_stream *s, const ml_op_args *a) {
+    rnn_call<T> c = rnn_open<T>(a);
+
+    c.o = (T *)a->out[0].data;
+    c.state = (float *)a->out[1].data;
+    if (c.n)
+        RNN_SIZED(c.dk, launch<T, M>(s, c));
+}
+
+void ml_cuda_linear_rnn_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, forward<T>(ml_cuda(s), a));
+}
