@@ -62,8 +62,10 @@ static ml_status check_type(const ml_json *type, const ml_run_opts *c, ml_arena 
         return ml_fail(err, ML_EUSAGE, "rm_type remote_rm needs --rm-url");
     if (ml_str_is(type->text, "reward_model") && !c->reward.model_path)
         return ml_fail(err, ML_EUSAGE, "rm_type reward_model needs --reward-model-path");
+    if (ml_str_is(type->text, "judge") && !c->reward.judge.url)
+        return ml_fail(err, ML_EUSAGE, "rm_type judge needs --judge-url");
     if (ml_str_is(type->text, "remote_rm") || ml_str_is(type->text, "reward_model") ||
-        ml_str_is(type->text, "ifbench"))
+        ml_str_is(type->text, "judge") || ml_str_is(type->text, "ifbench"))
         return ML_OK;
     return ml_grader_find(&g, ml_arena_str(a, type->text.ptr, type->text.len), err);
 }

@@ -15,12 +15,13 @@ const ml_flag ml_flags_reward[] = {
       ML_AT(run.reward.rm_type),
       .value = "NAME",
       .group = "rewards",
-      .help = "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, code, "
-              "code_partial, random, "
-              "deterministic_random, zero, one of these with the prefix boxed_, "
-              "reward_model, remote_rm or ifbench.  metadata.rm_type of a sample takes "
-              "precedence.  "
-              "A=WEIGHT,B=WEIGHT is a weighted sum." },
+      .help =
+          "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, code, "
+          "code_partial, random, "
+          "deterministic_random, zero, one of these with the prefix boxed_, "
+          "reward_model, judge, remote_rm or ifbench.  metadata.rm_type of a sample takes "
+          "precedence.  "
+          "A=WEIGHT,B=WEIGHT is a weighted sum." },
     { .name = "custom-rm-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.custom_rm_path),
@@ -47,6 +48,63 @@ const ml_flag ml_flags_reward[] = {
       .help =
           "Checkpoint of --rm-type reward_model: sequence classification with one label, "
           "as miles reward-model writes it." },
+    { .name = "judge-url",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.reward.judge.url),
+      .value = "URL",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "Server of --rm-type judge with OpenAI's API: http://host:port/v1." },
+    { .name = "judge-model",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.reward.judge.model),
+      .def = "default",
+      .value = "NAME",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "Name of the judge at that server." },
+    { .name = "judge-api-key-file",
+      .type = ML_FLAG_PATH,
+      ML_AT(run.reward.judge.key_file),
+      .value = "FILE",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "File with the API key of that server." },
+    { .name = "judge-prompt-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(run.reward.judge.prompt_path),
+      .value = "FILE",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "The judge's prompt: {prompt}, {response} and {label} stand for those of a "
+              "sample." },
+    { .name = "judge-score-regex",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.reward.judge.pattern),
+      .def = "(?i)score[:=*\"\\s]*\\K-?\\d+(\\.\\d+)?",
+      .value = "REGEX",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "The last match in the judge's reply is the reward (PCRE2: \\K drops what "
+              "precedes it)." },
+    { .name = "judge-temperature",
+      .type = ML_FLAG_F64,
+      ML_AT(run.reward.judge.temperature),
+      .def = "0",
+      .min = 0,
+      .max = 100,
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "Temperature of the judge; 0: greedy." },
+    { .name = "judge-max-tokens",
+      .type = ML_FLAG_I64,
+      ML_AT(run.reward.judge.max_tokens),
+      .def = "512",
+      .min = 1,
+      .max = 1e9,
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "Most tokens of the judge's reply." },
     { .name = "reward-key",
       .type = ML_FLAG_TEXT,
       ML_AT(run.reward.reward_key),

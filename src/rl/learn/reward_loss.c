@@ -5,14 +5,6 @@
 #include "base/bug.h"
 #include "rl/builtins.h"
 
-static double log_sigmoid(double x) {
-    return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x));
-}
-
-static double sigmoid(double x) {
-    return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x));
-}
-
 /* --- pairs ------------------------------------------------------------------------ */
 
 static double *put(ml_arena *a, const ml_preference_row *x, double d) {
@@ -28,11 +20,11 @@ static double *put(ml_arena *a, const ml_preference_row *x, double d) {
 static void compute_pair(ml_arena *a, const ml_preference_opts *o,
                          const ml_preference_row *pair) {
     double c = pair[0].row->old_value[0], r = pair[1].row->old_value[0];
-    double h = c - r - pair[0].row->reward, d = -sigmoid(-h);
+    double h = c - r - pair[0].row->reward, d = -ml_sigmoid(-h);
     double center = 2 * o->center * (c + r);
     double *first = put(a, &pair[0], d + center), *second = put(a, &pair[1], center - d);
 
-    first[ML_PREFERENCE_LOSS] = -log_sigmoid(h) + o->center * (c + r) * (c + r);
+    first[ML_PREFERENCE_LOSS] = -ml_log_sigmoid(h) + o->center * (c + r) * (c + r);
     first[ML_PREFERENCE_CHOSEN] = c;
     second[ML_PREFERENCE_REJECTED] = r;
     first[ML_PREFERENCE_MARGIN] = c - r;

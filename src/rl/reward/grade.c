@@ -19,7 +19,7 @@ static ml_status unknown(ml_str name, ml_err *err) {
         if ((*ext)->kind == MILES_REWARD)
             ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*ext)->name);
     st = ml_fail(err, ML_EUSAGE,
-                 "unknown reward '%.*s': expected remote_rm, reward_model, ifbench, %s, or "
+                 "unknown reward '%.*s': expected remote_rm, reward_model, judge, ifbench, %s, or "
                  "one of these "
                  "with the prefix boxed_; custom rewards use --custom-rm-path",
                  (int)name.len, name.ptr, known.ptr);
