@@ -40,6 +40,8 @@ peer() { # peer NAME WORK: with a limit, since compiling may take long
 "$build/bench/bench_roof" > "$work/roof" || exit 1
 "$build/bench/bench_gpu" "$work/0.6B" 8 2048 8 > "$work/train06" 2> "$work/log"
 "$build/bench/bench_gpu" "$work/4B" 4 4096 4 8192 > "$work/train4" 2>> "$work/log"
+"$build/bench/bench_gpu" "$work/recurrent" 2 4096 4 > "$work/trainnext" 2>> "$work/log"
+rollout rolloutnext recurrent-512 64 1024 256 1
 rollout rollout06 0.6B 256 1024 1024 0.1
 rollout rollout8 8B 256 1024 1024 1
 rollout stream 0.6B 1 64 512 1
@@ -90,6 +92,12 @@ row 'rollout, 0.6B, 256 x (100..1024 in, out)' "$(get rollout06 tokens_per_s) to
     "$(of_floor "$(get rollout06 seconds)" 1.19 1024 '(256 * 509000 * 114688 / 1e9)' '(256 * 562 * 1.2e-3)')"
 row 'rollout, 8B, 256 x (1024 in, 1024 out)' "$(get rollout8 seconds) s" '38 s' '-' \
     "$(of_floor "$(get rollout8 seconds)" 16.4 1024 '(256 * 1572864 * 147456 / 1e9)' '(256 * 1024 * 16.4e-3)')"
+row 'train step, 8 layers of Qwen3-Next, 64 experts' "$(get trainnext mfu) % of 989" '30 %' '-' \
+    "$(share "$(get trainnext tflops)")"
+# A step of 64 sequences: 72 % of the experts (18.5 GB), other weights (1.2 GB), their states, read and
+# written (1.6 GB), and 1152 keys of two layers.
+row 'rollout, Qwen3-Next, 64 x (1024 in, 256 out)' "$(get rolloutnext seconds) s" '60 %' '-' \
+    "$(of_floor "$(get rolloutnext seconds)" 21.3 256 '(256 * 64 * 1152 * 4096 / 1e9)' '(64 * 1024 * 1.1e-3)')"
 row 'one stream, 0.6B' "$(get stream tokens_per_s) tokens/s" '1,000' \
     "$(peer_of transformers "$(get peer_stream transformers_tokens_per_s)")" \
     "$(of_floor "$(get stream seconds)" 1.19 512 '(320 * 512 * 114688 / 1e9)' 0)"

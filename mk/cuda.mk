@@ -13,7 +13,7 @@ CUDA_ARCH ?= 90a
 
 # Hopper has kernels of its own; its backward of attention stands in for the other.
 HOPPER := $(filter 90a,$(CUDA_ARCH))
-CUDA_SRC := $(filter-out $(if $(HOPPER),%/attn_mma_back.cu,%/attn_wgmma.cu %/attn_wgmma_back.cu),\
+CUDA_SRC := $(filter-out $(if $(HOPPER),%/attn_mma_back.cu,%/attn_wgmma.cu %/attn_wgmma_back.cu %/attn_mla_wgmma.cu),\
   $(sort $(wildcard src/backend/cuda/*.cu src/backend/cuda/*/*.cu)))
 CUDA_SHARED := $(addprefix src/base/,clock.c err.c oom.c philox.c shown.c str.c utf8.c) src/tensor/tensor.c
 CUDA_LIB := $(B)/libmiles_cuda.so
@@ -52,7 +52,7 @@ all: libmiles_cuda.so
 endif
 
 # Programs that need a GPU, and say so where there is none.
-GPU_BENCH := $(B)/bench/bench_gpu $(B)/bench/bench_roof
+GPU_BENCH := $(B)/bench/bench_gpu $(B)/bench/bench_roof $(B)/bench/bench_attn
 GPU_TESTS := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/gpu/*.c)))
 $(GPU_TESTS): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'

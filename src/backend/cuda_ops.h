@@ -140,11 +140,27 @@ static inline size_t ml_cuda_layernorm_stats(const ml_op_args *a) {
     return ml_cuda_align(2 * (size_t)a->in[0].shape[0] * sizeof(float));
 }
 
-/* LORA: the low-rank products and their gradients, and the inputs after dropout. */
+/* LORA: a low-rank product of wide rows is the sum of up to 16 parts, of so many columns
+ * each. */
+static inline int64_t ml_cuda_lora_segment(int64_t width) {
+    int64_t each = (width + 15) / 16;
+    return each <= 256 ? 256 : (each + 31) / 32 * 32;
+}
+
+static inline int64_t ml_cuda_lora_parts(int64_t width) {
+    int64_t each = ml_cuda_lora_segment(width);
+    return (width + each - 1) / each;
+}
+
+/* The low-rank products and their gradients, the parts of one, and the inputs after
+ * dropout. */
 static inline size_t ml_cuda_lora_scratch(const ml_op_args *a) {
-    int64_t each = (int64_t)a->attr->lora.n_head * a->attr->lora.max_rank;
+    int64_t low = (int64_t)a->attr->lora.n_head * a->attr->lora.max_rank;
+    int64_t x = ml_cuda_lora_parts(a->in[0].shape[1]);
+    int64_t y = ml_cuda_lora_parts(a->in[1].shape[1]);
+    int64_t parts = a->attr->lora.n_head > 1 ? 0 : x > y ? x : y;
     int64_t kept = a->attr->lora.dropout > 0 ? a->in[0].shape[1] : 0;
-    return (size_t)(a->in[0].shape[0] * (2 * each + kept)) * sizeof(float);
+    return (size_t)(a->in[0].shape[0] * ((2 + parts) * low + kept)) * sizeof(float);
 }
 
 static inline int64_t ml_cuda_norm_chunks(int width) {

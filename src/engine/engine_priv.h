@@ -82,6 +82,10 @@ void ml_state_schedule_rows(ml_engine *e, ml_batch_entry *entry);
 /* The entry's rows were computed: copies the state if it is worth keeping. */
 void ml_state_finish(ml_engine *e, const ml_batch_entry *entry);
 
+/* Whether the state after the entry's rows may be copied when they are computed: then the
+ * next step, which changes it, waits for that. */
+bool ml_state_is_copied(const ml_engine *e, const ml_batch_entry *entry);
+
 /* Whether draft rows may follow the entry's, whose state is kept in entry->backup then. */
 bool ml_state_may_draft(ml_engine *e, ml_batch_entry *entry);
 /* If not all of the entry's draft rows were right, the state after the last right one is not

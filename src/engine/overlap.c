@@ -32,15 +32,15 @@ static bool records_routing(const ml_engine *e) {
 static bool can_overlap(const ml_engine *e, const ml_inflight_step *now) {
     int32_t n_page = 0, n_row = 0, n_entry = 0;
 
-    if (!e->be->async || e->opts.no_overlap || e->opts.draft.n || e->slots.n ||
-        records_routing(e) || e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
+    if (!e->be->async || e->opts.no_overlap || e->opts.draft.n || records_routing(e) ||
+        e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
         return false;
     for (int32_t i = 0; i < now->n_entry; i++) {
         const ml_request *r = now->entry[i].r;
         if (!r)
             continue;
         n_entry++;
-        if (!now->entry[i].draws || needs_host(r))
+        if (!now->entry[i].draws || needs_host(r) || ml_state_is_copied(e, &now->entry[i]))
             return false;
         if (!continues(r))
             continue;
@@ -69,6 +69,8 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
             ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token + 1));
             ml_batch_add(&e->batch, &token, &target, 1, r->n_token, r->page);
             ml_batch_set_adapter(&e->batch, r->params.adapter - 1);
+            if (e->slots.n)
+                ml_batch_set_slot(&e->batch, r->slot);
             next->entry[next->n_entry++] = (ml_batch_entry){ .r = r,
                                                              .n_row = 1,
                                                              .draws = true,

@@ -53,12 +53,21 @@ int32_t ml_state_rows(const ml_engine *e, const ml_request *r, int32_t n) {
     return end > r->n_kv ? end - r->n_kv : n;
 }
 
+/* Of the state after n tokens, at the end of some rows. */
+static bool is_worth_keeping(int32_t n, int32_t n_row) {
+    return n % (n_row > 1 ? ML_PAGE : KEEP) == 0;
+}
+
+bool ml_state_is_copied(const ml_engine *e, const ml_batch_entry *entry) {
+    return keeps_state(e) && !e->opts.no_prefix_cache &&
+           is_worth_keeping(entry->r->n_token, entry->n_row);
+}
+
 /* The page that ends at token n if the state after it should be copied, or ML_NO_PAGE. */
 static int32_t page_to_keep(ml_engine *e, const ml_batch_entry *entry, int32_t n) {
     const ml_request *r = entry->r;
-    bool chunk = entry->n_row > 1 && n % ML_PAGE == 0;
 
-    if (!keeps_state(e) || (!chunk && n % KEEP != 0) || r->n_shared * ML_PAGE != n)
+    if (!keeps_state(e) || !is_worth_keeping(n, entry->n_row) || r->n_shared * ML_PAGE != n)
         return ML_NO_PAGE;
     return ml_state_slots_of_page(&e->slots, r->page[n / ML_PAGE - 1], false) == ML_NO_SLOT
                ? r->page[n / ML_PAGE - 1]

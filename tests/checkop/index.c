@@ -29,6 +29,7 @@ static const struct variant {
     { { 70, 20 }, 3, 144, 136, 16 },
     { { 80, 9 }, 34, 136, 136, 5, .ratio = 4, .window = 8, .sink = true },
     { { 70, 5 }, 2, 576, 512, 66 },
+    { { 270 }, 18, 64, 64, 24 },
 };
 enum { N_VARIANT = sizeof variants / sizeof *variants };
 

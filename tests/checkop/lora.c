@@ -22,6 +22,7 @@ static const struct variant {
     { 140, 17, 20, 18, 2, 2, true },
     { 9, 17, 15, 4, 2, 1, false, 0.25f },
     { 300, 20, 19, 5, 2, 3, false, 0.5f },
+    { 5, 300, 700, 3, 2, 1 },
 };
 
 static float scale_of(int32_t adapter) {

@@ -70,6 +70,10 @@ check "$build/tests/gpu/check_draws"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
 check "$build/tests/gpu/check_engine" "$work/four-recurrent"
+# Every family, as tiny models.
+for family in tests/golden/data/*/; do
+    check "$build/tests/gpu/check_engine" "$family"
+done
 check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"
 # Ranks share the GPU.

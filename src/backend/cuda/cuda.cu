@@ -157,7 +157,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
     if (op == ML_OP_ATTN && a->out[2].dtype != a->in[1].dtype)
         return refuse(err, "keys in another type than activations, of size",
                       attr->attn.head_dim);
-    if (op == ML_OP_INDEX && !ml_index_fits(attr))
+    if (op == ML_OP_INDEX && !ml_index_fits(attr, a->in[0].dtype))
         return refuse(err, "a selection of keys:", attr->index.top_k);
     if (op == ML_OP_MOE_ROUTE && attr->moe.n_expert > ML_MOE_EXPERTS)
         return refuse(err, "experts:", attr->moe.n_expert);

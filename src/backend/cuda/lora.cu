@@ -2,8 +2,8 @@
  *
  * The rows of a tile may have different adapters, and be of different experts.  For every
  * pair of them in the tile, a block computes the product of all rows, and keeps the rows of
- * the pair.  An output is one FMA chain of its own row, so that a mixed batch has the bits of
- * each row alone.  A gradient of A or B has one writer, which loops over the rows in order.
+ * the pair.  An output is one FMA chain of its own row, or a few of them that depend on its
+ * width only, so that a mixed batch has the bits of each row alone.  A gradient of A or B has one writer, which loops over the rows in order.
  * Adapters are f32, and so are all products. */
 #include "backend/cuda/common.cuh"
 
@@ -137,14 +137,15 @@ __device__ static void multiply(float (&sum)[EACH][EACH], tile &t, int64_t k, A 
     }
 }
 
-/* Rows times the transpose of their adapters' matrices: y = scale x w' (low), or
- * y + x w'. */
+/* Rows times the transpose of their adapters' matrices: y = scale x w' (low), without the
+ * scale where it is in parts, or y + x w'. */
 template <class X, class Y> struct product {
     const X *x; /* [n_row, n_head, x_ld] of which a product uses the first k */
     Y *y;       /* [n_row, n_head, y_ld] */
     int64_t x_ld, y_ld;
     int64_t n, k; /* 0: the rank of the adapter */
     int n_head;
+    int64_t segment; /* y are parts, of so much of k each; 0: it is whole.  One head only */
     bool use_b;      /* the matrix is B, not A */
     bool transposed; /* w (column, k) is at k n + column */
     bool add;        /* adds, without a scale */
@@ -187,19 +188,20 @@ __device__ static void put_outputs(const product<X, Y> &p, const row_map &m, con
                                    const tile_rows &r, int lead, int64_t row0, int64_t n0,
                                    int64_t n, const float (&sum)[EACH][EACH]) {
     int x = (int)threadIdx.x % ACROSS, y = (int)threadIdx.x / ACROSS;
-    int64_t head = blockIdx.z;
+    int64_t head = p.segment ? 0 : blockIdx.z;
+    Y *out = p.y + (p.segment ? blockIdx.z * m.n_row * p.y_ld : 0);
 
     for (int i = 0; i < EACH; i++)
         for (int j = 0; j < EACH; j++) {
             int at = y * EACH + i;
             int64_t col = n0 + x * EACH + j, row = row0 + at;
-            Y *to = p.y + (row * p.n_head + head) * p.y_ld + col;
+            Y *to = out + (row * p.n_head + head) * p.y_ld + col;
             float v = sum[i][j];
             if (!is_alike(r, at, lead) || col >= n)
                 continue;
             if (p.drop)
                 v = drop(m, p.dropping, row, expert_of(m, row), head * p.y_ld + col, v);
-            *to = ml_as<Y>(p.add ? ml_f32(*to) + v : v * s.scale);
+            *to = ml_as<Y>(p.add ? ml_f32(*to) + v : p.segment ? v : v * s.scale);
         }
 }
 
@@ -209,13 +211,14 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ tile t;
     __shared__ tile_rows r;
     int64_t row0 = (int64_t)blockIdx.x * ROWS, n0 = (int64_t)blockIdx.y * COLS;
-    int head = (int)blockIdx.z;
+    int head = p.segment ? 0 : (int)blockIdx.z;
+    int64_t from = p.segment * blockIdx.z;
 
     find_rows(r, m, s, row0, head, p.n_head);
     for (int lead = 0; lead < ROWS; lead++) {
         float sum[EACH][EACH] = {};
         const X *x = p.x + (row0 * p.n_head + head) * p.x_ld;
-        int64_t step = p.n_head * p.x_ld, n, k;
+        int64_t step = p.n_head * p.x_ld, n, k, some;
         const float *w;
         site own;
         if (!r.first[lead]) /* the same in all threads */
@@ -227,19 +230,34 @@ __global__ void __launch_bounds__(THREADS)
                     : own.a + r.group[lead] * own.a_group;
         if (n0 >= n)
             continue;
+        some = p.segment && p.segment < k - from ? p.segment : k - from;
         auto row = [&](int i, int64_t d) {
-            return r.adapter[i] == r.adapter[lead] ? ml_f32(x[i * step + d]) : 0.0f;
+            return r.adapter[i] == r.adapter[lead] ? ml_f32(x[i * step + from + d]) : 0.0f;
         };
         if (p.transposed)
-            multiply<true, false>(sum, t, k, row, [=](int c, int64_t d) {
-                return n0 + c < n ? w[d * n + n0 + c] : 0.0f;
+            multiply<true, false>(sum, t, some, row, [=](int c, int64_t d) {
+                return n0 + c < n ? w[(from + d) * n + n0 + c] : 0.0f;
             });
         else
-            multiply<true, true>(sum, t, k, row, [=](int c, int64_t d) {
-                return n0 + c < n ? w[(n0 + c) * k + d] : 0.0f;
+            multiply<true, true>(sum, t, some, row, [=](int c, int64_t d) {
+                return n0 + c < n ? w[(n0 + c) * k + from + d] : 0.0f;
             });
         put_outputs(p, m, own, r, lead, row0, n0, n, sum);
     }
+}
+
+/* low = scale times the sum of its parts, in order. */
+__global__ static void sum_kernel(float *low, const float *part, int n_part, int width,
+                                  row_map m, const __grid_constant__ sites s) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, n = m.n_row * width;
+    int adapter = i < n ? adapter_of(m, i / width) - s.first : -1;
+    float sum = 0.0f;
+
+    if (adapter < 0 || adapter >= s.n || i % width >= s.at[adapter].rank)
+        return;
+    for (int k = 0; k < n_part; k++)
+        sum += part[k * n + i];
+    low[i] = sum * s.at[adapter].scale;
 }
 
 /* dw [groups, m, n] += the sums over the rows of an adapter of u(row, m) v(row, n). */
@@ -291,13 +309,14 @@ template <class T> struct lora {
     int n_head, rank, n_group;
     row_map map;
     drop_rule dropping;
-    float *low, *dlow, *kept; /* kept: inputs after dropout, or NULL */
-    bool any;                 /* whether a row may have an adapter */
+    float *low, *dlow;  /* scale A x, and its gradient */
+    float *part, *kept; /* part: of a low; kept: inputs after dropout, or NULL */
+    bool any;           /* whether a row may have an adapter */
 };
 
 template <class T> static lora<T> lora_open(ml_stream *s, const ml_op_args *a) {
     lora<T> l = {};
-    int64_t n_low;
+    int64_t n_low, x, y;
 
     l.s = ml_cuda(s);
     l.a = a;
@@ -317,7 +336,12 @@ template <class T> static lora<T> lora_open(ml_stream *s, const ml_op_args *a) {
     n_low = l.map.n_row * l.n_head * l.rank;
     l.low = (float *)a->scratch;
     l.dlow = l.low + n_low;
-    l.kept = a->attr->lora.dropout > 0.0f && l.map.key ? l.dlow + n_low : NULL;
+    l.part = l.dlow + n_low;
+    x = ml_cuda_lora_parts(l.n_in);
+    y = ml_cuda_lora_parts(l.n_out);
+    l.kept = l.part + (l.n_head > 1 ? 0 : x > y ? x : y) * n_low;
+    if (a->attr->lora.dropout <= 0.0f || !l.map.key)
+        l.kept = NULL;
     l.dropping.layer = (uint32_t)a->attr->lora.site;
     l.dropping.below = (uint32_t)((double)a->attr->lora.dropout * 0x1p32);
     l.dropping.gain = 1.0f / (1.0f - a->attr->lora.dropout);
@@ -353,11 +377,12 @@ static sites sites_from(const ml_op_args *a, int first) {
     return s;
 }
 
-/* widest: the most columns of the output. */
+/* widest: the most columns of the output; n_part: parts of it, or 1. */
 template <class T, class X, class Y>
-static void multiply_rows(const lora<T> &l, product<X, Y> p, int64_t widest) {
+static void multiply_rows(const lora<T> &l, product<X, Y> p, int64_t widest,
+                          int64_t n_part) {
     dim3 grid(ml_cuda_blocks(l.map.n_row, ROWS), ml_cuda_blocks(widest, COLS),
-              (unsigned)l.n_head);
+              (unsigned)(l.n_head * n_part));
 
     p.n_head = l.n_head;
     p.dropping = l.dropping;
@@ -369,14 +394,20 @@ static void multiply_rows(const lora<T> &l, product<X, Y> p, int64_t widest) {
 /* low = scale A x, or scale B' x; of gradients: scale B' dz, or scale A dz. */
 template <class T, class X>
 static void make_low(const lora<T> &l, float *low, const X *x, int64_t width, bool use_b) {
+    int64_t n_part = l.n_head > 1 ? 1 : ml_cuda_lora_parts(width);
     product<X, float> p = {};
 
     p.x = x;
-    p.y = low;
+    p.y = n_part > 1 ? l.part : low;
     p.x_ld = p.k = width;
     p.y_ld = l.rank;
+    p.segment = n_part > 1 ? ml_cuda_lora_segment(width) : 0;
     p.use_b = p.transposed = use_b;
-    multiply_rows(l, p, l.rank);
+    multiply_rows(l, p, l.rank, n_part);
+    for (int first = 0; n_part > 1 && first < l.a->lora->n_adapter; first += ADAPTERS)
+        sum_kernel<<<ml_cuda_blocks(l.map.n_row * l.rank, THREADS), THREADS, 0,
+                     l.s->stream>>>(low, l.part, (int)n_part, l.rank, l.map,
+                                    sites_from(l.a, first));
 }
 
 /* y += B low, or A' low; masked: with dropout. */
@@ -393,7 +424,7 @@ static void add_product(const lora<T> &l, T *y, const float *low, int64_t width,
     p.transposed = !use_b;
     p.add = true;
     p.drop = masked;
-    multiply_rows(l, p, width);
+    multiply_rows(l, p, width, 1);
 }
 
 /* The inputs of the adapters, after dropout, times A. */

@@ -67,10 +67,11 @@ template <class T> struct rope_call {
     T *y;
     const T *x;
     const float *cs;
-    int64_t n;          /* rows * width / 2: a thread rotates, or copies, two numbers */
+    int64_t n;          /* threads; each rotates, or copies, two numbers of a head */
     int64_t width;      /* of a row */
     int head_dim, half; /* half: pairs of a head that rotate */
     int first;          /* the first rotated element of a head */
+    int per_head; /* threads of a head; the last copies one number if its size is odd */
     bool interleaved, add;
     float sign;
 };
@@ -86,9 +87,9 @@ template <class T> __device__ static int unrotated(const rope_call<T> &c, int i)
 
 template <class T> __global__ void rope_kernel(rope_call<T> c) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    int64_t per_row = c.width / 2, row = i / per_row, pair = i % per_row;
-    int per_head = c.head_dim / 2, k = (int)(pair % per_head);
-    int64_t head = row * c.width + pair / per_head * c.head_dim;
+    int64_t per_row = c.width / c.head_dim * c.per_head, row = i / per_row;
+    int64_t pair = i % per_row, head = row * c.width + pair / c.per_head * c.head_dim;
+    int k = (int)(pair % c.per_head);
     int64_t at0, at1;
     float x0, x1;
 
@@ -102,7 +103,7 @@ template <class T> __global__ void rope_kernel(rope_call<T> c) {
         at1 = head + unrotated(c, 2 * (k - c.half) + 1);
     }
     x0 = ml_f32(c.x[at0]);
-    x1 = ml_f32(c.x[at1]);
+    x1 = at1 < head + c.head_dim ? ml_f32(c.x[at1]) : 0.0f;
     if (k < c.half) {
         float cosine = c.cs[row * 2 * c.half + k];
         float sine = c.sign * c.cs[row * 2 * c.half + c.half + k];
@@ -111,7 +112,8 @@ template <class T> __global__ void rope_kernel(rope_call<T> c) {
         x1 = y1;
     }
     put(c.y + at0, x0, c.add);
-    put(c.y + at1, x1, c.add);
+    if (at1 < head + c.head_dim)
+        put(c.y + at1, x1, c.add);
 }
 
 /* RoPE of whole heads (rotate-half): V pairs per thread. */
@@ -156,10 +158,11 @@ static void rope(ml_stream *s, const ml_op_args *a, const ml_tensor *from,
     c.y = (T *)to->data;
     c.x = (const T *)from->data;
     c.cs = (const float *)a->in[1].data;
-    c.n = ml_tensor_count(from) / 2;
     c.width = from->shape[1];
     c.head_dim = a->attr->rope.head_dim;
     c.half = a->attr->rope.dim / 2;
+    c.per_head = (c.head_dim + 1) / 2;
+    c.n = ml_tensor_count(from) / c.head_dim * c.per_head;
     c.first = a->attr->rope.at;
     c.interleaved = a->attr->rope.interleaved;
     c.add = add;

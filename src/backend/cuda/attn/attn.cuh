@@ -205,6 +205,9 @@ void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c);
 void ml_attn_wide_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c);
 void ml_attn_wide_chosen_back(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_mla_wgmma.cu: absorbed MLA and ATTN_CHOSEN, the same bits; Hopper only. */
+void ml_attn_mla_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c);
+void ml_attn_mla_wgmma_chosen(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_plain.cu: all types, heads of up to ML_ATTN_MOST numbers; slow. */
 template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c);
 template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c);
@@ -230,6 +233,6 @@ typedef struct attn_keys {
 void ml_attn_write_keys(ml_cuda_stream *s, const attn_keys *w, ml_dtype dtype);
 
 /* index.cu: whether a row's list of keys fits into shared memory. */
-bool ml_index_fits(const ml_op_attr *attr);
+bool ml_index_fits(const ml_op_attr *attr, ml_dtype dtype);
 
 #endif

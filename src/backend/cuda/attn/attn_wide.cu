@@ -4,7 +4,6 @@
  * each warp computes the scores of 16; the four warps of a row then run the same online
  * softmax over all 64, and each sums a quarter of the values' columns.  Decode, prefill and
  * training run this kernel: a row's sums have one order. */
-#include "backend/cuda/attn/attn_fold.cuh"
 #include "backend/cuda/attn/attn_wide.cuh"
 
 enum { SCORE_LD = ML_KTILE + 8 };
@@ -15,16 +14,6 @@ template <int D> struct forward_smem {
     float scores[WIDE_ROWS * SCORE_LD];
     wide_tile tile[2];
 };
-
-/* The limits of a list: all rows have all of its keys. */
-__device__ static attn_limits list_limits(const wide_block &b, int row) {
-    attn_limits lim = {};
-    for (int r = 0; r < 2; r++)
-        lim.pos[r] = row + (int)threadIdx.x % 32 / 4 + 8 * r < b.n_row ? b.hi : -1;
-    lim.most_pos = row < b.n_row ? b.hi : -1;
-    lim.least_pos = row + 15 < b.n_row ? b.hi : -1;
-    return lim;
-}
 
 __device__ static void put_scores(float *to, const float (&s)[2][4], int own, int part) {
     int lane = (int)threadIdx.x % 32;
@@ -60,39 +49,13 @@ __device__ static void fold_tile(attn_softmax &x, uint32_t (&w)[4][4], float (&a
     attn_round<8>(w, s);
 }
 
-template <int N>
-__device__ static void put_rows(const attn_softmax &x, const float (&acc)[N][4],
-                                const attn_call<bf16> &c, const wide_block &b, int row,
-                                int part) {
-    int lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int at_row = row + lane / 4 + 8 * r;
-        int64_t at = attn_head_at(c, b.p.first_row, b.head, at_row);
-        float m = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, l = x.l[r], keep = 1.0f;
-        l += __shfl_xor_sync(0xffffffffu, l, 1);
-        l += __shfl_xor_sync(0xffffffffu, l, 2);
-        if (at_row >= b.n_row)
-            continue;
-        if (c.sink)
-            keep = attn_add_sink(c.sink[at % c.n_head], m, l);
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            attn_put2(c.o + at * c.e, c.e, (part * N + j) * 8 + lane % 4 * 2,
-                      acc[j][2 * r] * keep / l, acc[j][2 * r + 1] * keep / l, false);
-        if (part == 0 && lane % 4 == 0 && c.stat) {
-            c.stat[2 * at] = m;
-            c.stat[2 * at + 1] = l;
-        }
-    }
-}
-
 template <int D, int E, bool IN_KEY, bool LIST>
-__global__ void __launch_bounds__(WIDE_THREADS) wide_forward(attn_call<bf16> c) {
+__global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
+    wide_forward(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     forward_smem<D> &smem = *(forward_smem<D> *)smem_bytes;
     const int N = E / 8 / WIDE_PARTS;
-    wide_block b = wide_open<LIST>(c);
+    wide_block b = wide_open<LIST, WIDE_ROWS>(c);
     int warp = (int)threadIdx.x / 32, part = warp % WIDE_PARTS;
     int own = warp / WIDE_PARTS * WIDE_OWN, row = b.row0 + own;
     attn_softmax x = { { -INFINITY, -INFINITY } };
@@ -107,7 +70,7 @@ __global__ void __launch_bounds__(WIDE_THREADS) wide_forward(attn_call<bf16> c) 
     wide_fetch_rows<D>(smem.rows, c.q, c.d, c, b.p.first_row, b.head, b.row0, b.n_row);
     wide_fetch<D, ML_KTILE>(smem.buf[0], smem.tile[0].key, c.d, c.kpage);
     ml_copy_commit();
-    lim = LIST ? list_limits(b, row) : attn_limits_of(c, b.p.first_row, row, b.n_row);
+    lim = LIST ? wide_list_limits(b, row) : attn_limits_of(c, b.p.first_row, row, b.n_row);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
     for (int tile = b.lo / ML_KTILE * ML_KTILE, n = 0; tile <= b.hi;
          tile += ML_KTILE, n++) {
@@ -147,7 +110,7 @@ __global__ void __launch_bounds__(WIDE_THREADS) wide_forward(attn_call<bf16> c) 
         if (tile <= lim.most_pos)
             wide_accumulate<D, 4, N>(acc, w, values, part * N * 8);
     }
-    put_rows<N>(x, acc, c, b, row, part);
+    wide_put_rows<N>(x, acc, c, b, row, part);
 }
 
 template <int D, int E, bool IN_KEY, bool LIST>
@@ -171,7 +134,11 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
 
 void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (!c.vpage)
+#if ML_WGMMA
+        ml_attn_mla_wgmma(s, c);
+#else
         launch<576, 512, true, false>(s, c);
+#endif
     else if (c.d <= 256 && c.e <= 256)
         launch<256, 256, false, false>(s, c);
     else
@@ -179,8 +146,12 @@ void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c) {
 }
 
 void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c) {
+#if ML_WGMMA
+    ml_attn_mla_wgmma_chosen(s, c);
+#else
     if (c.d <= 512)
         launch<512, 512, true, true>(s, c);
     else
         launch<576, 512, true, true>(s, c);
+#endif
 }

@@ -8,7 +8,7 @@
 #ifndef ML_BACKEND_CUDA_ATTN_ATTN_WIDE_CUH
 #define ML_BACKEND_CUDA_ATTN_ATTN_WIDE_CUH
 
-#include "backend/cuda/attn/attn_mma.cuh"
+#include "backend/cuda/attn/attn_fold.cuh"
 
 enum { WIDE_THREADS = 256, WIDE_ROWS = 32, WIDE_PARTS = 4, WIDE_OWN = 16 };
 
@@ -24,30 +24,30 @@ struct wide_block {
     int head, n_row, row0, lo, hi;
 };
 
-template <bool LIST>
+template <bool LIST, int ROWS>
 __device__ static inline wide_block wide_open(const attn_call<bf16> &c) {
     int at = (int)(gridDim.x - 1 - blockIdx.x), last;
     wide_block b = {};
 
     b.head = (int)blockIdx.y;
     if (LIST) {
-        int per_token = (c.n_head + WIDE_ROWS - 1) / WIDE_ROWS;
+        int per_token = (c.n_head + ROWS - 1) / ROWS;
         b.p.first_row = c.first_token + at / per_token;
         b.p.index = at % per_token;
         b.p.rows = 1;
     } else {
-        b.p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, WIDE_ROWS, at);
+        b.p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS, at);
         if (b.p.index < 0)
             return b;
     }
     b.n_row = b.p.rows * c.group;
-    b.row0 = b.p.index * WIDE_ROWS;
+    b.row0 = b.p.index * ROWS;
     if (LIST) {
         b.list = attn_list_of(c, b.p.first_row);
         b.hi = b.list.n - 1;
         return b;
     }
-    last = b.row0 + WIDE_ROWS < b.n_row ? b.row0 + WIDE_ROWS - 1 : b.n_row - 1;
+    last = b.row0 + ROWS < b.n_row ? b.row0 + ROWS - 1 : b.n_row - 1;
     b.list.page = c.page + c.page_start[b.p.owner];
     b.hi = c.pos[b.p.first_row + attn_token(c, last)];
     b.lo = attn_first_key(c, c.pos[b.p.first_row + attn_token(c, b.row0)]);
@@ -127,6 +127,44 @@ __device__ static inline void wide_accumulate(float (&acc)[N][4], const uint32_t
             ml_mma(acc[j], w[k], b[0], b[1]);
             ml_mma(acc[j + 1], w[k], b[2], b[3]);
         }
+}
+
+/* The limits of a list: all rows have all of its keys. */
+__device__ static inline attn_limits wide_list_limits(const wide_block &b, int row) {
+    attn_limits lim = {};
+    for (int r = 0; r < 2; r++)
+        lim.pos[r] = row + (int)threadIdx.x % 32 / 4 + 8 * r < b.n_row ? b.hi : -1;
+    lim.most_pos = row < b.n_row ? b.hi : -1;
+    lim.least_pos = row + 15 < b.n_row ? b.hi : -1;
+    return lim;
+}
+
+/* Stores columns 8 N part .. of o, and the statistics; `row` is the warp's first. */
+template <int N>
+__device__ static inline void wide_put_rows(const attn_softmax &x, const float (&acc)[N][4],
+                                            const attn_call<bf16> &c, const wide_block &b,
+                                            int row, int part) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int at_row = row + lane / 4 + 8 * r;
+        int64_t at = attn_head_at(c, b.p.first_row, b.head, at_row);
+        float m = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, l = x.l[r], keep = 1.0f;
+        l += __shfl_xor_sync(0xffffffffu, l, 1);
+        l += __shfl_xor_sync(0xffffffffu, l, 2);
+        if (at_row >= b.n_row)
+            continue;
+        if (c.sink)
+            keep = attn_add_sink(c.sink[at % c.n_head], m, l);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            attn_put2(c.o + at * c.e, c.e, (part * N + j) * 8 + lane % 4 * 2,
+                      acc[j][2 * r] * keep / l, acc[j][2 * r + 1] * keep / l, false);
+        if (part == 0 && lane % 4 == 0 && c.stat) {
+            c.stat[2 * at] = m;
+            c.stat[2 * at + 1] = l;
+        }
+    }
 }
 
 /* Whether the card has so much shared memory for a block. */

@@ -61,28 +61,81 @@ template <int D, int E> struct query_smem {
     wide_tile tile[2];
 };
 
+/* LSE and delta of a lane's two rows, and the keys that they attend to. */
+struct lane_rows {
+    row_stat stat[2];
+    int pos[2], first[2];
+};
+
+/* `row` is the warp's first. */
+template <bool LIST>
+__device__ static lane_rows lane_rows_of(const attn_call<bf16> &c, const wide_block &b,
+                                         int row) {
+    lane_rows x;
+    for (int r = 0; r < 2; r++) {
+        int at = row + (int)threadIdx.x % 32 / 4 + 8 * r;
+        x.stat[r] = stat_of(c, b.p.first_row, b.head, at, b.n_row);
+        x.pos[r] = at >= b.n_row ? -1
+                   : LIST        ? b.hi
+                                 : c.pos[b.p.first_row + attn_token(c, at)];
+        x.first[r] = LIST ? 0 : attn_first_key(c, x.pos[r]);
+    }
+    return x;
+}
+
+/* dS of 16 rows from `own` on and of 16 keys of a tile, to shared memory. */
+__device__ static inline void put_slopes(bf16 *to, const attn_call<bf16> &c,
+                                         const lane_rows &x, float (&s)[2][4],
+                                         const float (&dp)[2][4], int own, int part,
+                                         int tile) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int at = part * WIDE_OWN + j * 8 + lane % 4 * 2;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                bool seen = tile + at + k <= x.pos[r] && tile + at + k >= x.first[r];
+                float p;
+                weigh(c, x.stat[r], seen, s[j][2 * r + k], dp[j][2 * r + k], p,
+                      s[j][2 * r + k]);
+            }
+            *(uint32_t *)(to + (own + lane / 4 + 8 * r) * SLOPE_LD + at) =
+                ml_pack2(s[j][2 * r], s[j][2 * r + 1]);
+        }
+}
+
+template <int N>
+__device__ static void put_queries(const float (&acc)[N][4], const attn_call<bf16> &c,
+                                   const wide_block &b, int row, int part) {
+    int lane = (int)threadIdx.x % 32;
+    for (int r = 0; r < 2; r++) {
+        int at_row = row + lane / 4 + 8 * r;
+        int64_t at = attn_head_at(c, b.p.first_row, b.head, at_row);
+#pragma unroll
+        for (int j = 0; at_row < b.n_row && j < N; j++)
+            attn_put2(c.dq + at * c.d, c.d, (part * N + j) * 8 + lane % 4 * 2,
+                      acc[j][2 * r], acc[j][2 * r + 1], c.add_q);
+    }
+}
+
 template <int D, int E, bool IN_KEY, bool LIST>
-__global__ void __launch_bounds__(WIDE_THREADS) wide_back_queries(attn_call<bf16> c) {
+__global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
+    wide_back_queries(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     query_smem<D, E> &smem = *(query_smem<D, E> *)smem_bytes;
     const int N = D / 8 / WIDE_PARTS;
-    wide_block b = wide_open<LIST>(c);
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    int part = warp % WIDE_PARTS, own = warp / WIDE_PARTS * WIDE_OWN;
-    int pos[2], first[2], tile = b.lo / ML_KTILE * ML_KTILE;
-    row_stat stat[2];
+    wide_block b = wide_open<LIST, WIDE_ROWS>(c);
+    int warp = (int)threadIdx.x / 32, part = warp % WIDE_PARTS;
+    int own = warp / WIDE_PARTS * WIDE_OWN;
+    int tile = b.lo / ML_KTILE * ML_KTILE;
+    lane_rows own_rows;
     float acc[N][4] = {};
 
     if (b.p.index < 0)
         return;
-    for (int r = 0; r < 2; r++) {
-        int row = b.row0 + own + lane / 4 + 8 * r;
-        stat[r] = stat_of(c, b.p.first_row, b.head, row, b.n_row);
-        pos[r] = row >= b.n_row ? -1
-                 : LIST         ? b.hi
-                                : c.pos[b.p.first_row + attn_token(c, row)];
-        first[r] = LIST ? 0 : attn_first_key(c, pos[r]);
-    }
+    own_rows = lane_rows_of<LIST>(c, b, b.row0 + own);
     if (LIST && b.hi == 0 && !c.sink) /* the weight of a single key is 1: no gradient */
         b.hi = -1;
     wide_find_keys<LIST>(smem.tile[0], c, b, tile);
@@ -109,21 +162,7 @@ __global__ void __launch_bounds__(WIDE_THREADS) wide_back_queries(attn_call<bf16
                                     c.kpage);
         wide_scores<D, D, D>(s, smem.rows, own, keys, part * WIDE_OWN);
         wide_scores<E, E, D>(dp, smem.outs, own, values, part * WIDE_OWN);
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int at = part * WIDE_OWN + j * 8 + lane % 4 * 2;
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    int key = tile + at + k;
-                    float p;
-                    weigh(c, stat[r], key <= pos[r] && key >= first[r], s[j][2 * r + k],
-                          dp[j][2 * r + k], p, s[j][2 * r + k]);
-                }
-                *(uint32_t *)(smem.slope + (own + lane / 4 + 8 * r) * SLOPE_LD + at) =
-                    ml_pack2(s[j][2 * r], s[j][2 * r + 1]);
-            }
+        put_slopes(smem.slope, c, own_rows, s, dp, own, part, tile);
         __syncthreads(); /* dS is there; the values are no longer read */
         if (!IN_KEY && more)
             wide_fetch<D, ML_KTILE>(smem.buf[1], smem.tile[(n + 1) % 2].value, c.e,
@@ -139,14 +178,7 @@ __global__ void __launch_bounds__(WIDE_THREADS) wide_back_queries(attn_call<bf16
         ml_copy_commit();
     }
     ml_copy_wait<0>();
-    for (int r = 0; r < 2; r++) {
-        int row = b.row0 + own + lane / 4 + 8 * r;
-        int64_t at = attn_head_at(c, b.p.first_row, b.head, row);
-#pragma unroll
-        for (int j = 0; row < b.n_row && j < N; j++)
-            attn_put2(c.dq + at * c.d, c.d, (part * N + j) * 8 + lane % 4 * 2,
-                      acc[j][2 * r], acc[j][2 * r + 1], c.add_q);
-    }
+    put_queries<N>(acc, c, b, b.row0 + own, part);
 }
 
 /* ---- dk, dv ---- */
@@ -310,17 +342,35 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[N][4],
     }
 }
 
+/* P and dS of 16 keys from `own` on and 8 query rows, to shared memory. */
+__device__ static inline void put_weights(bf16 *weight, bf16 *slope,
+                                          const attn_call<bf16> &c, const row_stat *stat,
+                                          const uint32_t *seen, float (&s)[4],
+                                          float (&dp)[4], int own, int part) {
+    int lane = (int)threadIdx.x % 32, at = part * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int key = own + lane / 4 + 8 * r;
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            weigh(c, stat[at + k], seen[at + k] >> key & 1, s[2 * r + k], dp[2 * r + k],
+                  s[2 * r + k], dp[2 * r + k]);
+        *(uint32_t *)(weight + key * WEIGHT_LD + at) = ml_pack2(s[2 * r], s[2 * r + 1]);
+        *(uint32_t *)(slope + key * WEIGHT_LD + at) = ml_pack2(dp[2 * r], dp[2 * r + 1]);
+    }
+}
+
 /* A plan with a backward has all keys of a sequence in its batch: token i is at
  * position i. */
 template <int D, int E, bool IN_KEY, bool LIST>
-__global__ void __launch_bounds__(WIDE_THREADS)
+__global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_back_keys(attn_call<bf16> c, bool compressed) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     key_smem<D, E, IN_KEY> &smem = *(key_smem<D, E, IN_KEY> *)smem_bytes;
     const int NK = D / 8 / WIDE_PARTS, NV = LIST ? 2 : E / 8 / WIDE_PARTS;
     const bf16 *values = IN_KEY ? smem.keys : smem.values;
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    int part = warp % WIDE_PARTS, own = warp / WIDE_PARTS * WIDE_OWN;
+    int warp = (int)threadIdx.x / 32, part = warp % WIDE_PARTS;
+    int own = warp / WIDE_PARTS * WIDE_OWN;
     int n_row, row, end;
     key_block b;
     float dk[NK][4] = {}, dv[NV][4] = {};
@@ -350,18 +400,8 @@ __global__ void __launch_bounds__(WIDE_THREADS)
         __syncthreads();
         score_rows<D, D, D>(s, smem.keys, own, now.q, part * 8);
         score_rows<E, IN_KEY ? D : E, E>(dp, values, own, now.dout, part * 8);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int key = own + lane / 4 + 8 * r, at = part * 8 + lane % 4 * 2;
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                weigh(c, smem.stat[n % 2][at + k], smem.seen[n % 2][at + k] >> key & 1,
-                      s[2 * r + k], dp[2 * r + k], s[2 * r + k], dp[2 * r + k]);
-            *(uint32_t *)(smem.weight + key * WEIGHT_LD + at) =
-                ml_pack2(s[2 * r], s[2 * r + 1]);
-            *(uint32_t *)(smem.slope + key * WEIGHT_LD + at) =
-                ml_pack2(dp[2 * r], dp[2 * r + 1]);
-        }
+        put_weights(smem.weight, smem.slope, c, smem.stat[n % 2], smem.seen[n % 2], s, dp,
+                    own, part);
         __syncthreads();
         load_left<WEIGHT_LD, WIDE_ROWS / 16>(w, smem.weight, own);
         load_left<WEIGHT_LD, WIDE_ROWS / 16>(dw, smem.slope, own);
