@@ -38,7 +38,7 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_su
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
   unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_sandbox unit/test_job_cost \
   unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
-  unit/test_train_snapshot golden/test_lora_golden golden/test_preferences golden/test_optimizers golden/test_golden golden/test_training golden/test_model_plugin)
+  unit/test_train_snapshot golden/test_lora_golden golden/test_preferences golden/test_reward_model golden/test_optimizers golden/test_golden golden/test_training golden/test_model_plugin)
 
 # Ranks that train together, as far as the short tier runs them under sanitizers.
 FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
@@ -155,6 +155,7 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
 1200 diff/torch-dump tools/with-python.sh torch tools/diff_torch_dump.py --build $(B)
+1200 diff/reward-model tools/with-python.sh torch,transformers tools/diff_reward_model.py --build $(B)
 1200 diff/peft tools/with-python.sh torch,transformers,peft tools/diff_peft.py --build $(B)
 1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
 1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles

@@ -255,6 +255,8 @@ typedef struct miles_reward_in {
     int32_t status;        /* miles_status */
     const uint8_t *mask;   /* [n_response] 1: trained on; NULL: all are */
     const float *log_prob; /* [n_response] when sampled; NULL: not known */
+    const char *messages;  /* of the prompt, a JSON list; NULL: it is text */
+    size_t messages_len;
 } miles_reward_in;
 
 /* NaN and infinity are not valid rewards: such a sample is counted as invalid. */

@@ -31,6 +31,7 @@ ml_cmd_fn ml_cmd_reward;        /* cmd_reward.c */
 ml_cmd_fn ml_cmd_loss;          /* cmd_loss.c */
 ml_cmd_fn ml_cmd_sft;           /* cmd_train.c */
 ml_cmd_fn ml_cmd_dpo;           /* cmd_train.c */
+ml_cmd_fn ml_cmd_reward_model;  /* cmd_train.c */
 ml_cmd_fn ml_cmd_train;         /* cmd_train.c */
 ml_cmd_fn ml_cmd_eval;          /* cmd_eval.c */
 ml_cmd_fn ml_cmd_inspect;       /* cmd_inspect.c */

@@ -33,6 +33,11 @@ static const char dpo_flags[] =
     "max-tokens-per-gpu lr lr-decay-style num-epoch save save-interval load "
     "lora-rank custom-config-path dry-run";
 
+static const char reward_model_flags[] =
+    "hf-checkpoint prompt-data reward-model-loss center-rewards-coefficient "
+    "rollout-batch-size max-tokens-per-gpu lr lr-decay-style num-epoch save save-interval "
+    "load custom-config-path dry-run";
+
 static const char eval_flags[] =
     "hf-checkpoint eval-prompt-data input-key label-key apply-chat-template "
     "rm-type custom-rm-path n-samples-per-eval-prompt eval-max-response-len "
@@ -87,6 +92,11 @@ const ml_command ml_commands[] = {
       "miles dpo --hf-checkpoint ./Qwen3-0.6B --prompt-data pairs.jsonl \\\n"
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-6 --beta 0.1 \\\n"
       "      --save runs/dpo --save-interval 100" },
+    { "reward-model", ML_CMD_REWARD_MODEL, ml_cmd_reward_model,
+      "training of a reward model, on preferences or labels", reward_model_flags,
+      "miles reward-model --hf-checkpoint ./Qwen3-0.6B --prompt-data pairs.jsonl \\\n"
+      "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
+      "      --save runs/rm --save-interval 100" },
     { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "show the samples of a run" },
     { "dashboard", ML_CMD_DASHBOARD, ml_cmd_dashboard, "show runs in the browser", NULL,
       "miles dashboard runs/first runs/second" },

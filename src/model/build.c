@@ -349,7 +349,10 @@ void ml_build_head(ml_builder *b, int32_t x, const char *name, bool tied, float 
 
     if (s->critic) {
         int32_t value = ml_build_linear(
-            b, x, (ml_linear_opts){ .name = ML_VALUE_HEAD, .n_out = 1, .bias = true });
+            b, x,
+            (ml_linear_opts){ .name = s->reward ? ML_REWARD_HEAD : ML_VALUE_HEAD,
+                              .n_out = 1,
+                              .bias = !s->reward });
         s->value[value].exact = true;
         s->tied = false; /* nothing shares the embedding */
         return;

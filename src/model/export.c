@@ -70,6 +70,8 @@ static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tenso
     if (!x->o->keep_dtype && is_float(t->dtype) && i.own.param != ML_NONE &&
         !x->s->param[i.own.param].keep_f32)
         i.dtype = ml_st_from_dtype(x->o->dtype);
+    if (i.own.param != ML_NONE && ml_param_is_value_head(&x->s->param[i.own.param]))
+        i.dtype = ML_ST_F32;
     return i;
 }
 
@@ -587,7 +589,7 @@ ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoin
     if (st == ML_OK)
         st = describe_quantization(&x, &quantization, err);
     if (st == ML_OK)
-        st = ml_export_files(from->dir, o, index_holds(&x), quantization.ptr, err);
+        st = ml_export_files(from->dir, s, o, index_holds(&x), quantization.ptr, err);
     ml_text_release(&quantization);
     free(x.piece);
     ml_arena_release(&x.arena);

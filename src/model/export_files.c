@@ -13,6 +13,7 @@
 
 typedef struct copier {
     const char *from;
+    const ml_spec *s;
     const ml_export_opts *o;
     bool index_holds;
     const char *quantization; /* of the target; NULL: none */
@@ -111,9 +112,51 @@ static int list_edits(copier *c, ml_str text, const ml_json *root, edit *out) {
     return n;
 }
 
+/* The architecture's name with another ending after "For". */
+static const char *classifier_name(copier *c, const ml_json *list) {
+    ml_str name = list && list->type == ML_JSON_ARRAY && list->child ? list->child->text
+                                                                     : (ml_str){ "", 0 };
+    const char *whole = ml_arena_str(&c->arena, name.ptr, name.len);
+    const char *end = strstr(whole, "For");
+
+    return ml_arena_printf(&c->arena, "[\n    \"%.*sForSequenceClassification\"\n  ]",
+                           end ? (int)(end - whole) : (int)name.len, whole);
+}
+
+/* Replaces a member, or inserts it at the beginning. */
+static edit put_member(copier *c, const ml_json *root, const char *key, const char *value) {
+    const ml_json *v = ml_json_get(root, key);
+
+    if (v)
+        return (edit){ v->begin, v->end, value };
+    return (edit){ root->begin + 1, root->begin + 1,
+                   ml_arena_printf(&c->arena, "\n  \"%s\": %s,", key, value) };
+}
+
+/* What transformers needs to load a reward model. */
+static int list_reward_edits(copier *c, ml_str text, const ml_json *root, edit *out) {
+    const ml_json *labels = ml_json_get(root, "num_labels");
+    int n = 0;
+
+    if (!c->s->reward || !root->child)
+        return 0;
+    out[n++] = put_member(c, root, "architectures",
+                          classifier_name(c, ml_json_get(root, "architectures")));
+    out[n++] = put_member(c, root, "id2label", "{\n    \"0\": \"LABEL_0\"\n  }");
+    out[n++] = put_member(c, root, "label2id", "{\n    \"LABEL_0\": 0\n  }");
+    if (labels)
+        out[n++] = without(text, labels);
+    if (c->s->pad_token != ML_NONE)
+        out[n++] = put_member(c, root, "pad_token_id",
+                              ml_arena_printf(&c->arena, "%d", c->s->pad_token));
+    return n;
+}
+
 static int by_begin(const void *a, const void *b) {
     const edit *x = a, *y = b;
-    return x->begin < y->begin ? -1 : x->begin > y->begin;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return strcmp(x->with, y->with);
 }
 
 /* Writes config.json with these parts replaced, other bytes unchanged. */
@@ -121,7 +164,7 @@ static ml_status write_config(copier *c, ml_err *err) {
     const ml_json *root;
     ml_text t = { 0 };
     ml_file f;
-    edit e[4];
+    edit e[12];
     size_t at = 0;
     int n;
     const char *path = in_dir(c, c->from, "config.json");
@@ -132,6 +175,7 @@ static ml_status write_config(copier *c, ml_err *err) {
     st = ml_json_parse_python(&root, &c->arena, f.bytes, path, err);
     if (st == ML_OK) {
         n = list_edits(c, f.bytes, root, e);
+        n += list_reward_edits(c, f.bytes, root, e + n);
         qsort(e, (size_t)n, sizeof *e, by_begin);
         for (int i = 0; i < n; i++) {
             ml_text_add(&t, f.bytes.ptr + at, e[i].begin - at);
@@ -207,11 +251,13 @@ ml_status ml_export_dir(const char *dir, ml_err *err) {
     return st;
 }
 
-ml_status ml_export_files(const char *from, const ml_export_opts *o, bool index_holds,
-                          const char *quantization, ml_err *err) {
-    copier c = {
-        .from = from, .o = o, .index_holds = index_holds, .quantization = quantization
-    };
+ml_status ml_export_files(const char *from, const ml_spec *s, const ml_export_opts *o,
+                          bool index_holds, const char *quantization, ml_err *err) {
+    copier c = { .from = from,
+                 .s = s,
+                 .o = o,
+                 .index_holds = index_holds,
+                 .quantization = quantization };
     ml_status st;
 
     ml_arena_init(&c.arena, "export");

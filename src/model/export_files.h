@@ -10,8 +10,9 @@
 ml_status ml_export_dir(const char *dir, ml_err *err);
 
 /* Copies them to o->dir: the index only if index_holds, config.json last and with the new
- * dtype and quantization_config (NULL: none). */
-ml_status ml_export_files(const char *from, const ml_export_opts *o, bool index_holds,
-                          const char *quantization, ml_err *err);
+ * dtype and quantization_config (NULL: none); that of a reward model is one of transformers'
+ * sequence classification with one label. */
+ml_status ml_export_files(const char *from, const ml_spec *s, const ml_export_opts *o,
+                          bool index_holds, const char *quantization, ml_err *err);
 
 #endif

@@ -42,7 +42,8 @@ bool ml_is_lm_head(ml_str name) {
 
 /* A critic's head is not in the checkpoint it starts from. */
 bool ml_param_is_value_head(const ml_param *p) {
-    return strncmp(p->name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) == 0;
+    return strncmp(p->name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) == 0 ||
+           strcmp(p->name, ML_REWARD_HEAD ".weight") == 0;
 }
 
 static const char *shape_text(const int64_t *shape, int32_t n_dim, char *buf, size_t cap) {

@@ -175,14 +175,50 @@ static const char *architecture(ml_hf_config *c) {
                : NULL;
 }
 
+#define CLASSIFIER "ForSequenceClassification"
+
+/* The length of an architecture's name up to "For". */
+static size_t before_for(const char *arch) {
+    const char *end = strstr(arch, "For");
+    return end ? (size_t)(end - arch) : strlen(arch);
+}
+
+static ml_status check_architecture(ml_hf_config *c, const ml_family *f, const char *arch,
+                                    const ml_spec_opts *o, ml_err *err) {
+    size_t n = before_for(f->architecture);
+    bool classifier =
+        arch && strncmp(arch, f->architecture, n) == 0 && !strcmp(arch + n, CLASSIFIER);
+
+    if (!arch || strcmp(arch, f->architecture) == 0 || (classifier && o->reward))
+        return ML_OK;
+    if (classifier)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "%s: architecture \"%s\" is a reward model, which generates no tokens; "
+            "miles reward-model trains it, --reward-model-path uses it",
+            c->path, arch);
+    return refuse(c, "architecture", arch, err);
+}
+
+/* Rewards are one number, read at the last token that is no padding. */
+static void read_classifier(ml_spec *s, ml_hf_config *c) {
+    const ml_json *labels = ml_hf_config_get(c, "id2label");
+    const char *arch = architecture(c);
+
+    s->pad_token =
+        (int32_t)ml_hf_config_int(c, "pad_token_id", ML_NONE, ML_NONE, INT32_MAX);
+    if (labels && labels->n != 1 && arch && strstr(arch, CLASSIFIER))
+        ml_hf_config_fail(c, ML_EUNSUP,
+                          "%s:%u: the model has %d labels; a reward model has one", c->path,
+                          labels->line, labels->n);
+}
+
 static ml_status find_builtin(const ml_family **out, ml_hf_config *c, const char *type,
-                              const char *arch, ml_err *err) {
+                              const char *arch, const ml_spec_opts *o, ml_err *err) {
     for (const ml_family *const *f = ml_families; *f; f++)
         if (!strcmp(type, (*f)->model_type)) {
             *out = *f;
-            return arch && strcmp(arch, (*f)->architecture) != 0
-                       ? refuse(c, "architecture", arch, err)
-                       : ML_OK;
+            return check_architecture(c, *f, arch, o, err);
         }
     return refuse(c, "model_type", type, err);
 }
@@ -219,7 +255,7 @@ static ml_status find_family(const ml_family **out, ml_hf_config *c, const char 
                        "--spec %s has the layers of %s, but %s has the model_type %s: "
                        "remove --spec, or name the layers of this model",
                        o->layers_name, o->layers_of, c->path, type);
-    return find_builtin(out, c, type, arch, err);
+    return find_builtin(out, c, type, arch, o, err);
 }
 
 /* The family's list and the common one, concatenated. */
@@ -325,13 +361,18 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, const ml_spe
     const char *inner;
     ml_status st;
 
-    *out = (ml_spec){ .critic = o->critic, .head_seed = 1234 };
+    *out = (ml_spec){ .critic = o->critic || o->reward,
+                      .reward = o->reward,
+                      .pad_token = ML_NONE,
+                      .head_seed = 1234 };
     ml_arena_init(&out->arena, "model spec");
     st = ml_hf_config_open(&c, &out->arena, text, path, err);
     if (st == ML_OK) {
         enter_wrapper(&c, out, &inner);
         st = find_family(&family, &c, inner, o, err);
     }
+    if (st == ML_OK && o->reward)
+        read_classifier(out, &c);
     if (st == ML_OK) {
         build(&b, family, o);
         st = ml_hf_config_check(

@@ -125,6 +125,8 @@ typedef struct ml_spec {
     } route[ML_N_ROUTING];
     bool tied;          /* the LM head is the embedding */
     bool critic;        /* one value per token instead of the LM head */
+    bool reward;        /* a critic that is a reward model: see ml_spec_opts */
+    int32_t pad_token;  /* of a reward model: padding; ML_NONE: none */
     bool mtp;           /* the multi-token prediction module of a model alone (mtp.h) */
     uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
     int32_t n_rank;     /* ranks the model is cut for (spec_shard.h); 0: not cut */
@@ -139,6 +141,7 @@ typedef struct ml_spec {
 } ml_spec;
 
 #define ML_VALUE_HEAD "value_head"
+#define ML_REWARD_HEAD "score"
 
 typedef struct ml_spec_opts {
     const struct miles_family *plugin; /* builds the model (miles/model.h); NULL: the
@@ -148,6 +151,9 @@ typedef struct ml_spec_opts {
     /* The last op is a linear layer to one value per token, with a bias, whose weights
      * (ML_VALUE_HEAD) a checkpoint of the language model does not have. */
     bool critic;
+    /* The same without a bias: a sequence classification model of transformers with one label,
+     * whose weights are ML_REWARD_HEAD. */
+    bool reward;
     bool mtp; /* the model's multi-token prediction module (mtp.h) */
 } ml_spec_opts;
 

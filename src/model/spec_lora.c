@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "model/source.h"
 
 /* LINEAR between MOE_GATHER and MOE_COMBINE has several rows for a token; no family has
  * one. */
@@ -10,8 +11,7 @@ static bool is_site(const ml_spec *s, const ml_node *n) {
     if (n->op != ML_OP_LINEAR && n->op != ML_OP_MOE_LINEAR && n->op != ML_OP_HEAD_LINEAR)
         return false;
     ML_BUG_IF(n->op != ML_OP_MOE_LINEAR && s->value[n->in[0]].mul != 1);
-    return strncmp(s->param[n->w[0]].name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) !=
-           0;
+    return !ml_param_is_value_head(&s->param[n->w[0]]);
 }
 
 static ml_lora_layer layer_of(const ml_spec *s, const ml_node *n) {

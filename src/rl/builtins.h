@@ -18,6 +18,8 @@ extern const miles_loss ml_loss_policy, ml_loss_cispo, ml_loss_sapo, ml_loss_gmp
 extern const miles_loss ml_loss_value, ml_loss_sft;
 extern const miles_loss ml_loss_preference;  /* learn/preference.c: of miles dpo, */
 extern const miles_reducer ml_reducer_pairs; /* not to be chosen by name */
+extern const miles_loss ml_loss_reward_pairs,
+    ml_loss_reward_labels; /* learn/reward_loss.c */
 
 extern const miles_reward ml_reward_math, ml_reward_deepscaler; /* reward/graders/ */
 extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,

@@ -30,7 +30,8 @@ typedef enum ml_preference_kind {
     ML_PREFERENCE_IPO,
     ML_PREFERENCE_SIMPO,
     ML_PREFERENCE_ORPO,
-    ML_PREFERENCE_KTO
+    ML_PREFERENCE_KTO,
+    ML_PREFERENCE_REWARD /* the pairs of a reward model (learn/reward_loss.h) */
 } ml_preference_kind;
 
 typedef struct ml_preference_opts {
@@ -38,6 +39,7 @@ typedef struct ml_preference_opts {
     ml_preference_kind kind;
     double beta, label_smoothing, gamma;
     double desirable, undesirable; /* kto: weights */
+    double center;                 /* of a reward model */
 } ml_preference_opts;
 
 typedef struct ml_recipe {

@@ -10,6 +10,7 @@
 #include "net/tcp.h"
 #include "plugin/python_extensions.h"
 #include "plugin/python_host.h"
+#include "rl/reward/reward_model.h"
 #include "run/session_server.h"
 
 /* --- what will be requested ------------------------------------------------- */
@@ -215,6 +216,8 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     if (st == ML_OK && ml_run_elsewhere(c)) /* after the engines were found */
         st = open_sender(m, c, err);
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
+    if (c->reward.model)
+        run->opts.engine_bytes += ml_reward_model_bytes(c->reward.model);
     if (m->publisher && ml_run_ranks_divides(&c->ranks)) /* rank 0 collects them */
         run->opts.engine_bytes += ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
     if (st == ML_OK && m->teaches)
@@ -374,6 +377,8 @@ static ml_status start_evaluator(ml_assembly *m, const ml_run_opts *c, ml_err *e
 ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     ml_status st = m->teaches ? ml_run_teachers_start(&m->teachers, err) : ML_OK;
 
+    if (st == ML_OK && c->reward.model)
+        st = ml_reward_model_start(c->reward.model, err);
     if (st == ML_OK)
         st = start_publishing(m, c, err);
     return st == ML_OK ? start_evaluator(m, c, err) : st;
@@ -465,6 +470,8 @@ static ml_status join_rollout(ml_assembly *m, ml_train_loop *loop,
     if (!m->extensions) {
         ml_sft_rollout_init(&m->sft, &feed, m->run->tokenizer, m->run->chat_template);
         m->sft.preference = m->run->opts.recipe.preference;
+        m->sft.reward = m->run->spec.reward;
+        m->sft.pad_token = m->run->spec.pad_token;
         m->sft.end_token = ml_tokenizer_role(m->run->tokenizer, ML_TOKEN_EOS);
         loop->rollout = ml_rollout_sft(&m->sft);
         return ML_OK;

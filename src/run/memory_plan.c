@@ -103,7 +103,8 @@ static void divide_plan(ml_plan_opts *o, ml_arena *a, const ml_memory_request *r
         return;
     for (int32_t i = 0; i < spec->n_param; i++)
         stored[i] = ml_weights_param_dtype(
-            &spec->param[i], spec->critic ? req->critic_from : req->from, req->dtype);
+            &spec->param[i], spec == req->critic ? req->critic_from : req->from,
+            req->dtype);
     ml_shard_map_init(map, a, spec, req->be->linear, &mesh->sizes, req->opts.stage);
     o->map = map;
     o->rank = mesh->rank;
@@ -239,7 +240,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
                     (lora ? lora->weights.buf.bytes : saved_bytes) + whole);
     else if (part && opt.mesh->rank == 0)
         add_on_host(m, req->be, row[COPY],
-                    spec->critic ? req->critic_bytes : req->whole_bytes);
+                    spec == req->critic ? req->critic_bytes : req->whole_bytes);
     ml_arena_release(&a);
     st = add_plan(m, req, spec, true, row, err);
     if (st == ML_OK && req->scores)

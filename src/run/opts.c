@@ -303,7 +303,7 @@ static ml_status check_preference(const ml_run_opts *o, ml_err *err) {
     if (o->trainer.batch.global_batch_size == n)
         return ML_OK;
     return ml_fail(err, ML_EUSAGE,
-                   "miles dpo takes one step on a rollout batch: remove "
+                   "training on pairs takes one step on a rollout batch: remove "
                    "--global-batch-size and --num-steps-per-rollout, or set "
                    "--global-batch-size to %lld, two samples of each of the "
                    "--rollout-batch-size %lld rows",
@@ -327,6 +327,36 @@ ml_status ml_run_opts_dpo(ml_run_opts *o, ml_arena *a, ml_err *err) {
     share(o, a,
           ml_arena_printf(a, ", \"preference\": %d, \"beta\": %.17g", (int)kind,
                           o->preference.beta));
+    return st;
+}
+
+/* An adapter does not contain the head, which must be trained. */
+static ml_status check_reward_model(const ml_run_opts *o, ml_err *err) {
+    if (ml_run_has_lora(o))
+        return ml_fail(err, ML_EUNSUP,
+                       "miles reward-model trains the whole model: remove --lora-rank and "
+                       "--lora-adapter-path");
+    return o->reward_labels ? ML_OK : check_preference(o, err);
+}
+
+ml_status ml_run_opts_reward_model(ml_run_opts *o, ml_arena *a, ml_err *err) {
+    ml_status st;
+
+    o->trains_reward = true;
+    o->preference.on = !o->reward_labels;
+    o->preference.kind = ML_PREFERENCE_REWARD;
+    o->data.input_key = o->reward_labels ? "completion" : "chosen";
+    st = ml_run_opts_complete(o, err);
+    if (st == ML_OK)
+        st = check_reward_model(o, err);
+    o->recipe = (ml_recipe){ .num = { .size = sizeof(miles_algo) },
+                             .preference = o->preference,
+                             .reducer = o->reward_labels ? NULL : &ml_reducer_pairs,
+                             .loss = o->reward_labels ? &ml_loss_reward_labels
+                                                      : &ml_loss_reward_pairs };
+    share(o, a,
+          ml_arena_printf(a, ", \"reward_labels\": %s, \"center\": %.17g",
+                          o->reward_labels ? "true" : "false", o->preference.center));
     return st;
 }
 

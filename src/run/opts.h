@@ -227,8 +227,9 @@ typedef struct ml_run_opts {
     bool recompute_loss, offload_states;
     ml_string_list recompute_modules;
     ml_algo_opts algo;
-    bool per_token;                                           /* the loss of sft */
-    ml_preference_opts preference;                            /* of miles dpo */
+    bool per_token;                /* the loss of sft */
+    ml_preference_opts preference; /* of miles dpo, and the pairs of miles reward-model */
+    bool reward_labels;            /* of miles reward-model: labels instead of pairs */
     bool keep_old_actor, reset_optimizer, on_policy, entropy; /* as in ml_learner */
     /* The critic of a recipe that has a loss for one; NULL: as below. */
     const char *critic_load; /* <load>_critic if the actor continues, else hf_checkpoint */
@@ -281,6 +282,7 @@ typedef struct ml_run_opts {
     bool needs_template;               /* fail if the checkpoint has no chat template */
     bool needs_tokenizer;              /* even if there is no data */
     bool learns_nothing;               /* weights but no trainer; nothing is saved */
+    bool trains_reward;                /* the model is a reward model (ml_spec.reward) */
     bool wants_ref;                    /* there is a reference */
     bool replay_rollout[ML_N_ROUTING]; /* replay the rollout's routing record */
     ml_hooks *hooks;                   /* NULL: none */
@@ -316,7 +318,7 @@ static inline bool ml_run_elsewhere(const ml_run_opts *o) {
     return ml_run_external(o) || o->mode.n_engine > 0;
 }
 
-/* Samples per prompt; sft has one, dpo two. */
+/* Samples per prompt; sft has one, pairs two. */
 static inline int32_t ml_run_per_prompt(const ml_run_opts *o) {
     if (o->preference.on)
         return 2;
@@ -341,6 +343,7 @@ ml_status ml_run_opts_complete(ml_run_opts *o, ml_err *err);
  * goes to the arena. */
 ml_status ml_run_opts_sft(ml_run_opts *o, ml_arena *a, ml_err *err);
 ml_status ml_run_opts_dpo(ml_run_opts *o, ml_arena *a, ml_err *err);
+ml_status ml_run_opts_reward_model(ml_run_opts *o, ml_arena *a, ml_err *err);
 ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
                             ml_err *err);
 

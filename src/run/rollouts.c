@@ -9,6 +9,7 @@
 #include "plugin/python_extensions.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
+#include "rl/reward/reward_model.h"
 #include "run/python_rollout.h"
 
 /* --- sampling --------------------------------------------------------------- */
@@ -60,7 +61,12 @@ static ml_status check_type(const ml_json *type, const ml_run_opts *c, ml_arena 
                        "no reward), or set rm_type in each row's metadata");
     if (ml_str_is(type->text, "remote_rm") && !c->reward.rm_url)
         return ml_fail(err, ML_EUSAGE, "rm_type remote_rm needs --rm-url");
-    if (ml_str_is(type->text, "remote_rm") || ml_str_is(type->text, "ifbench"))
+    if (ml_str_is(type->text, "reward_model") && !c->reward.model_path)
+        return ml_fail(err, ML_EUSAGE, "rm_type reward_model needs --reward-model-path");
+    if (ml_str_is(type->text, "judge") && !c->reward.judge.url)
+        return ml_fail(err, ML_EUSAGE, "rm_type judge needs --judge-url");
+    if (ml_str_is(type->text, "remote_rm") || ml_str_is(type->text, "reward_model") ||
+        ml_str_is(type->text, "judge") || ml_str_is(type->text, "ifbench"))
         return ML_OK;
     return ml_grader_find(&g, ml_arena_str(a, type->text.ptr, type->text.len), err);
 }
@@ -99,6 +105,20 @@ ml_status ml_reward_opts_resolve(ml_reward_opts *out, const ml_run_opts *c, ml_a
     if (!out->rm_type && !c->custom_rm_path && ml_reward_from_environment(c))
         out->rm_type = "zero";
     return ml_reward_path_resolve(out, a, c->custom_rm_path, err);
+}
+
+ml_status ml_reward_model_open_for(ml_run_opts *c, ml_err *err) {
+    enum { TOKENS = 4096 };
+    ml_reward_model_opts o = { .dir = c->reward.model_path,
+                               .dtype = c->dtype,
+                               .backend = c->backend,
+                               .max_tokens = c->trainer.batch.max_tokens };
+
+    if (!o.dir || !ml_run_ranks_first(&c->ranks))
+        return ML_OK;
+    if (o.max_tokens < 1)
+        o.max_tokens = TOKENS;
+    return ml_reward_model_open(&c->reward.model, &o, err);
 }
 
 ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,

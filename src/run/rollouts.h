@@ -54,6 +54,8 @@ ml_status ml_reward_check(const ml_run_opts *c, const ml_dataset *ds, ml_err *er
  * environment. */
 ml_status ml_reward_opts_resolve(ml_reward_opts *out, const ml_run_opts *c, ml_arena *a,
                                  ml_err *err);
+/* Opens the reward model of --reward-model-path, if there is one, on rank 0: reward.model. */
+ml_status ml_reward_model_open_for(ml_run_opts *c, ml_err *err);
 /* Opens them; *out is unchanged if there are none. */
 ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,
                               ml_err *err);

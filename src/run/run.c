@@ -39,11 +39,23 @@ static void take_data_weights(ml_train_run *r) {
     r->opts.source.n_weight = words->n;
 }
 
+/* As in TRL: the tokenizer's padding, or the configuration's, or the end token. */
+static void choose_padding(ml_train_run *r) {
+    int32_t pad = ml_tokenizer_role(r->tokenizer, ML_TOKEN_PAD);
+
+    if (pad != ML_NONE)
+        r->spec.pad_token = pad;
+    else if (r->spec.pad_token == ML_NONE)
+        r->spec.pad_token = ml_tokenizer_role(r->tokenizer, ML_TOKEN_EOS);
+}
+
 static ml_status open_data(ml_train_run *r, ml_err *err) {
     ml_dataset_opts data = r->opts.data;
     bool prompts = data.path || data.make;
     ml_status st = prompts || r->opts.needs_tokenizer ? open_text(r, err) : ML_OK;
 
+    if (st == ML_OK && r->spec.reward)
+        choose_padding(r);
     if (st != ML_OK || !prompts || !ml_run_ranks_first(&r->opts.ranks))
         return st;
     data.text = ml_prompt_encoder_text(&r->prompter);
@@ -211,12 +223,14 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
 
     *r = (ml_train_run){ .opts = *opts };
     ml_arena_init(&r->arena, "run");
+    spec.reward = opts->trains_reward;
     if (st == ML_OK)
         st = ml_spec_open_with(&r->spec, opts->hf_checkpoint, &spec, err);
     if (st == ML_OK)
         st = ml_checkpoint_open(&r->from, opts->hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_weights_check(&r->spec, r->from, err);
+    r->spec.head_seed = (uint64_t)opts->source.seed;
     if (st == ML_OK) {
         ml_spec_keep_kv(&r->spec, ml_weights_kv_dtype(&r->spec, r->from, opts->dtype));
         drop_vain_replay(r);

@@ -231,6 +231,18 @@ log=$work/shards3.log
 train 3 shards3 --num-rollout 1 --gradient-shards 4
 check "shards that ranks do not divide are refused" says_once '^miles train: --gradient-shards 4 is not a multiple of the 3 data parallel ranks'
 
+# --- a reward model ---
+
+if [ "$long" ]; then
+    for n in 1 2; do
+        log=$work/reward$n.log
+        model=tests/golden/preference/model miles $n reward-model reward$n --num-rollout 3 --gradient-shards 2 \
+            --prompt-data tests/golden/preference/chats.jsonl --rollout-batch-size 4
+        check "$n ranks train a reward model" ended
+        check "$n ranks train the reward model of one" same_snapshot reward1 reward$n 0000002
+    done
+fi
+
 # --- an adapter: every rank has the model, and the adapter's gradients are added up ---
 
 shards=2

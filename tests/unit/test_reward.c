@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "net/http_server.h"
@@ -188,11 +189,29 @@ typedef struct server {
     char url[80];
 } server;
 
+/* A judge that says a number twice, the second one being the score, or none. */
+static void judge(ml_http_call *c, ml_str body) {
+    static const char question[] = "\"content\": \"Q: 3 + 4 {x} A: good L: 7\"";
+    bool good = memmem(body.ptr, body.len, question, strlen(question)) &&
+                memmem(body.ptr, body.len, "\"model\": \"strict\"", 17) &&
+                ml_str_is(ml_http_header(c, "authorization"), "Bearer secret");
+
+    ml_http_reply(c, 200, "application/json",
+                  ml_str_of(good ? "{\"choices\": [{\"message\": {\"content\": "
+                                   "\"A score: 3 is too much.\\nScore: -0.5\"}}]}"
+                                 : "{\"choices\": [{\"message\": {\"content\": "
+                                   "\"I cannot say.\"}}]}"));
+}
+
 /* Fails twice, then answers; "slow" is never answered. */
 static void handle(void *ud, ml_http_call *c) {
     server *s = ud;
     ml_str body = ml_http_body(c);
 
+    if (ml_str_is(ml_http_path(c), "/rm/chat/completions")) {
+        judge(c, body);
+        return;
+    }
     s->n_call++;
     if (memmem(body.ptr, body.len, "slow", 4))
         return;
@@ -290,6 +309,48 @@ static void servers_that_are_down_are_crashes(void) {
     score(&opts, response, 1, a);
     CHECK(a[0].outcome == ML_REWARD_CRASH);
     CHECK_HAS(a[0].why, "127.0.0.1:1");
+}
+
+static void write_text(const char *path, const char *text) {
+    FILE *f = fopen(path, "w");
+
+    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+static void judges_give_scores(void) {
+    const char *prompt = ml_test_path("prompt.txt"), *key = ml_test_path("key");
+    miles_reward_in good = sample("good", "\"7\""), bad = sample("bad", "\"7\"");
+    ml_rewards *r = NULL;
+    ml_err err;
+    server s;
+    answer a;
+
+    write_text(prompt, "Q: {prompt} {x} A: {response} L: {label}");
+    write_text(key, "secret\n");
+    CHECK(chmod(key, 0600) == 0);
+    start_server(&s);
+    ml_reward_opts opts = { .rm_type = "judge",
+                            .deadline_s = 30,
+                            .judge = { .url = s.url,
+                                       .model = "strict",
+                                       .key_file = key,
+                                       .prompt_path = prompt,
+                                       .pattern = "(?i)score[:=*\"\\s]*\\K-?\\d+(\\.\\d+)?",
+                                       .max_tokens = 9 } };
+    good.messages = "[{\"role\": \"user\", \"content\": \"3 + 4\"}]";
+    good.messages_len = strlen(good.messages);
+    a = score_one(&opts, &good);
+    CHECK(a.outcome == ML_REWARD_OK && a.reward == -0.5);
+    a = score_one(&opts, &bad);
+    CHECK(a.outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a.why, "the judge's reply has no score that matches");
+    stop_server(&s);
+    write_text(prompt, "no place");
+    CHECK(ml_rewards_open(&r, &opts, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "has no {response}");
+    opts.judge.url = NULL;
+    CHECK(ml_rewards_open(&r, &opts, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "--judge-url");
 }
 
 /* --- paths -------------------------------------------------------------------------------------------- */
@@ -574,6 +635,7 @@ static const ml_test tests[] = {
     { "a reward server's failure is retried", servers_are_tried_again, 0 },
     { "reward servers get the stop token and graders do not", servers_see_the_stop_token,
       0 },
+    { "a judge's score is the last match in its reply", judges_give_scores, 0 },
     { "a reward server that is down is a crash", servers_that_are_down_are_crashes, 0 },
     { "--custom-rm-path finds commands, objects and files", paths_resolve, 0 },
     { "a list of weighted rewards is parsed or refused", lists_resolve, 0 },

@@ -8,6 +8,7 @@
 #include "run/heartbeat.h"
 #include "run/rank_messages.h"
 #include "rl/eval/eval_table.h"
+#include "rl/reward/reward_model.h"
 
 /* Prints a table, or JSON for programs. */
 static ml_status evaluate(ml_assembly *parts, const ml_run_opts *c, ml_err *err) {
@@ -55,6 +56,8 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
+        st = ml_reward_model_open_for(c, err);
+    if (st == ML_OK)
         st = ml_assembly_open(&parts, c, &extensions, &run, err);
     if (st == ML_OK)
         st = ml_train_run_start(&run, err);
@@ -66,6 +69,7 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_rank_messages_meet(c->ranks.world, err);
     ml_assembly_close(&parts);
+    ml_reward_model_close(c->reward.model);
     ml_train_run_close(&run);
     ml_loop_extensions_close();
     ml_heartbeat_close(heartbeat);

@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
+#include "rl/reward/reward_model.h"
 #include "run/rollouts.h"
 #include "io/end_tokens.h"
 #include "text/tokenizer/tokenizer.h"
@@ -70,6 +71,14 @@ static void take_json(const char *line, const ml_json *v, const char **out, size
     *len = *out ? v->end - v->begin : 0;
 }
 
+/* Text, or a list of messages. */
+static void take_prompt(entry *e, const ml_json *prompt) {
+    if (prompt && prompt->type == ML_JSON_ARRAY)
+        take_json(e->line, prompt, &e->in.messages, &e->in.messages_len);
+    else
+        take_text(prompt, &e->in.prompt, &e->in.prompt_len);
+}
+
 static void take_tokens(entry *e, const ml_json *tokens) {
     int64_t *id;
 
@@ -98,7 +107,7 @@ static ml_status read_sample(reward_job *j, entry *e, ml_str line, ml_err *err) 
                        ml_json_what(doc));
     e->in =
         (miles_reward_in){ .size = sizeof e->in, .index = j->n_sample, .seed = j->seed };
-    take_text(ml_json_get(doc, "prompt"), &e->in.prompt, &e->in.prompt_len);
+    take_prompt(e, ml_json_get(doc, "prompt"));
     take_response(j, &e->in, doc);
     take_json(e->line, ml_json_get(doc, "label"), &e->in.label, &e->in.label_len);
     take_json(e->line, ml_json_get(doc, "metadata"), &e->in.metadata, &e->in.metadata_len);
@@ -235,6 +244,7 @@ static ml_status read_stops(reward_job *j, const char *dir, ml_err *err) {
 
 ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
     reward_job j = { .seed = c->reward_seed };
+    ml_run_opts run = c->run;
     ml_reward_opts opts;
     ml_arena arena;
     ml_status st;
@@ -242,7 +252,11 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
     ml_arena_init(&arena, "reward");
     st = c->run.hf_checkpoint ? read_stops(&j, c->run.hf_checkpoint, err) : ML_OK;
     if (st == ML_OK)
-        st = ml_reward_opts_resolve(&opts, &c->run, &arena, err);
+        st = ml_reward_model_open_for(&run, err);
+    if (st == ML_OK && run.reward.model)
+        st = ml_reward_model_start(run.reward.model, err);
+    if (st == ML_OK)
+        st = ml_reward_opts_resolve(&opts, &run, &arena, err);
     if (st == ML_OK)
         st = ml_rewards_open(&j.rewards, &opts, err);
     if (st == ML_OK) {
@@ -254,6 +268,7 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
             st = check_any(&j, err);
     }
     ml_rewards_close(j.rewards);
+    ml_reward_model_close(run.reward.model);
     for (int i = 0; j.entry && i < BATCH; i++)
         ml_text_release(&j.entry[i].out);
     free(j.entry);

@@ -1,11 +1,13 @@
 /* miles train and train-async: reinforcement learning.  miles sft: supervised fine-tuning on
- * conversations, by the same loop; miles dpo: on preferences.  Every rank of a job runs this. */
+ * conversations, by the same loop; miles dpo: on preferences; miles reward-model: of a reward
+ * model.  Every rank of a job runs this. */
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/machine.h"
 #include "cli/progress.h"
 #include "cli/rank_log.h"
 #include "cli/stop.h"
+#include "rl/reward/reward_model.h"
 #include "run/assembly.h"
 #include "run/debug.h"
 #include "run/heartbeat.h"
@@ -72,6 +74,15 @@ static ml_status place_rank(train_job *j, ml_err *err) {
     return st;
 }
 
+static ml_status resolve(train_job *j, ml_run_opts *opts, ml_err *err) {
+    switch ((int)j->cmd) {
+    case ML_CMD_DPO: return ml_run_opts_dpo(opts, &j->arena, err);
+    case ML_CMD_REWARD_MODEL: return ml_run_opts_reward_model(opts, &j->arena, err);
+    case ML_CMD_SFT: return ml_run_opts_sft(opts, &j->arena, err);
+    default: return ml_run_opts_train(opts, &j->arena, &j->extensions, err);
+    }
+}
+
 static ml_status open_job(train_job *j, ml_err *err) {
     const ml_run_opts *c = &j->opts;
     bool sft = j->cmd & ML_CMD_SFT;
@@ -85,14 +96,14 @@ static ml_status open_job(train_job *j, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_dumps_open(&j->dumps, c, err);
     if (st == ML_OK)
-        st = j->cmd == ML_CMD_DPO ? ml_run_opts_dpo(&opts, &j->arena, err)
-             : sft                ? ml_run_opts_sft(&opts, &j->arena, err)
-                   : ml_run_opts_train(&opts, &j->arena, &j->extensions, err);
+        st = resolve(j, &opts, err);
     if (st != ML_OK)
         return st;
     opts.trainer.dump_score = j->dumps.score;
     opts.trainer.dump_train = j->dumps.train;
     st = ml_train_run_open(&j->run, &opts, err);
+    if (st == ML_OK && !sft)
+        st = ml_reward_model_open_for(&j->opts, err);
     if (st == ML_OK)
         st = ml_assembly_open(&j->parts, c, sft ? NULL : &j->extensions, &j->run, err);
     j->parts.generator.engine.dump = j->dumps.inference;
@@ -219,6 +230,7 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     if (st == ML_OK)
         st = ml_rank_messages_meet(j.opts.ranks.world, err);
     ml_assembly_close(&j.parts);
+    ml_reward_model_close(j.opts.reward.model);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
     ml_loop_extensions_close();
@@ -239,4 +251,8 @@ ml_status ml_cmd_sft(const ml_config *c, ml_err *err) {
 
 ml_status ml_cmd_dpo(const ml_config *c, ml_err *err) {
     return run_command(c, ML_CMD_DPO, err);
+}
+
+ml_status ml_cmd_reward_model(const ml_config *c, ml_err *err) {
+    return run_command(c, ML_CMD_REWARD_MODEL, err);
 }

@@ -38,9 +38,11 @@ typedef enum ml_cmd {
     ML_CMD_SANDBOX = 524288,
     ML_CMD_DASHBOARD = 1048576,
     ML_CMD_DPO_ONLY = 2097152,
-    ML_CMD_ALL =
-        65535 | ML_CMD_DATA_SHOW | ML_CMD_PLAN_ONLY | ML_CMD_DASHBOARD | ML_CMD_DPO_ONLY,
-    ML_CMD_DPO = ML_CMD_DPO_ONLY | ML_CMD_SFT,     /* has the flags of sft, too */
+    ML_CMD_REWARD_MODEL_ONLY = 4194304,
+    ML_CMD_ALL = 65535 | ML_CMD_DATA_SHOW | ML_CMD_PLAN_ONLY | ML_CMD_DASHBOARD |
+                 ML_CMD_DPO_ONLY | ML_CMD_REWARD_MODEL_ONLY,
+    ML_CMD_DPO = ML_CMD_DPO_ONLY | ML_CMD_SFT, /* has the flags of sft, too */
+    ML_CMD_REWARD_MODEL = ML_CMD_REWARD_MODEL_ONLY | ML_CMD_SFT, /* so does this */
     ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN,     /* has the flags of train */
     ML_CMD_PLAN = ML_CMD_PLAN_ONLY | ML_CMD_TRAIN, /* too, but not its rules */
 } ml_cmd;

@@ -4,6 +4,8 @@
 
 static const char *const sft_loss[] = { "sft_loss", NULL };
 
+static const char *const reward_losses[] = { "pairs", "labels", NULL };
+
 static const char *const preferences[] = { "dpo",  "hinge", "ipo", "simpo",
                                            "orpo", "kto",   NULL };
 
@@ -231,5 +233,27 @@ const ml_flag ml_flags_train[] = {
       .cmds = ML_CMD_DPO_ONLY,
       .from = ML_FROM_OURS,
       .help = "kto: weight of undesirable answers." },
+    { .name = "reward-model-loss",
+      .type = ML_FLAG_WORD,
+      ML_AT(run.reward_labels),
+      .def = "pairs",
+      .words = reward_losses,
+      .group = "reward model",
+      .cmds = ML_CMD_REWARD_MODEL_ONLY,
+      .from = ML_FROM_OURS,
+      .help =
+          "pairs: Bradley-Terry, on chosen and rejected answers; labels: squared error of "
+          "the reward of a completion, on its \"label\"." },
+    { .name = "center-rewards-coefficient",
+      .type = ML_FLAG_F64,
+      ML_AT(run.preference.center),
+      .def = "0",
+      .min = 0,
+      .max = 1e9,
+      .group = "reward model",
+      .cmds = ML_CMD_REWARD_MODEL_ONLY,
+      .from = ML_FROM_OURS,
+      .help = "pairs: weight of the squared sum of a pair's rewards, which keeps rewards "
+              "around 0." },
     { 0 },
 };

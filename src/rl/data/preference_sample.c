@@ -20,8 +20,6 @@ static ml_status find_fields(fields *out, const ml_json *row, bool single, ml_er
     *out = (fields){ .prompt = ml_json_get(row, "prompt"), .n = single ? 1 : 2 };
     out->answer[0] = ml_json_get(row, single ? "completion" : "chosen");
     out->answer[1] = single ? NULL : ml_json_get(row, "rejected");
-    if (single && !out->prompt)
-        return missing("prompt", "\"prompt\", \"completion\" and \"label\"", err);
     for (int i = 0; i < out->n; i++) {
         const ml_json *x = out->answer[i];
         if (!x)
@@ -129,6 +127,11 @@ static ml_status encode_messages(tokens *out, ml_arena *a, const ml_sft_text *t,
     ml_jinja_text text = { 0 };
     ml_status st = ml_conversation_check(messages, err);
 
+    if (st == ML_OK && !t->chat_template)
+        st = ml_fail(
+            err, ML_EFORMAT,
+            "the row has messages, but the model has no chat template: set one with "
+            "--chat-template");
     if (st == ML_OK)
         st = ml_conversation_normal(&chat.messages, a, messages, err);
     if (st == ML_OK)
@@ -184,6 +187,8 @@ ml_status ml_preference_read(ml_preference *out, ml_arena *a, const ml_sft_text 
 
     if (st == ML_OK)
         st = find_fields(&f, doc, single, err);
+    if (st == ML_OK && single && !f.prompt)
+        st = missing("prompt", "\"prompt\", \"completion\" and \"label\"", err);
     if (st == ML_OK && !f.prompt)
         extract_prompt(&f, a, row->source);
     if (st == ML_OK)
@@ -205,4 +210,63 @@ ml_status ml_preference_read(ml_preference *out, ml_arena *a, const ml_sft_text 
             (ml_preference_answer){ whole[i].id, (int32_t)whole[i].n, (int32_t)n };
     }
     return ML_OK;
+}
+
+/* --- reward models -------------------------------------------------------------------- */
+
+/* true and false are 1 and 0. */
+static bool number_of(const ml_json *x, double *out) {
+    if (x && (x->type == ML_JSON_TRUE || x->type == ML_JSON_FALSE)) {
+        *out = x->type == ML_JSON_TRUE;
+        return true;
+    }
+    return x && ml_json_f64(x, out);
+}
+
+static ml_status read_number(ml_scored_row *out, const ml_json *doc, bool single,
+                             ml_err *err) {
+    const char *key = single ? "label" : "margin";
+    const ml_json *x = ml_json_get(doc, key);
+
+    if (!single && (!x || x->type == ML_JSON_NULL))
+        return ML_OK;
+    return number_of(x, &out->number)
+               ? ML_OK
+               : ml_fail(err, ML_EFORMAT, "\"%s\" of the row must be a number", key);
+}
+
+static ml_status encode_whole(tokens *out, ml_arena *a, const ml_sft_text *t,
+                              const ml_prompt *row, const fields *f, int which,
+                              int32_t end_token, ml_err *err) {
+    const ml_json *answer = f->answer[which];
+    ml_str none = { "", 0 };
+
+    if (answer->type == ML_JSON_ARRAY)
+        return encode_messages(out, a, t, row, join(a, f->prompt, answer, 0, answer->n),
+                               false, err);
+    return encode_text(out, a, t, f->prompt ? f->prompt->text : none, answer->text,
+                       end_token, err);
+}
+
+ml_status ml_scored_row_read(ml_scored_row *out, ml_arena *a, const ml_sft_text *t,
+                             const ml_prompt *row, ml_scored_row_opts o, ml_err *err) {
+    const ml_json *doc;
+    fields f;
+    ml_status st = ml_json_parse(&doc, a, row->source, "the row", err);
+
+    if (st == ML_OK)
+        st = find_fields(&f, doc, o.single, err);
+    if (st != ML_OK)
+        return st;
+    *out = (ml_scored_row){ .n = f.n };
+    for (int i = 0; i < f.n && st == ML_OK; i++) {
+        tokens whole = { 0 };
+        st = encode_whole(&whole, a, t, row, &f, i, o.end_token, err);
+        while (st == ML_OK && whole.n > 1 && whole.id[whole.n - 1] == o.pad_token)
+            whole.n--;
+        if (st == ML_OK && !whole.n)
+            st = ml_fail(err, ML_EFORMAT, "a conversation of the row has no tokens");
+        out->answer[i] = (ml_preference_answer){ whole.id, (int32_t)whole.n, 0 };
+    }
+    return st == ML_OK ? read_number(out, doc, o.single, err) : st;
 }

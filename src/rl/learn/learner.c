@@ -8,6 +8,7 @@
 #include "rl/learn/advantage/reward_norm.h"
 #include "rl/learn/learner_priv.h"
 #include "rl/learn/preference.h"
+#include "rl/learn/reward_loss.h"
 
 /* Routing replay: training uses the routing record of the rollout. */
 static ml_status take_routing(ml_learn_run *s, int32_t i, ml_routing_kind route,
@@ -118,6 +119,8 @@ static ml_status take_preferences(ml_learn_run *s, ml_err *err) {
         row[i] = (ml_preference_row){ .row = &s->row[i],
                                       .n_answer = s->in[i]->n_answer,
                                       .desirable = s->in[i]->reward > 0 };
+    if (s->l->recipe->preference.kind == ML_PREFERENCE_REWARD)
+        return ml_reward_pairs_compute(s->a, &s->l->recipe->preference, row, s->n, err);
     return ml_preferences_compute(s->a, &s->l->recipe->preference, row, s->n, err);
 }
 

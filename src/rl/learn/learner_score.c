@@ -153,6 +153,8 @@ ml_status ml_learn_score(ml_learn_run *s, ml_err *err) {
 
     if (!s->l->recipe->compute_advantages && !s->l->recipe->preference.on)
         return ML_OK;
+    if (ml_trainer_spec(s->l->trainer)->reward)
+        return score(s, s->l->trainer, NULL, offsetof(miles_sample, old_value), err);
     st = score_values(s, err);
     if (st != ML_OK || s->critic_only)
         return st;

@@ -12,14 +12,6 @@ typedef struct answer {
     double d; /* derivative of the pair's loss with respect to the sum */
 } answer;
 
-static double log_sigmoid(double x) {
-    return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x));
-}
-
-static double sigmoid(double x) {
-    return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x));
-}
-
 static answer sum_of(const ml_preference_row *x) {
     const miles_sample *s = x->row;
     answer out = { 0 };
@@ -37,8 +29,8 @@ static answer sum_of(const ml_preference_row *x) {
 static double smoothed(const ml_preference_opts *o, double h, double *d) {
     double e = o->label_smoothing;
 
-    *d = -(1 - e) * sigmoid(-h) + e * sigmoid(h);
-    return -(1 - e) * log_sigmoid(h) - e * log_sigmoid(-h);
+    *d = -(1 - e) * ml_sigmoid(-h) + e * ml_sigmoid(h);
+    return -(1 - e) * ml_log_sigmoid(h) - e * ml_log_sigmoid(-h);
 }
 
 /* log(p / (1 - p)) of p = e^x, and its derivative. */
@@ -49,11 +41,11 @@ static double log_odds(double x, double *d) {
 
 static double odds_loss(const ml_preference_opts *o, answer *c, answer *r) {
     double dc, dr, h = log_odds(c->policy / c->n, &dc) - log_odds(r->policy / r->n, &dr);
-    double d = -o->beta * sigmoid(-h);
+    double d = -o->beta * ml_sigmoid(-h);
 
     c->d = d * dc / c->n;
     r->d = -d * dr / r->n;
-    return -o->beta * log_sigmoid(h);
+    return -o->beta * ml_log_sigmoid(h);
 }
 
 static double pair_loss(const ml_preference_opts *o, answer *c, answer *r) {
@@ -155,7 +147,7 @@ static void compute_single(ml_arena *a, const ml_preference_opts *o,
         answer x = sum_of(&row[i]);
         double sign = row[i].desirable ? 1 : -1, *own = numbers(a, &row[i]);
         double weight = row[i].desirable ? o->desirable : o->undesirable;
-        double p = sigmoid(sign * o->beta * (x.policy - x.ref - kl));
+        double p = ml_sigmoid(sign * o->beta * (x.policy - x.ref - kl));
         numbers(a, &row[i + 1]);
         own[ML_PREFERENCE_LOSS] = weight * (1 - p);
         own[row[i].desirable ? ML_PREFERENCE_CHOSEN : ML_PREFERENCE_REJECTED] =

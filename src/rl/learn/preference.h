@@ -23,9 +23,19 @@
 #ifndef ML_RL_LEARN_PREFERENCE_H
 #define ML_RL_LEARN_PREFERENCE_H
 
+#include <math.h>
+
 #include "base/arena.h"
 #include "base/err.h"
 #include "rl/recipe.h"
+
+static inline double ml_log_sigmoid(double x) {
+    return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x));
+}
+
+static inline double ml_sigmoid(double x) {
+    return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x));
+}
 
 /* What a sample's miles_sample.preference has. */
 enum {

@@ -18,10 +18,12 @@ static ml_status unknown(ml_str name, ml_err *err) {
     for (const miles_extension *const *ext = ml_builtins; *ext; ext++)
         if ((*ext)->kind == MILES_REWARD)
             ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*ext)->name);
-    st = ml_fail(err, ML_EUSAGE,
-                 "unknown reward '%.*s': expected remote_rm, ifbench, %s, or one of these "
-                 "with the prefix boxed_; custom rewards use --custom-rm-path",
-                 (int)name.len, name.ptr, known.ptr);
+    st = ml_fail(
+        err, ML_EUSAGE,
+        "unknown reward '%.*s': expected remote_rm, reward_model, judge, ifbench, %s, or "
+        "one of these "
+        "with the prefix boxed_; custom rewards use --custom-rm-path",
+        (int)name.len, name.ptr, known.ptr);
     ml_text_release(&known);
     return st;
 }

@@ -9,7 +9,9 @@
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
+#include "rl/reward/llm_judge.h"
 #include "rl/reward_parts.h"
+#include "rl/reward/reward_model.h"
 #include "rl/reward/rm_http.h"
 
 struct ml_judge {
@@ -17,7 +19,8 @@ struct ml_judge {
     const ml_reward_opts *opts;
     ml_line_process *worker; /* NULL: not used */
     ml_rm_http *remote;
-    ml_judge **part; /* [opts->n_part] */
+    ml_llm_judge *llm; /* NULL: not used */
+    ml_judge **part;   /* [opts->n_part] */
 };
 
 /* --- verdicts ----------------------------------------------------------------- */
@@ -147,6 +150,29 @@ static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
         fail(v, ML_REWARD_INVALID, why.text);
     else
         take_number(j, v, &out);
+}
+
+static void ask_model(const ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+    miles_reward_out out = { .size = sizeof out };
+    miles_error why = { "" };
+
+    if (ml_reward_model_grade(j->opts->model, in, &out, &why) != 0)
+        fail(v, ML_REWARD_INVALID, why.text);
+    else
+        take_number(j, v, &out);
+}
+
+static void ask_llm(const ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+    miles_reward_out out = { .size = sizeof out };
+    ml_text why = { 0 };
+    ml_reward_outcome end = ml_llm_judge_grade(j->llm, &out.reward, &why, in,
+                                               j->opts->deadline_s, j->opts->n_retry);
+
+    if (end == ML_REWARD_OK)
+        take_number(j, v, &out);
+    else
+        fail(v, end, why.ptr);
+    ml_text_release(&why);
 }
 
 /* --- requests ----------------------------------------------------------------- */
@@ -485,6 +511,10 @@ static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
         ask_sum(j, v, in);
     else if (strcmp(type, "remote_rm") == 0 && j->remote)
         ask_remote(j, v, in);
+    else if (strcmp(type, "reward_model") == 0 && j->opts->model)
+        ask_model(j, v, in);
+    else if (strcmp(type, "judge") == 0 && j->llm)
+        ask_llm(j, v, in);
     else if (strcmp(type, "ifbench") == 0 && j->opts->ifbench_pool)
         ask_python(j, j->opts->ifbench_pool, "ifbench", v, &in, 1, false);
     else if (ml_grader_find(&g, type, &err) == ML_OK)
@@ -528,6 +558,16 @@ static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK
                          : ml_fail(err, ML_EUSAGE, "--rm-type remote_rm needs --rm-url");
+    if (strcmp(o->rm_type, "reward_model") == 0)
+        return o->model_path ? ML_OK
+                             : ml_fail(err, ML_EUSAGE,
+                                       "--rm-type reward_model needs --reward-model-path");
+    if (strcmp(o->rm_type, "judge") == 0)
+        return o->judge.url && o->judge.prompt_path
+                   ? ML_OK
+                   : ml_fail(err, ML_EUSAGE,
+                             "--rm-type judge needs --judge-url, the address of an "
+                             "OpenAI-compatible server up to /v1, and --judge-prompt-path");
     if (strcmp(o->rm_type, "ifbench") == 0)
         return o->ifbench.line
                    ? ML_OK
@@ -554,6 +594,8 @@ ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err)
         st = ml_judge_open(&j->part[i], &opts->part[i].opts, err);
     if (st == ML_OK && opts->rm_url)
         st = ml_rm_http_open(&j->remote, opts->rm_url, err);
+    if (st == ML_OK && opts->judge.url && opts->judge.prompt_path)
+        st = ml_llm_judge_open(&j->llm, &opts->judge, err);
     if (st != ML_OK) {
         ml_judge_close(j);
         j = NULL;
@@ -572,5 +614,6 @@ void ml_judge_close(ml_judge *j) {
         ml_judge_close(j->part[i]);
     ml_line_process_free(j->worker);
     ml_rm_http_close(j->remote);
+    ml_llm_judge_close(j->llm);
     ml_arena_release(&arena);
 }

@@ -192,6 +192,16 @@ static void close_pools(const ml_reward_opts *o) {
         close_pools(&o->part[i].opts);
 }
 
+/* Threads that wait for a reward model are its batch: many of them, where they have no worker
+ * processes of their own. */
+static int64_t thread_count(const ml_reward_opts *o) {
+    enum { BATCH = 64 };
+    bool waits = o->model && !o->n_part && !o->command.line && !o->python.line;
+    int64_t n = o->n_thread > 0 ? o->n_thread : 1;
+
+    return waits && n < BATCH ? BATCH : n;
+}
+
 static ml_status start(ml_rewards *r, ml_err *err) {
     ml_status st = open_pools(r, &r->opts, err);
 
@@ -208,7 +218,7 @@ ml_status ml_rewards_open(ml_rewards **out, const ml_reward_opts *opts, ml_err *
     ml_arena_init(&arena, "rewards");
     r = ML_NEW(&arena, ml_rewards, 1);
     r->opts = *opts;
-    r->opts.n_thread = opts->n_thread > 0 ? opts->n_thread : 1;
+    r->opts.n_thread = thread_count(opts);
     r->opts.deadline_s = opts->deadline_s > 0 ? opts->deadline_s : DEADLINE_S;
     r->judge = ML_NEW(&arena, ml_judge *, r->opts.n_thread);
     r->arena = arena;

@@ -30,6 +30,17 @@ typedef enum ml_reward_outcome {
 /* "ok", "timeout", "crash", "invalid". */
 const char *ml_reward_outcome_name(ml_reward_outcome o);
 
+/* A language model that grades, behind an OpenAI-compatible server (llm_judge.h). */
+typedef struct ml_llm_judge_opts {
+    const char *url;         /* up to /v1; NULL: none */
+    const char *model;       /* its name there */
+    const char *key_file;    /* with the API key; NULL: none */
+    const char *prompt_path; /* template with {prompt}, {response} and {label} */
+    const char *pattern;     /* regular expression: its last match is the score */
+    double temperature;
+    int64_t max_tokens;
+} ml_llm_judge_opts;
+
 typedef struct ml_reward_opts {
     const char *rm_type;        /* NULL: taken from each sample's metadata */
     ml_worker_command command;  /* of a worker process */
@@ -39,12 +50,15 @@ typedef struct ml_reward_opts {
     const miles_group_reward *group_ext; /* the same, for groups */
     bool group;         /* command and group_row get the samples of a prompt together */
     const char *rm_url; /* for remote_rm */
-    ml_worker_pool_opts ifbench; /* workers for ifbench; none: not offered */
-    const char *reward_key;      /* member of an object; NULL: reward, then score */
-    int64_t n_thread;            /* 0: 1 */
-    int64_t n_retry;             /* retries of requests to rm_url */
-    int64_t memory_bytes;        /* memory limit of a worker process; 0: none */
-    double deadline_s;           /* per sample; 0: 30 */
+    ml_llm_judge_opts judge;       /* for judge */
+    const char *model_path;        /* for reward_model; NULL: none */
+    struct ml_reward_model *model; /* of model_path, once it is open (reward_model.h) */
+    ml_worker_pool_opts ifbench;   /* workers for ifbench; none: not offered */
+    const char *reward_key;        /* member of an object; NULL: reward, then score */
+    int64_t n_thread;              /* 0: 1 */
+    int64_t n_retry;               /* retries of requests to rm_url */
+    int64_t memory_bytes;          /* memory limit of a worker process; 0: none */
+    double deadline_s;             /* per sample; 0: 30 */
     /* A weighted sum of these, instead of rm_type, command and extensions. */
     const struct ml_reward_part *part; /* [n_part] */
     int n_part;

@@ -13,7 +13,7 @@
 
 struct ml_rm_http {
     ml_arena arena; /* this struct is allocated in it */
-    const char *url;
+    const char *url, *headers;
     ml_loop *loop;
     ml_http_client *client;
     /* The current request. */
@@ -31,6 +31,7 @@ ml_status ml_rm_http_open(ml_rm_http **out, const char *url, ml_err *err) {
     ml_arena_init(&arena, "reward server");
     r = ML_NEW(&arena, ml_rm_http, 1);
     r->url = ml_arena_str(&arena, url, strlen(url));
+    r->headers = "Content-Type: application/json\n";
     r->arena = arena;
     st = ml_loop_new(&r->loop, err);
     if (st == ML_OK)
@@ -54,6 +55,11 @@ void ml_rm_http_close(ml_rm_http *r) {
     if (r->loop)
         ml_loop_free(r->loop);
     ml_arena_release(&arena);
+}
+
+void ml_rm_http_authorize(ml_rm_http *r, const char *key) {
+    r->headers = ml_arena_printf(
+        &r->arena, "Content-Type: application/json\nAuthorization: Bearer %s\n", key);
 }
 
 static void on_head(void *ud, int status, ml_str headers) {
@@ -99,10 +105,9 @@ static ml_rm_end say(ml_rm_http *r, ml_rm_end end, const char *what) {
 }
 
 static ml_rm_end try_once(ml_rm_http *r, ml_str json, double left_s) {
-    ml_http_request q = { .method = "POST",
-                          .url = r->url,
-                          .headers = "Content-Type: application/json\n",
-                          .body = json };
+    ml_http_request q = {
+        .method = "POST", .url = r->url, .headers = r->headers, .body = json
+    };
     ml_http_fns fns = { on_head, on_data, on_done, r };
     ml_timer *timer;
     ml_err err;

@@ -21,6 +21,8 @@ typedef enum ml_rm_end {
 
 ml_status ml_rm_http_open(ml_rm_http **out, const char *url, ml_err *err);
 void ml_rm_http_close(ml_rm_http *r); /* NULL is allowed */
+/* Requests have this API key from now on. */
+void ml_rm_http_authorize(ml_rm_http *r, const char *key);
 
 /* Makes up to 1 + n_retry attempts within the deadline, with increasing delays.  `out` is
  * the body, or an error message. */

@@ -88,7 +88,9 @@ static const miles_reward_in *question_of(ml_gen_task *x) {
                                      .metadata = s->metadata.len ? s->metadata.ptr : NULL,
                                      .metadata_len = s->metadata.len,
                                      .token = x->wide,
-                                     .n_token = s->n_token };
+                                     .n_token = s->n_token,
+                                     .messages = x->messages.len ? x->messages.ptr : NULL,
+                                     .messages_len = x->messages.len };
     return &x->question;
 }
 

@@ -61,6 +61,8 @@ typedef struct ml_sft_rollout {
     ml_prompt_feed feed;
     ml_preference_opts preference;
     int32_t end_token; /* of preferences that are text */
+    bool reward;       /* samples of a reward model, of pairs or of single answers */
+    int32_t pad_token; /* which its samples do not end with */
     const ml_chat_template *chat_template;
     ml_encoder *encoder;
 } ml_sft_rollout;

@@ -1,5 +1,5 @@
-/* Supervised fine-tuning as a rollout: samples are conversations of a data set, or preferences
- * between answers. */
+/* Supervised fine-tuning as a rollout: samples are conversations of a data set, preferences between
+ * answers, or what a reward model is trained on. */
 #include <string.h>
 
 #include "rl/rollout/rollout.h"
@@ -121,6 +121,67 @@ static ml_status collect_preferences(const ml_sft_rollout *s, ml_rollout_batch *
     return st;
 }
 
+/* --- reward models --------------------------------------------------------------- */
+
+/* The reward is the value at the last token.  Values belong to the tokens that follow: one more
+ * token, which has no influence, stands for it. */
+static ml_sample reward_sample(ml_arena *a, const ml_group *group, int which,
+                               const ml_scored_row *row) {
+    ml_preference_answer x = row->answer[which];
+    int32_t *token = ML_NEW(a, int32_t, x.n_token + 1);
+
+    memcpy(token, x.token, (size_t)x.n_token * sizeof *token);
+    token[x.n_token] = x.token[x.n_token - 1];
+    return (ml_sample){ .index = group->first_index + which,
+                        .group = group->group_index,
+                        .rollout = group->first_index + which,
+                        .row = group->row,
+                        .token = token,
+                        .n_token = x.n_token + 1,
+                        .n_response = 1,
+                        .reward = which ? 0 : row->number,
+                        .has_reward = true,
+                        .status = ML_SAMPLE_COMPLETED };
+}
+
+static ml_status read_reward_row(const ml_sft_rollout *s, const ml_group *group,
+                                 ml_scored_row *out, ml_arena *a, ml_err *err) {
+    const ml_dataset *data = s->feed.dataset;
+    ml_sft_text text = { .chat_template = s->chat_template,
+                         .encoder = s->encoder,
+                         .kwargs = data->template_kwargs,
+                         .n_vocab = s->feed.n_vocab };
+    ml_scored_row_opts o = { !s->preference.on, s->end_token, s->pad_token };
+    ml_prompt prompt;
+    ml_status st = ml_dataset_prompt(&prompt, data, group->row, a, err);
+
+    if (st == ML_OK)
+        st = ml_scored_row_read(out, a, &text, &prompt, o, err);
+    if (st != ML_OK)
+        ml_dataset_blame(data, group->row, err);
+    return st;
+}
+
+static ml_status collect_rewards(const ml_sft_rollout *s, ml_rollout_batch *out,
+                                 const ml_group *group, int64_t n, ml_arena *a,
+                                 ml_err *err) {
+    ml_sample *sample = ML_NEW(a, ml_sample, 2 * n + 1);
+    ml_status st = ML_OK;
+
+    out->n = 0;
+    out->sample = ML_NEW(a, const ml_sample *, 2 * n + 1);
+    for (int64_t i = 0; i < n && st == ML_OK; i++) {
+        ml_scored_row row;
+        st = read_reward_row(s, &group[i], &row, a, err);
+        for (int k = 0; st == ML_OK && k < row.n; k++) {
+            sample[out->n] = reward_sample(a, &group[i], k, &row);
+            out->sample[out->n] = &sample[out->n];
+            out->n++;
+        }
+    }
+    return st;
+}
+
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     const ml_sft_rollout *s = ud;
@@ -131,6 +192,8 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
 
     (void)rollout;
     out->n = ml_data_source_get(s->feed.source, group, want);
+    if (s->reward)
+        return collect_rewards(s, out, group, out->n, a, err);
     if (s->preference.on)
         return collect_preferences(s, out, group, out->n, a, err);
     out->sample = ML_NEW(a, const ml_sample *, out->n + 1);
