@@ -204,16 +204,17 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
-/* Training normalises over the tokens that a draw could have taken. */
-static ml_status check_supports(const ml_train_run *r, ml_err *err) {
-    const ml_run_opts *o = &r->opts;
+/* Training normalises over the tokens that a draw could have taken, where it can. */
+static void choose_supports(ml_train_run *r) {
+    ml_rollout_opts *o = &r->opts.rollout;
 
-    if (r->be.ops->supports || !ml_run_draws_part(&o->rollout))
-        return ML_OK;
-    return ml_fail(err, ML_EUNSUP,
-                   "--rollout-top-p, --rollout-top-k: the backend %s does not replay the "
-                   "tokens that they leave; use 1 and -1, or --device cpu",
-                   r->be.name);
+    if (r->be.ops->supports || !ml_run_draws_part(o))
+        return;
+    o->whole_vocabulary = true;
+    ml_log(ML_LOG_WARN,
+           "--rollout-top-p, --rollout-top-k: the backend %s does not replay sampling "
+           "supports: log-probs are those of the whole vocabulary",
+           r->be.name);
 }
 
 ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
@@ -259,7 +260,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
     if (st == ML_OK)
-        st = check_supports(r, err);
+        choose_supports(r);
     if (st == ML_OK && ml_run_has_lora(opts))
         st = open_lora(r, err);
     if (st == ML_OK && opts->trainer.mesh)
