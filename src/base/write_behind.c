@@ -11,7 +11,8 @@
 #include "base/background.h"
 
 enum { SLOTS = 8 };
-#define SLOT_BYTES ((size_t)1 << 20)
+#define SLOT_BYTES ((size_t)1 << 17)
+#define SYNC_BYTES ((size_t)1 << 22) /* write-back starts for so many at a time */
 
 typedef struct slot {
     size_t offset, n;
@@ -26,6 +27,8 @@ struct ml_write_behind {
     pthread_cond_t changed;
     slot slot[SLOTS];
     unsigned first, n;
+    size_t dirty,
+        end; /* written without write-back: a range that the next slot continues */
     bool closing;
     ml_write_failure failure;
     unsigned char memory[];
@@ -44,11 +47,18 @@ ml_write_failure ml_write_at(int fd, size_t offset, ml_str bytes) {
     return (ml_write_failure){ 0 };
 }
 
-static ml_write_failure write_slot(int fd, const slot *s) {
-    ml_write_failure f = ml_write_at(fd, s->offset, (ml_str){ (char *)s->bytes, s->n });
+static ml_write_failure write_slot(ml_write_behind *w, const slot *s) {
+    ml_write_failure f = ml_write_at(w->fd, s->offset, (ml_str){ (char *)s->bytes, s->n });
+
+    if (s->offset != w->end)
+        w->dirty = s->offset;
+    w->end = s->offset + s->n;
+    if (f.why || w->end - w->dirty < SYNC_BYTES)
+        return f;
     /* Only advice: file systems without it write at the fsync. */
-    if (!f.why)
-        sync_file_range(fd, (off_t)s->offset, (off_t)s->n, SYNC_FILE_RANGE_WRITE);
+    sync_file_range(w->fd, (off_t)w->dirty, (off_t)(w->end - w->dirty),
+                    SYNC_FILE_RANGE_WRITE);
+    w->dirty = w->end;
     return f;
 }
 
@@ -65,7 +75,7 @@ static ml_status write_slots(void *ud, ml_err *err) {
             break;
         pthread_mutex_unlock(&w->mutex);
         if (!f.why)
-            f = write_slot(w->fd, &w->slot[w->first]);
+            f = write_slot(w, &w->slot[w->first]);
         pthread_mutex_lock(&w->mutex);
         w->failure = f;
         w->first = (w->first + 1) % SLOTS;
