@@ -39,8 +39,8 @@ docs-check: $(B)/miles
 lint:
 	@tools/check-deps.sh --install lint
 	@shellcheck tools/*.sh bench/*.sh recipes/*.sh tests/e2e/*.sh tests/gpu/*.sh share/launch/*.sh .ci/run
-	@clang-tidy --quiet --warnings-as-errors='*' $(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)) -- \
-	  $(filter-out -W%,$(ALL_CFLAGS)) 2>/dev/null
+	@printf '%s\n' $(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)) | xargs -P 2 -n 8 sh -c \
+	  'clang-tidy --quiet --warnings-as-errors="*" "$$@" -- $(filter-out -W%,$(ALL_CFLAGS)) 2>/dev/null' clang-tidy
 	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
 	  --suppress=missingIncludeSystem --suppress=ctunullpointer --error-exitcode=1 -Isrc -I. src tests/support
 

@@ -145,7 +145,7 @@ $(call fuzz_lines,300)
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
 1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for'
 3600 arm $(MAKE) --no-print-directory arm
-1800 lint $(MAKE) --no-print-directory lint
+3600 lint $(MAKE) --no-print-directory lint
 1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640
 $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
 $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
