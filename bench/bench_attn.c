@@ -34,7 +34,10 @@ static const struct shape {
     { "head512-train", 2, 4096, false, 8, 1, 512, 512 },
     { "sink64-decode", 64, 4096, true, 64, 8, 64, 64, .window = 128, .sink = true },
     { "sink64-train", 2, 4096, false, 64, 8, 64, 64, .sink = true },
-    { "head128-train", 2, 4096, false, 16, 8, 128, 128 },
+    { "head128-4k", 4, 4096, false, 16, 8, 128, 128 },
+    { "head128-16k", 1, 16384, false, 16, 8, 128, 128 },
+    { "head128-32k", 1, 32768, false, 16, 8, 128, 128 },
+    { "head64-1k", 32, 1024, false, 9, 3, 64, 64 },
 };
 
 typedef struct bench {

@@ -1,14 +1,21 @@
-/* bench_gpu.c - whole training steps on a GPU: forward, backward, clipping and AdamW.
+/* bench_gpu.c - whole training steps on a GPU: forward, backward, clipping and AdamW; and decode
+ * with many adapters.
  *
- *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS]
+ *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]
+ *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
  *
  * Made-up weights of the shape that MODEL_DIR/config.json has, in bf16 with f32 masters; a loss at
  * every position.  Prints lines of a name and a number: the median step, tokens per second, the
  * share of 989 TFLOP/s by 6 x matmul parameters (the LM head once, of experts those that a token
  * has) + 6 x layers x heads x head size x T per token, memory as planned and as used, and how long
- * weights take to be published. */
+ * weights take to be published.  With a rank, an adapter on all linear layers is trained: 4 x matmul
+ * parameters, since the weights have no gradients, and the adapter alone is published.
+ *
+ * Decode: tokens per second of decode steps alone, of the weights, and with an adapter for each
+ * stream, in turn, in the same batch. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "engine/engine.h"
@@ -35,7 +42,7 @@ static ml_status nll(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     return ML_OK;
 }
 
-static double flops_per_token(const ml_spec *s, double seq_len) {
+static double flops_per_token(const ml_spec *s, double seq_len, bool frozen) {
     double products = 0, attention = 0;
 
     for (int32_t i = 0; i < s->n_node; i++) {
@@ -49,7 +56,7 @@ static double flops_per_token(const ml_spec *s, double seq_len) {
         if (n->op == ML_OP_ATTN)
             attention += (double)n->attr.attn.n_head * n->attr.attn.head_dim;
     }
-    return 6 * products + 6 * attention * seq_len;
+    return (frozen ? 4 : 6) * products + 6 * attention * seq_len;
 }
 
 static int by_value(const void *a, const void *b) {
@@ -75,8 +82,8 @@ static ml_train_sample *make_samples(ml_arena *a, int32_t n, int32_t len, int64_
 }
 
 static void report(const ml_spec *spec, double *took, int n_step, double tokens,
-                   double seq_len) {
-    double median, flops = flops_per_token(spec, seq_len);
+                   double seq_len, bool frozen) {
+    double median, flops = flops_per_token(spec, seq_len, frozen);
 
     qsort(took, (size_t)n_step, sizeof *took, by_value);
     median = took[n_step / 2];
@@ -109,9 +116,40 @@ static void report_memory(ml_backend *be, const ml_spec *spec, const ml_trainer_
            (double)peak / 0x1p30);
 }
 
-/* How long it takes until an engine uses the weights of a step: the same memory, or a copy. */
+/* An adapter on all linear layers. */
+typedef struct adapter {
+    ml_lora lora;
+    const ml_lora_site *site;
+    ml_lora_table table;
+} adapter;
+
+static void make_adapter(ml_lora *out, int32_t rank, int32_t seed, const ml_spec *spec,
+                         ml_backend *be) {
+    ml_lora_opts o = {
+        .rank = rank, .alpha = rank, .target = "all-linear", .seed = (uint64_t)seed
+    };
+    ml_err err;
+
+    if (ml_lora_new(out, spec, NULL, &o, be, &err))
+        die(err.msg);
+}
+
+static void open_adapter(adapter *x, int32_t rank, ml_spec *spec, ml_backend *be,
+                         ml_arena *a) {
+    bool *wanted;
+
+    make_adapter(&x->lora, rank, 1, spec, be);
+    wanted = ML_NEW(a, bool, x->lora.n_site);
+    ml_lora_mark(&x->lora, wanted);
+    ml_spec_lora_insert(spec, wanted, x->lora.max_rank);
+    x->site = x->lora.site;
+    x->table = (ml_lora_table){ .adapter = &x->site, .n_adapter = 1, .all = true };
+}
+
+/* How long it takes until an engine uses the weights of a step: the same memory, or a copy of
+ * `trained`, the weights or the adapter. */
 static void report_publication(ml_backend *be, const ml_spec *spec, ml_weights *w,
-                               ml_arena *a) {
+                               const ml_weights *trained, ml_arena *a) {
     ml_engine_opts opts = {
         .context = 256, .max_running = 8, .max_waiting = 8, .chunk = 64
     };
@@ -121,15 +159,15 @@ static void report_publication(ml_backend *be, const ml_spec *spec, ml_weights *
     double start, shared;
 
     if (ml_engine_open(&engine, spec, w, be, &opts, &err) ||
-        ml_weights_clone(&copy, w, be, a, &err))
+        ml_weights_clone(&copy, trained, be, a, &err))
         die(err.msg);
     start = ml_clock_s();
     ml_engine_switch(engine, w, ML_SWITCH_RECOMPUTE);
     shared = ml_clock_s() - start;
     start = ml_clock_s();
-    if (ml_weights_copy(&copy, w, be, &err))
+    if (ml_weights_copy(&copy, trained, be, &err))
         die(err.msg);
-    ml_engine_switch(engine, &copy, ML_SWITCH_RECOMPUTE);
+    ml_engine_switch(engine, trained == w ? &copy : w, ML_SWITCH_RECOMPUTE);
     printf("publish_ms %.3f\npublish_copy_ms %.3f\n", 1e3 * shared,
            1e3 * (ml_clock_s() - start));
     ml_engine_close(engine);
@@ -145,11 +183,139 @@ static void print_ops(const ml_plan_stats *s, int n_step) {
                    1e3 * s->backward_s[i] / n_step);
 }
 
-int main(int argc, char **argv) {
+/* ---- decode with many adapters ---- */
+
+enum { MOST_ADAPTERS = 256 };
+
+typedef struct load {
+    int32_t n_stream, n_in, n_out, n_adapter, rank;
+} load;
+
+static void on_update(void *ud, const ml_gen_update *u) {
+    int64_t *n_token = ud;
+
+    if (u->finish == ML_FINISH_ABORT)
+        die("a request was aborted");
+    *n_token += u->answer.n;
+}
+
+static void submit(ml_engine *e, const load *l, int32_t *prompt, int32_t i,
+                   int64_t *n_token) {
+    ml_gen_request r = { .prompt = prompt,
+                         .n_prompt = l->n_in,
+                         .draw = { .temperature = 1.0f,
+                                   .top_p = 1.0f,
+                                   .repetition = 1.0f,
+                                   .sample = (uint64_t)i },
+                         .max_new = l->n_out,
+                         .ignore_eos = true,
+                         .score_from = -1 };
+    ml_err err;
+
+    if (l->n_adapter)
+        r.adapter = r.adapter_id = 1 + i % l->n_adapter;
+    for (int32_t t = 0; t < l->n_in; t++)
+        prompt[t] = (int32_t)(((uint32_t)t * 2654435761u + (uint32_t)i * 40503u) % 10007u);
+    if (ml_engine_submit(e, &r, on_update, n_token, (uint64_t)i, &err))
+        die(err.msg);
+}
+
+/* Tokens per second of decode steps alone. */
+static double decode(ml_engine *e, const load *l, ml_arena *a) {
+    int32_t *prompt = ML_NEW(a, int32_t, l->n_in);
+    int64_t n_token = 0, before = 0;
+    double start = 0, now = 0;
+
+    for (int32_t i = 0; i < l->n_stream; i++)
+        submit(e, l, prompt, i, &n_token);
+    while (ml_engine_step(e)) {
+        now = ml_clock_s();
+        if (!before && n_token >= l->n_stream * 8) { /* all decode, and graphs exist */
+            before = n_token;
+            start = now;
+        }
+    }
+    return (double)(n_token - before) / (now - start);
+}
+
+static void open_adapters(adapter *x, ml_spec *spec, const load *l, ml_backend *be,
+                          ml_arena *a) {
+    const ml_lora_site **site = ML_NEW(a, const ml_lora_site *, l->n_adapter);
+    bool *wanted;
+
+    for (int32_t i = 0; i < l->n_adapter; i++) {
+        make_adapter(&x[i].lora, l->rank, i, spec, be);
+        site[i] = x[i].lora.site;
+    }
+    wanted = ML_NEW(a, bool, x[0].lora.n_site);
+    ml_lora_mark(&x[0].lora, wanted);
+    ml_spec_lora_insert(spec, wanted, l->rank);
+    x[0].table = (ml_lora_table){ .adapter = site, .n_adapter = l->n_adapter };
+}
+
+/* Without adapters: the weights alone. */
+static double measure_decode(const char *dir, const load *l, ml_weights *w, ml_backend *be,
+                             ml_arena *a) {
+    ml_engine_opts opts = { .context = l->n_in + l->n_out,
+                            .max_running = l->n_stream,
+                            .max_waiting = l->n_stream,
+                            .chunk = 8192 };
+    adapter *x = ML_NEW(a, adapter, MOST_ADAPTERS);
+    ml_engine *engine;
+    ml_spec spec;
+    double speed;
+    ml_err err;
+
+    if (ml_spec_open(&spec, dir, &err))
+        die(err.msg);
+    if (l->n_adapter)
+        open_adapters(x, &spec, l, be, a);
+    else if (ml_weights_dummy(w, &spec, ML_WEIGHT_BF16, 1, be, a, &err))
+        die(err.msg);
+    w->lora = l->n_adapter ? &x[0].table : NULL;
+    if (ml_engine_open(&engine, &spec, w, be, &opts, &err))
+        die(err.msg);
+    speed = decode(engine, l, a);
+    ml_engine_close(engine);
+    for (int32_t i = 0; i < l->n_adapter; i++)
+        ml_lora_close(&x[i].lora);
+    ml_spec_close(&spec);
+    return speed;
+}
+
+static int bench_decode(const char *dir, load l) {
+    load alone = l;
+    double base, adapted;
+    ml_backend be;
+    ml_weights w;
+    ml_arena a;
+    ml_err err;
+
+    if (l.n_stream < 1 || l.n_in < 1 || l.n_out < 16 || l.rank < 1 || l.n_adapter < 1 ||
+        l.n_adapter > MOST_ADAPTERS)
+        die("STREAMS, IN and RANK are at least 1, OUT 16, ADAPTERS 1 to 256");
+    alone.n_adapter = 0;
+    ml_arena_init(&a, "bench");
+    if (ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 1 }, &err))
+        die(err.msg);
+    base = measure_decode(dir, &alone, &w, &be, &a);
+    adapted = measure_decode(dir, &l, &w, &be, &a);
+    printf("base_tokens_per_s %.0f\nadapter_tokens_per_s %.0f\nratio %.3f\n", base, adapted,
+           adapted / base);
+    ml_weights_close(&w);
+    ml_backend_close(&be);
+    ml_arena_release(&a);
+    return 0;
+}
+
+/* ---- training ---- */
+
+static int bench_train(int argc, char **argv) {
     double began = ml_clock_s(), took[MAX_STEPS];
     int32_t n_seq = argc > 4 ? atoi(argv[2]) : 0, len = argc > 4 ? atoi(argv[3]) : 0;
     int n_step = argc > 4 ? atoi(argv[4]) : 0;
     int64_t max_tokens = argc > 5 ? atoll(argv[5]) : (int64_t)n_seq * len;
+    int32_t rank = argc > 6 ? atoi(argv[6]) : 0;
     ml_trainer_opts opts = {
         .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
                        .clip_grad = 1 },
@@ -163,6 +329,7 @@ int main(int argc, char **argv) {
     ml_backend be;
     ml_weights w;
     ml_trainer *trainer;
+    adapter adapted = { 0 };
     ml_schedule plan;
     ml_step_result r;
     ml_train_sample *sample;
@@ -170,15 +337,20 @@ int main(int argc, char **argv) {
     size_t base;
 
     if (n_seq < 1 || len < 2 || n_step < 1 || n_step > MAX_STEPS)
-        die("usage: bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS]");
+        die("usage: bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]");
     ml_arena_init(&a, "bench");
     if (ml_spec_open(&spec, argv[1], &err) ||
         ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 1 }, &err))
         die(err.msg);
     base = ml_memory_base(&be);
     sample = make_samples(&a, n_seq, len, spec.n_vocab);
-    if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err) ||
-        ml_trainer_open(&trainer, &spec, &w, &be, &opts, &err) ||
+    if (rank)
+        open_adapter(&adapted, rank, &spec, &be, &a);
+    opts.lora = rank ? &adapted.lora : NULL;
+    if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err))
+        die(err.msg);
+    w.lora = rank ? &adapted.table : NULL;
+    if (ml_trainer_open(&trainer, &spec, &w, &be, &opts, &err) ||
         ml_trainer_schedule(&plan, trainer, &a, sample, n_seq, &err))
         die(err.msg);
     for (int i = 0; i < n_step; i++) {
@@ -196,15 +368,23 @@ int main(int argc, char **argv) {
             printf("first_step_s %.2f\n", ml_clock_s() - began);
     }
     fprintf(stderr, "loss %.4f, gradient norm %.4f\n", r.loss, r.grad_norm);
-    report(&spec, took, n_step, (double)n_seq * len, len);
+    report(&spec, took, n_step, (double)n_seq * len, len, rank > 0);
     report_memory(&be, &spec, &opts, base);
     if (getenv("CUDA_LAUNCH_BLOCKING"))
         print_ops(ml_trainer_stats(trainer), n_step);
     ml_trainer_close(trainer);
-    report_publication(&be, &spec, &w, &a);
+    report_publication(&be, &spec, &w, rank ? &adapted.lora.weights : &w, &a);
+    ml_lora_close(&adapted.lora);
     ml_weights_close(&w);
     ml_backend_close(&be);
     ml_spec_close(&spec);
     ml_arena_release(&a);
     return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 8 && strcmp(argv[2], "decode") == 0)
+        return bench_decode(argv[1], (load){ atoi(argv[3]), atoi(argv[4]), atoi(argv[5]),
+                                             atoi(argv[6]), atoi(argv[7]) });
+    return bench_train(argc, argv);
 }

@@ -4,8 +4,8 @@
  *     bench_grammar [DIR]
  *
  * A decode step of 64 streams multiplies 64 rows with every weight; for Qwen3-0.6B that is 76
- * GFLOP, which the CPU's peak limits.  The masks of a step may take 5 % of it, with a grammar
- * that earlier requests have used.  The peak is measured here with independent
+ * GFLOP, which the CPU's peak limits.  The masks of a step may take 5 % of it, on average over the
+ * answers, also while the grammar is new.  The peak is measured here with independent
  * multiply-adds. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,7 +150,7 @@ static int report(times first, times again) {
     printf("a decode step of 0.6B weights at the peak of %.0f GFLOP/s: %.0f ms; masks take "
            "%.2f %%, cached %.2f %% (limit 5)\n",
            flops / 1e9, 1e3 * step, 100 * first.mean / step, 100 * again.mean / step);
-    return again.mean > 0.05 * step;
+    return first.mean > 0.05 * step || again.mean > 0.05 * step;
 }
 
 int main(int argc, char **argv) {

@@ -3,6 +3,7 @@
 
     bench_torch_gpu.py MODEL_DIR train     a training step, 8 x 2048 tokens, a loss at every position
     bench_torch_gpu.py MODEL_DIR stream    one stream of tokens, transformers with a static cache
+    bench_torch_gpu.py - attention         SDPA with cuDNN and flash, the shapes of bench_attn's head128
 
 Made-up weights.  Training: f32 weights under bf16 autocast, PyTorch's attention, fused AdamW, once as
 it is and once with compiled layers; the faster one counts.  Prints lines of a name and a number.
@@ -12,6 +13,7 @@ import sys
 import time
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 N_SEQ, SEQ_LEN, STEPS = 8, 2048, 5
@@ -74,10 +76,47 @@ def stream(model_dir):
     print(f"transformers_tokens_per_s {N_NEW / timed(generate):.0f}")
 
 
+ATTENTION = ("4k", 4, 4096, 16, 8, 128), ("16k", 1, 16384, 16, 8, 128), ("32k", 1, 32768, 16, 8, 128), (
+    "64-1k", 32, 1024, 9, 3, 64)
+
+
+def fastest_ms(work):
+    best = float("inf")
+    for _ in range(6):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end))
+    return best
+
+
+def attention(_):
+    """TFLOP/s of causal pairs; backward counts five products, as bench_attn does."""
+    for name, n_seq, length, heads, kv, size in ATTENTION:
+        q, k, v = (torch.randn(n_seq, h, length, size, device="cuda", dtype=torch.bfloat16,
+                               requires_grad=True) for h in (heads, kv, kv))
+        flop = 4 * n_seq * length * (length + 1) / 2 * heads * size
+        for backend in SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION:
+            with sdpa_kernel(backend):
+                def forward(q=q, k=k, v=v):
+                    return torch.nn.functional.scaled_dot_product_attention(
+                        q, k, v, is_causal=True, enable_gqa=True)
+
+                out = forward()
+                dout = torch.randn_like(out)
+                ms = fastest_ms(forward)
+                back = fastest_ms(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))
+            library = backend.name.split("_")[0].lower()
+            print(f"{library}_{name}_forward {flop / ms / 1e9:.1f}")
+            print(f"{library}_{name}_backward {2.5 * flop / back / 1e9:.1f}", flush=True)
+
+
 def main():
     torch.manual_seed(1)
     torch.backends.cuda.matmul.allow_tf32 = True
-    {"train": train, "stream": stream}[sys.argv[2]](sys.argv[1])
+    {"train": train, "stream": stream, "attention": attention}[sys.argv[2]](sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ CUDA_ARCH ?= 90a
 
 # Hopper has kernels of its own; its backward of attention stands in for the other.
 HOPPER := $(filter 90a,$(CUDA_ARCH))
-CUDA_SRC := $(filter-out $(if $(HOPPER),%/attn_mma_back.cu,%/attn_wgmma.cu %/attn_wgmma_back.cu %/attn_mla_wgmma.cu),\
+CUDA_SRC := $(filter-out $(if $(HOPPER),%/attn_mma_back.cu,%/attn_wgmma.cu %/attn_wgmma_back.cu %/attn_mla_wgmma.cu %/moe_wgmma.cu),\
   $(sort $(wildcard src/backend/cuda/*.cu src/backend/cuda/*/*.cu)))
-CUDA_SHARED := $(addprefix src/base/,clock.c err.c oom.c philox.c shown.c str.c utf8.c) src/tensor/tensor.c
+CUDA_SHARED := $(addprefix src/base/,clock.c err.c oom.c philox.c shown.c str.c utf8.c) src/tensor/tensor.c src/tensor/codes.c \
+  src/backend/support.c
 CUDA_LIB := $(B)/libmiles_cuda.so
 CUDA_OBJ := $(patsubst %.cu,$(B)/%.cu.o,$(CUDA_SRC)) $(patsubst %.c,$(B)/pic/%.o,$(CUDA_SHARED))
 

@@ -35,7 +35,8 @@ quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) 
 # Whole runs, whole models and processes of others: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
-  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora unit/test_rollout \
+  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora \
+  unit/test_train_quantized unit/test_rollout \
   unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_sandbox unit/test_job_cost \
   unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
   unit/test_train_snapshot golden/test_lora_golden golden/test_preferences golden/test_reward_model golden/test_optimizers golden/test_golden golden/test_training golden/test_model_plugin)
@@ -92,6 +93,8 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+120 e2e/curriculum tests/e2e/curriculum.sh $(B)
+120 e2e/judge tests/e2e/judge.py --miles $(B)/miles
 300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
@@ -137,13 +140,18 @@ $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 900 sampling-support tests/e2e/train_support.sh $(B)
 1800 matrix tests/e2e/train_matrix.sh $(B)
+900 e2e/tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles
+1200 e2e/tinker-recipes tools/with-python.sh tinker,tinker_cookbook,datasets,torch,math_verify tests/e2e/tinker_recipes.py --miles $(B)/miles
 900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
+1800 lora-ranks env MILES_LONG=1 $(B)/tests/ranks/test_lora_ranks
+600 serve-lora-ranks tests/e2e/serve_lora.py --miles $(B)/miles --ranks 3
 1200 ranks tests/e2e/ranks.sh $(B) long
 900 rank-kills tests/e2e/rank_kills.sh $(B) 6
+900 rank-kills-lora tests/e2e/rank_kills.sh $(B) 3 --lora-rank 4 --target-modules all-linear
 900 rank-hosts tests/e2e/rank_hosts.sh $(B)
 2400 mutants tools/mutants.sh
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
-1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for'
+1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for' 'quantized base'
 3600 arm $(MAKE) --no-print-directory arm
 3600 lint $(MAKE) --no-print-directory lint
 1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640
@@ -176,6 +184,7 @@ long_kills = 1800 kills/$(1) env MILES_LONG=1 $(B)/tests/unit/$(2) $(3)$(NL)
 define SOAK_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 3600 rank-kills tests/e2e/rank_kills.sh $(B) 50
+3600 rank-kills-lora tests/e2e/rank_kills.sh $(B) 50 --lora-rank 4 --target-modules all-linear
 !1800 asan/build $(SELF) $(ASAN) programs
 !1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
@@ -284,6 +293,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	bench/bench_train.sh $(B)/bench/bench_train || status=1; \
 	$(B)/bench/bench_ranks || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
+	$(B)/bench/bench_quant $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
 	$(B)/bench/bench_grammar || status=1; \
 	tools/with-python.sh pyarrow bench/bench_parquet.py --program $(B)/bench/bench_parquet || status=1; \

@@ -18,7 +18,7 @@ level() {
     engine/* | train/*) REPLY=4 ;;
     gen/*) REPLY=5 ;;
     rl/* | serve/*) REPLY=6 ;;
-    plugin/* | dash/*) REPLY=7 ;;
+    plugin/* | dash/* | tinker/*) REPLY=7 ;;
     run/*) REPLY=8 ;;
     cli/*) REPLY=9 ;;
     *) REPLY=unknown ;;

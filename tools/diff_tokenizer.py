@@ -3,8 +3,8 @@
 
     tools/diff_tokenizer.py [--miles PATH] [--texts N] [--seed N] [DIR...]
 
-DIR holds a tokenizer.json; without one, the fixtures beside the checkout and the small
-tokenizers of tests/golden/text are used.  Ids without and with special tokens, the text of
+DIR holds a tokenizer.json; without one, the fixtures beside the checkout, the small
+tokenizers of tests/golden/text and those that `miles convert` writes from GGUF files are used.  Ids without and with special tokens, the text of
 those ids and the text of random ids must be equal.
 """
 import argparse
@@ -98,6 +98,18 @@ def small_ones(scratch):
         yield row["name"], folder
 
 
+def gguf_ones(program, scratch):
+    """The tokenizers of GGUF files, as exported; the same file with another way to split words."""
+    for name, pre in [("gemma3-q4_0", None), ("qwen3-q8_0", None), ("llama_k-q4_K_M", None),
+                      ("llama_k-q4_K_M", (b"llama-bpe", b"starcoder"))]:
+        model = os.path.join(scratch, "model.gguf")
+        folder = os.path.join(scratch, "gguf-%s%s" % (name, "-starcoder" if pre else ""))
+        data = open(os.path.join(ROOT, "tests/golden/formats/gguf", name + ".gguf"), "rb").read()
+        open(model, "wb").write(data.replace(*pre) if pre else data)
+        subprocess.run([program, "convert", "--hf-checkpoint", model, "--save-hf", folder], check=True)
+        yield os.path.basename(folder), folder
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--miles", default=os.path.join(ROOT, "miles"))
@@ -107,7 +119,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         given = [(os.path.basename(f.rstrip("/")), f) for f in args.folder]
-        todo = given or [*fixtures(scratch), *small_ones(scratch)]
+        todo = given or [*fixtures(scratch), *small_ones(scratch), *gguf_ones(args.miles, scratch)]
         bad = sum(check(args, name, folder) for name, folder in todo)
     sys.exit(1 if bad else 0)
 

@@ -2,7 +2,7 @@
 """gen_objectives.py --verl DIR --trl DIR > tests/golden/rl/objectives.jsonl - losses and advantages of other trainers.
 
 DIR are unpacked wheels: verl 0.9.1 (policy losses and advantages of verl/trainer/ppo/core_algos.py) and trl 1.16.0 (the gamma
-weights of VESPO).  Both are run in double precision; packages that these functions import but do not use are replaced by empty
+weights of VESPO, the punishment of overlong answers).  Both are run in double precision; packages that these functions import but do not use are replaced by empty
 modules.  Needs torch and numpy."""
 import argparse
 import importlib.util
@@ -38,6 +38,9 @@ def verl_functions(root):
         def __init__(self, **members):
             self.__dict__.update(members)
 
+        def get(self, name, default=None):
+            return self.__dict__.get(name, default)
+
     sys.modules["omegaconf"].DictConfig = Config
     sys.modules["verl.trainer.config"].AlgoConfig = type("AlgoConfig", (), {})
     sys.modules["verl.workers.config"].ActorConfig = Config
@@ -45,6 +48,7 @@ def verl_functions(root):
     functional = sys.modules["verl.utils.torch_functional"]
     functional.masked_mean = masked_mean
     functional.masked_sum = lambda v, m, axis=None: (v * m).sum(axis)
+    functional.masked_whiten = lambda v, m: v  # the advantages before it
     sys.modules["verl"].utils = sys.modules["verl.utils"]
     sys.modules["verl.utils"].torch_functional = functional
     return load(root + "/verl/trainer/ppo/core_algos.py", "core_algos"), Config, torch
@@ -62,6 +66,58 @@ def vespo_weights(root):
     return scope["get_gamma_weights"]
 
 
+def overlong_punishment(root):
+    """TRL's class alone: its package needs more than torch."""
+    source = open(root + "/trl/rewards/other_rewards.py").read()
+    at = source.index("class _SoftOverlongPunishment")
+    scope = {}
+    exec("from __future__ import annotations\n" + source[at:], scope)
+    return scope["_SoftOverlongPunishment"]
+
+
+def put_losses(core, config, torch, rows_of, n=6, width=9):
+    """CISPO, GSPO and, in the clipped loss with dual clip, the reductions of DAPO and Dr.GRPO."""
+    for trial in range(3):
+        lengths = torch.randint(2, width + 1, (n,))
+        mask = (torch.arange(width)[None] < lengths[:, None]).double()
+        if trial == 2:
+            mask = mask * (torch.rand(n, width) < 0.8)
+            mask[:, 0] = 1
+        old = -3 * torch.rand(n, width) - 0.1
+        moved = 0.8 * (torch.rand(n, width) - 0.5) * (trial + 1)
+        adv = (2 * torch.randn(n, 1)).expand(n, width).clone()
+        for kind, fn, how, by in (
+                ("cispo_loss", core.compute_policy_loss_cispo, "seq-mean-token-mean", 1),
+                ("gspo", core.compute_policy_loss_gspo, "seq-mean-token-mean", 1),
+                ("dapo", core.compute_policy_loss_vanilla, "token-mean", 2),
+                ("drgrpo", core.compute_policy_loss_vanilla, "seq-mean-token-sum-norm", 2)):
+            new = (old + moved * by).requires_grad_()
+            config.global_batch_info = {"loss_scale_factor": 8} if kind == "drgrpo" else {}
+            loss, _ = fn(old, new, adv, mask, loss_agg_mode=how, config=config)
+            loss.backward()
+            rows_of(lengths, kind, old, new.detach(), adv, mask, loss, new.grad)
+
+
+def put_rewards(core, config, torch, punishment):
+    import numpy as np
+
+    for trial in range(3):
+        n, width = 8, 2
+        group = np.array([0, 0, 0, 1, 1, 1, 1, 1])
+        parts = {"reward": (torch.randint(0, 5, (n,)).double() / 4).tolist(), "format": torch.randn(n).tolist()}
+        config.gdpo_reward_keys, config.gdpo_reward_weights = list(parts), [2.0, 0.5]
+        with mock.patch.object(torch, "float32", torch.float64), mock.patch.object(np, "float32", np.float64):
+            got, _ = core.compute_gdpo_outcome_advantage(
+                torch.zeros(n, width), torch.ones(n, width), group, config=config,
+                non_tensor_batch={k: np.array(v) for k, v in parts.items()},
+                batch={"prompts": torch.zeros(n, 1), "attention_mask": torch.ones(n, 1 + width, dtype=torch.long)})
+        print(json.dumps({"fn": "objective", "kind": "gdpo", "args": {**parts, "groups": group.tolist(), "weights": [2.0, 0.5]},
+                          "out": {"advantages": got[:, 0].tolist()}}))
+        lengths = torch.randint(1, 21, (n,)).tolist()
+        print(json.dumps({"fn": "objective", "kind": "overlong", "args": {"lengths": lengths, "max": 20, "buffer": 8},
+                          "out": {"rewards": punishment(20, 8)(completion_ids=[[1] * k for k in lengths])}}))
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--verl", required=True)
@@ -76,10 +132,13 @@ def main():
         clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.28, tau_pos=1.0, tau_neg=1.05, global_batch_info={},
         policy_loss=types.SimpleNamespace(clip_cov_ratio=1.0, clip_cov_lb=0.2, clip_cov_ub=5.0, kl_cov_ratio=0.2, ppo_kl_coef=0.7))
 
-    def rows(t):
-        return [[float(x) for x in t[i]][: int(lengths[i])] for i in range(n)]
-
     def put(fn, old, new, adv, mask, loss, grad):
+        put_rows(lengths, fn, old, new, adv, mask, loss, grad)
+
+    def put_rows(lengths, fn, old, new, adv, mask, loss, grad):
+        def rows(t):
+            return [[float(x) for x in t[i]][: int(lengths[i])] for i in range(n)]
+
         print(json.dumps({"fn": "objective", "kind": fn, "args": {
             "loss_masks": [[int(x) for x in mask[i]][: int(lengths[i])] for i in range(n)], "old_log_probs": rows(old),
             "log_probs": rows(new), "advantages": rows(adv)}, "out": {"loss": float(loss), "d_log_probs": rows(grad)}}))
@@ -122,6 +181,8 @@ def main():
         got, _ = core.compute_rloo_outcome_advantage(token_reward, torch.ones(n, width), index=group)
         print(json.dumps({"fn": "objective", "kind": "rloo", "args": {"rewards": reward.tolist(), "groups": group},
                           "out": {"advantages": got[:, 0].tolist()}}))
+    put_losses(core, config, torch, put_rows)
+    put_rewards(core, config, torch, overlong_punishment(args.trl))
 
 
 main()

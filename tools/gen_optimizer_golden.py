@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/golden/optimizers.json: rows of a tiny model after five steps of torch's AdamW
-(f32 moments, and moments rounded to bf16 after each step) and Muon, and of transformers'
+(f32 moments, and moments rounded to bf16 after each step), SGD and Muon, and of transformers'
 Adafactor.
 
 Gradients follow a formula that tests/unit/test_optimizer.c repeats.  Everything is computed in
@@ -63,6 +63,10 @@ def adamw(lr):
                                              betas=(0.9, 0.98), eps=1e-8)]
 
 
+def sgd(lr):
+    return lambda params: [torch.optim.SGD(groups(params.values(), 0.1), lr=lr, momentum=0.9)]
+
+
 def muon(lr, **more):
     def make(params):
         hidden = [p for n, p in params.items()
@@ -84,6 +88,7 @@ def main():
     golden = {
         "adamw": run(weights, adamw(1e-2)),
         "adamw_bf16": run(weights, adamw(1e-3), torch.float32, rounded),
+        "sgd": run(weights, sgd(1e-2)),
         "muon": run(weights, muon(1e-3, momentum=0.95, nesterov=True,
                                   adjust_lr_fn="match_rms_adamw")),
         "muon_original": run(weights, muon(1e-3, momentum=0.9, nesterov=False, ns_steps=3,

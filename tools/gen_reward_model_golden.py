@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes tests/golden/reward_model: a tiny sequence classification model made by transformers from
 the model of tests/golden/preference, data with margins and with scores, the losses of TRL's
-RewardTrainer and of transformers' regression loss on them, step by step, and the rewards that
-transformers computes for the chats.
+RewardTrainer and of transformers' regression loss on them, step by step, the same of an adapter of PEFT
+with the head, and the rewards that transformers computes for the chats.
 
-  python3 tools/gen_reward_model_golden.py    # needs trl 1.16, transformers, torch
+  python3 tools/gen_reward_model_golden.py    # needs trl 1.16, peft, transformers, torch
 """
 import json
 import os
@@ -85,6 +85,43 @@ def pairs(model, rows, **more):
     return losses
 
 
+def make_adapter(model):
+    """An adapter of all linear layers whose B is not zero, and the head, which PEFT saves whole."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(3)
+    adapted = get_peft_model(load(model), LoraConfig(
+        task_type="SEQ_CLS", r=4, lora_alpha=8, lora_dropout=0.0, target_modules=[
+            "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        modules_to_save=["score"], init_lora_weights=False))
+    adapted.save_pretrained(os.path.join(HERE, "adapter"))
+    os.remove(os.path.join(HERE, "adapter", "README.md"))
+    path = os.path.join(HERE, "adapter", "adapter_config.json")
+    with open(path) as f:
+        config = dict(json.load(f), base_model_name_or_path=None)
+    with open(path, "w") as f:
+        json.dump(config, f, indent=2)
+        f.write("\n")
+
+
+def load_adapted(model, **more):
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(load(model), os.path.join(HERE, "adapter"), **more)
+
+
+def adapted_pairs(model, rows):
+    from trl import RewardConfig, RewardTrainer
+
+    losses = []
+    with tempfile.TemporaryDirectory() as out:
+        recorder(RewardTrainer, losses)(
+            model=load_adapted(model, is_trainable=True), args=RewardConfig(**settings(out)),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=AutoTokenizer.from_pretrained(model)).train()
+    return losses
+
+
 def tokens(tokenizer, messages):
     return tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
 
@@ -104,8 +141,9 @@ def regression(model, rows):
     return losses
 
 
-def rewards(model, rows):
-    tokenizer, scorer = AutoTokenizer.from_pretrained(model), load(model).eval()
+def rewards(model, scorer, rows):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    scorer.eval()
     out = []
     for row in rows:
         batch = tokenizer.pad({"input_ids": [tokens(tokenizer, row["prompt"] + row[key])
@@ -119,13 +157,16 @@ def rewards(model, rows):
 def main():
     model = make_model()
     margins, scores = make_data()
+    make_adapter(model)
     golden = {
         "pairs": pairs(model, read("chats.jsonl")),
         "implicit": pairs(model, read("implicit.jsonl")),
         "text": pairs(model, read("texts.jsonl")),
         "margin": pairs(model, margins, center_rewards_coefficient=0.05),
+        "lora": adapted_pairs(model, read("chats.jsonl")),
         "regression": regression(model, scores),
-        "rewards": rewards(model, read("chats.jsonl")),
+        "rewards": rewards(model, load(model), read("chats.jsonl")),
+        "lora_rewards": rewards(model, load_adapted(model), read("chats.jsonl")),
     }
     with open(os.path.join(HERE, "golden.json"), "w") as f:
         json.dump(golden, f, indent=0)

@@ -33,7 +33,7 @@ SCRIPT_VALUES = {  # of variables, where scripts set them differently
                                    "DECODER_LAST_PIPELINE_NUM_LAYERS": "22"},
 }
 LAYERS = [  # the name of a script that divides layers into pipeline stages, and how many layers its model has
-    (r"qwen3-235B", 94), (r"kimi-k2", 61), (r"glm4\.5-air", 46), (r"glm4\.5-355B", 92), (r"qwen3-next", 48),
+    (r"qwen3-235B", 94), (r"qwen3-30b-a3b-fp8-two", 48), (r"kimi-k2", 61), (r"glm4\.5-air", 46), (r"glm4\.5-355B", 92), (r"qwen3-next", 48),
 ]
 MODELS = [  # the name of a checkpoint, its model here
     (r"VL|geo3k", "wrappers/qwen3_vl"), (r"Qwen3\.[56]", "wrappers/qwen3_5"), (r"Qwen2", "data/qwen2"),

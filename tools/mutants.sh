@@ -2,7 +2,7 @@
 # mutants.sh - plants each fault of tests/mutants/ in a copy of the source and wants a test to find
 # it: test_engine_parity, or for faults of ranks (ranks-*.patch) test_ranks, of experts on ranks
 # (ep-*.patch) test_ep, of pipelines (pp-*.patch)
-# test_meshes.
+# test_meshes, of adapters on ranks (lora-*.patch) test_lora_ranks.
 #
 # A fault is a patch whose first line says what goes wrong.  A patch that does not apply any
 # more is a failure: the code it stands in has changed, so should the patch.
@@ -13,6 +13,7 @@ parity=tests/parity/test_engine_parity
 ranks=tests/ranks/test_ranks
 experts=tests/ranks/test_ep
 meshes=tests/ranks/test_meshes
+adapters=tests/ranks/test_lora_ranks
 copy=build/mutants
 mkdir -p "$copy"
 # Only what differs is copied, so that little is compiled again.
@@ -30,9 +31,12 @@ run() {
         only=('f32 qwen3' 'qwen3: engines' 'qwen3: speculative')
         long=(env MILES_LONG=1)
     fi
+    case ${name:-} in
+    adapter-*) only=('qwen3: requests for adapters') long=() ;;
+    esac
     timeout 900 "${long[@]}" "build/release/$test" "${only[@]}" >run.log 2>&1
 }
-for test in $parity $ranks $experts $meshes; do
+for test in $parity $ranks $experts $meshes $adapters; do
     if ! build || ! run; then
         echo "without a fault $test does not pass:"
         tail -n 20 build.log run.log
@@ -48,6 +52,7 @@ for fault in tests/mutants/*.patch; do
     ranks-*) test=$ranks ;;
     ep-*) test=$experts ;;
     pp-*) test=$meshes ;;
+    lora-*) test=$adapters ;;
     *) test=$parity ;;
     esac
     if ! patch -p1 -s --no-backup-if-mismatch <"$fault" >patch.log 2>&1; then

@@ -11,6 +11,8 @@ otherwise ./miles of this project).  NAME and the downloads it knows:
     aime    hf download HuggingFaceH4/aime_2024 --repo-type dataset --local-dir DIR
             or zhuzilin/aime-2024, BytedTsinghua-SIA/AIME-2024, math-ai/aime25 and others with the fields
             problem or question and answer: each problem once; all of them are the test split
+    arithmetic  nothing is downloaded: sums and differences of numbers up to 30, each problem once; every
+            eighth is the test split
 
 A row has the fields that the recipes read:
 
@@ -18,10 +20,12 @@ A row has the fields that the recipes read:
 
 The instruction of gsm8k asks for the final answer in \\boxed{}, for --rm-type math; that of dapo and aime
 for a last line "Answer: ...", for --rm-type dapo.  Prompts that are messages keep the instruction they have.
+The labels of arithmetic are regular expressions, for --rm-type regex: the response must end with the number.
 """
 import glob
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -122,8 +126,19 @@ def aime(folder):
     write(folder, "test", once(prompt_row(r, ANSWER) for r in rows_of(sources(folder))))
 
 
+def arithmetic(folder):
+    sums = [(f"{a} + {b}", a + b) for a in range(1, 31) for b in range(1, 31)]
+    differences = [(f"{a} - {b}", a - b) for a in range(1, 31) for b in range(1, a + 1)]
+    rows = [{"messages": [{"role": "user", "content": f"What is {text}? Reply with the number only."}],
+             "label": rf"(?<![0-9]){n}\.?\s*$"} for text, n in sums + differences]
+    random.Random(1).shuffle(rows)
+    os.makedirs(folder, exist_ok=True)
+    write(folder, "train", (r for i, r in enumerate(rows) if i % 8))
+    write(folder, "test", rows[::8])
+
+
 def main():
-    known = {f.__name__: f for f in (gsm8k, dapo, aime)}
+    known = {f.__name__: f for f in (gsm8k, dapo, aime, arithmetic)}
     if len(sys.argv) != 3 or sys.argv[1] not in known:
         print(__doc__)
         sys.exit(0 if "--help" in sys.argv else 2)

@@ -599,16 +599,238 @@ def training(make):
 for _flag, _make in TRAINING.items():
     ROLES[_flag] = training(_make)
 
+# --- prompts --------------------------------------------------------------------------------
+
 _data_source = None
 
 
 def data_source():
+    """The object of --data-source-path, or the run's own prompts."""
     global _data_source
     if _data_source is None:
-        from miles.rollout.data_source import RolloutDataSource
+        from miles.rollout.data_source import RunDataSource
 
-        _data_source = RolloutDataSource(host.args)
+        _data_source = RunDataSource(host.args)
     return _data_source
+
+
+def row_of(group):
+    """The prompt that the samples of a group share, as a row of prompt data."""
+    from miles.utils.types import Sample
+
+    group = list(group) if isinstance(group, (list, tuple)) else [group]
+    n = host.args.n_samples_per_prompt
+    for s in group:
+        if not isinstance(s, Sample):
+            raise TypeError(f"get_samples returned a {type(s).__name__} in a group; expected Sample")
+    if len(group) != n:
+        raise ValueError(f"get_samples returned a group of {len(group)} samples; expected n_samples_per_prompt, {n}")
+    first = group[0]
+    if any((s.prompt, s.label, s.metadata) != (first.prompt, first.label, first.metadata) for s in group):
+        raise ValueError("get_samples returned a group whose samples differ in prompt, label or metadata")
+    if not isinstance(first.prompt, (str, list)) or not first.prompt:
+        raise ValueError(f"get_samples returned the prompt {first.prompt!r:.60}; expected a text or a list of messages")
+    metadata = plain(first.metadata or {})
+    row = {"prompt": plain(first.prompt), "label": plain(first.label), "metadata": metadata}
+    if metadata.get("tools"):
+        row["tools"] = metadata["tools"]
+    return row
+
+
+@role("data-source-path")
+def source(cls):
+    """A class of Miles' DataSource, made with args: get_samples, add_samples, save, load.  A worker
+    that was started again has lost the object's state, and says so."""
+    made = None
+
+    async def answer(call):
+        nonlocal made
+        global _data_source
+        if "load" in call:
+            host.args.save = host.args.save or call["dir"]
+            made = _data_source = cls(host.args)
+            await finish(made.load(call["load"]))
+            return {}
+        if made is None:
+            raise RuntimeError("the process of the data source has ended; continue the run from its snapshot with --load")
+        if "save" in call:
+            await finish(made.save(call["save"]))
+            return {}
+        groups = await finish(made.get_samples(call["n"]))
+        if not isinstance(groups, (list, tuple)):
+            raise TypeError(f"get_samples returned {groups!r:.60}; expected a list of groups")
+        return {"rows": [row_of(g) for g in groups]}
+
+    return answer
+
+
+@role("generate-tool-specs-path")
+def tool_specs(value):
+    """A list of tools, or a function that returns one."""
+
+    async def answer(call):
+        tools = plain(await finish(value()) if callable(value) else value)
+        if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
+            raise TypeError(f"the tools are {tools!r:.60}; expected a list of objects")
+        return {"tools": tools}
+
+    return answer
+
+
+@role("session-message-matcher")
+def matcher(fn):
+    """fn(stored, new): whether two messages are the same."""
+
+    def answer(call):
+        n = 0
+        for stored, new in zip(call["stored"], call["new"]):
+            same = fn(stored, new)
+            if type(same) is not bool:
+                raise TypeError(f"the matcher returned a {type(same).__name__}; expected bool")
+            if not same:
+                break
+            n += 1
+        return {"n": n}
+
+    return answer
+
+
+@role("custom-async-data-buffer-path")
+def data_buffer(cls):
+    """A class of Miles' DataBuffer: put, get, get_metrics.  miles has the queue of groups; the
+    object gets each of them once, and what it returns or gives back is decided."""
+    from miles.rollout.fully_async_data_buffer import DataBufferConstructorInput, DataBufferInput
+
+    buffer, putting, getting = None, {}, None
+    dropped, known = [], {}
+
+    def unused(prompt_group):
+        dropped.append(prompt_group[0].group_index)
+
+    async def settle(task):
+        """Lets tasks run until nothing is left to do but to wait."""
+        for _ in range(16):
+            await asyncio.sleep(0)
+            if task and task.done():
+                break
+
+    def date(groups, staleness):
+        """The current version, from which that of a group is as far as its staleness says: a
+        version of miles counts optimizer steps, one of Miles publications."""
+        current = max((int(v) for g in groups for s in g for v in s.weight_versions), default=0) + max(staleness, default=0)
+        for group, stale in zip(groups, staleness):
+            entry = known.get(group[0].group_index)
+            for s in entry.group if entry else group:
+                s.weight_versions = [str(current - stale)]
+        return current
+
+    async def put_new(groups):
+        for group in groups:
+            number = group[0].group_index
+            if number in known:
+                continue
+            known[number] = DataBufferInput(prompt_group=list(fresh_group(group)), group=group)
+            putting[number] = asyncio.ensure_future(buffer.put(known[number]))
+            await settle(putting[number])
+        for number in [k for k, t in putting.items() if t.done()]:
+            putting.pop(number).result()  # raises what put raised
+
+    async def answer(call):
+        nonlocal buffer, getting
+        if buffer is None:
+            buffer = cls(DataBufferConstructorInput(args=host.args, unused_handler_fn=unused))
+        groups = groups_of(call["samples"])
+        current, chosen = date(groups, call["staleness"]), []
+        await put_new(groups)
+        while len(chosen) < call["n"]:
+            if getting is None:
+                getting = asyncio.ensure_future(buffer.get(current_version=current))
+            await settle(getting)
+            if not getting.done():
+                break
+            entry, getting = getting.result(), None
+            number = next((k for k, v in known.items() if v is entry or v.group is entry.group), None)
+            if number is None:
+                raise ValueError("get returned a group that was not put into the buffer")
+            chosen.append(number)
+        gone, dropped[:] = list(dropped), []
+        for number in chosen + gone:
+            known.pop(number, None)
+        return {"train": chosen, "drop": gone}
+
+    return answer
+
+
+def fresh_group(group):
+    """The group as it was before it was generated."""
+    import copy
+
+    for sample in group:
+        fresh = copy.copy(sample)
+        fresh.reset_for_retry()
+        yield fresh
+
+
+@role("custom-convert-samples-to-train-data-path")
+def convert(fn):
+    """fn(args, samples): the columns of the training data, a list for each sample."""
+
+    async def answer(call):
+        samples = samples_of(call["samples"])
+        out = await finish(fn(host.args, samples))
+        if not isinstance(out, dict):
+            raise TypeError(f"the function returned a {type(out).__name__}; expected a dict of columns")
+        return {"samples": converted(out, samples)}
+
+    return answer
+
+
+COLUMNS = {
+    "tokens": "tokens",
+    "response_lengths": "response_length",
+    "loss_masks": "loss_mask",
+    "rollout_log_probs": "rollout_log_probs",
+    "teacher_log_probs": "teacher_log_probs",
+    "opd_reverse_kl": "opd_reverse_kl",
+}
+
+
+def converted(columns, samples):
+    """The training data as samples; "from" is the sample that a row was made of."""
+    for name in ("tokens", "response_lengths", "rewards"):
+        if name not in columns:
+            raise ValueError(f"the training data has no column {name}")
+    n = len(columns["tokens"])
+    if not n:
+        raise ValueError("the training data has no samples")
+    known = [*COLUMNS, "rewards", "raw_reward", "truncated", "sample_indices", "rollout_ids"]
+    lists = {}
+    for name in known:
+        if columns.get(name) is None:
+            continue
+        lists[name] = plain(columns[name], group=True)
+        if not isinstance(lists[name], list) or len(lists[name]) != n:
+            raise ValueError(f"the column {name} has {len(lists[name])} entries, but tokens has {n}")
+    for name in ("rewards", "raw_reward"):
+        if name in lists:
+            numbers(lists[name], n, name)
+    at = {s.index: i for i, s in enumerate(samples)}
+    indices = lists.get("sample_indices") or ([s.index for s in samples] if n == len(samples) else None)
+    if indices is None:
+        raise ValueError(f"the training data has {n} rows for {len(samples)} samples, and no column sample_indices")
+    rows = []
+    for i in range(n):
+        row = {field: lists[name][i] for name, field in COLUMNS.items() if name in lists}
+        if "loss_mask" in row:
+            row["loss_mask"] = [int(m) for m in row["loss_mask"]]
+        row.update(index=indices[i], rollout_id=lists.get("rollout_ids", indices)[i], shaped=lists["rewards"][i])
+        row["reward"] = lists.get("raw_reward", lists["rewards"])[i]
+        if indices[i] in at:
+            row["from"] = at[indices[i]]
+        if lists.get("truncated"):
+            row["truncated"] = bool(lists["truncated"][i])
+        rows.append(row)
+    return rows
 
 
 # --- the loop -----------------------------------------------------------------------------
@@ -685,7 +907,8 @@ class Server:
         self.send(CALL, id, text.encode())
 
     def fail(self, id, function, error):
-        self.send(CALL, id, json.dumps({"error": describe(error, function.file)}).encode())
+        file = function.file if function else None  # None: the message of the call is wrong
+        self.send(CALL, id, json.dumps({"error": describe(error, file)}).encode())
 
     def on_late(self, id, function, limit):
         task = self.tasks.pop(id, None)
@@ -772,7 +995,7 @@ class Function:
         if self.file is None and fn is not None:
             found = sys.modules.get(getattr(fn, "__module__", None) or module)
             self.file = getattr(found, "__file__", None)
-        if fn is not None and not callable(fn):
+        if fn is not None and not callable(fn) and flag != "generate-tool-specs-path":
             raise NameError(f"the file has no function {host.split(self.path, entry.get('default'))[1]}")
         self.call = ROLES[flag](fn)
         self.is_async = getattr(self.call, "is_async", None)
@@ -856,6 +1079,8 @@ def make_args(flags):
         name = name.replace("-", "_")
         if value is not None or name not in DEFAULTS:
             setattr(args, name, value)
+    if (getattr(args, "max_weight_staleness", None) or 0) < 0:  # no limit, which Miles calls None
+        args.max_weight_staleness = None
     args.rollout_global_dataset = not getattr(args, "disable_rollout_global_dataset", False)
     for name in ("sglang_router_ip", "sglang_router_port"):  # see above
         args.__dict__.pop(name, None)

@@ -47,10 +47,14 @@
     X(LORA, lora)
 
 enum {
-    ML_JOINT_ROWS = 512,      /* LINEARs of so many rows and one input run as one GEMM */
-    ML_BIAS_ROWS = 64,        /* rows of a partial sum of a bias's gradient */
-    ML_F32_OUT_ROWS = 64,     /* and of an f32 weight's (linear_f32_out.cu) */
-    ML_LOSS_CHUNK = 2048,     /* rows of logits computed at a time */
+    ML_JOINT_ROWS = 512,  /* LINEARs of so many rows and one input run as one GEMM */
+    ML_BIAS_ROWS = 64,    /* rows of a partial sum of a bias's gradient */
+    ML_F32_OUT_ROWS = 64, /* and of an f32 weight's (linear_f32_out.cu) */
+    /* Rows of logits computed at a time: more of a small vocabulary, up to the numbers
+     * of 2048 rows of Qwen3's. */
+    ML_LOSS_CHUNK = 2048,
+    ML_LOSS_CHUNK_MOST = 16384,
+    ML_LOSS_NUMBERS = 2048 * 151936,
     ML_SPLIT = 8192,          /* columns of a split of logits */
     ML_SPLIT_STAT_BYTES = 12, /* ml_row_stat */
     ML_NORM_NARROW = 128,     /* width of a norm up to which a thread has one pack */
@@ -64,11 +68,14 @@ enum {
     ML_DECAY_ROWS = 32, /* rows of a partial sum of DECAY's weights */
     ML_RNN_COLS = 64,   /* columns of a block of LINEAR_RNN */
     ML_RNN_MOST_KEY = 256,
+    ML_RNN_STATS = 3,            /* sums of a token of a block, in backward */
     ML_RNN_SKIP_ROWS = 256,      /* rows of a partial sum of its skip weights */
     ML_COMPRESS_SUM_ROWS = 1024, /* rows of a partial sum of COMPRESS's bias */
-    ML_CHOSEN_TOKENS = 256,      /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
-    ML_DRAW_BATCH = 4096,        /* draws at a time */
-    ML_DRAW_SPLIT_BYTES = 32     /* of a split, for one draw */
+    ML_LORA_FEW = 512,       /* rows of LORA up to which blocks divide a product's width */
+    ML_LORA_CHUNK = 1024,    /* rows of a part of its gradients */
+    ML_CHOSEN_TOKENS = 256,  /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
+    ML_DRAW_BATCH = 4096,    /* draws at a time */
+    ML_DRAW_SPLIT_BYTES = 32 /* of a split, for one draw */
 };
 
 static inline size_t ml_cuda_align(size_t bytes) {
@@ -84,12 +91,12 @@ static inline bool ml_cuda_linear_is_f32_out(const ml_op_args *a) {
     return a->in[0].dtype == ML_BF16 && a->out[0].dtype == ML_F32;
 }
 
-/* Of the backward GEMMs of LINEAR: a dx that is added to is computed there first. */
+/* Of the backward GEMMs of LINEAR with f32 outputs: partial sums of weight gradients. */
 static inline size_t ml_cuda_linear_product_scratch(const ml_op_args *a) {
     int64_t parts = (a->in[0].shape[0] + ML_F32_OUT_ROWS - 1) / ML_F32_OUT_ROWS;
 
     if (!ml_cuda_linear_is_f32_out(a))
-        return ml_cuda_align(ml_tensor_bytes(&a->in[0]));
+        return 0;
     return ml_cuda_align((size_t)(parts * a->w[0].shape[0] * a->w[0].shape[1]) *
                          sizeof(float));
 }
@@ -106,13 +113,24 @@ static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) 
 }
 
 /* LMHEAD: gathered rows (twice in backward: their gradients), gradients of the logits,
- * logits, statistics of their splits. */
+ * logits, statistics of their splits; a bit of each logit, whether it is in the row's sampling
+ * support, and four numbers of each row. */
 typedef struct ml_lmhead_scratch {
-    size_t x, dz, z, stat, total;
+    size_t x, dz, z, stat, bits, over, total;
 } ml_lmhead_scratch;
 
+/* Words of the bits of a row. */
+static inline int64_t ml_cuda_support_words(int64_t n_vocab) {
+    return (n_vocab + 31) / 32;
+}
+
 static inline int64_t ml_cuda_loss_chunk(const ml_op_args *a) {
-    int64_t most = a->loss_rows ? a->loss_rows : ML_LOSS_CHUNK;
+    int64_t fit = ML_LOSS_NUMBERS / a->w[0].shape[0] / ML_LOSS_CHUNK * ML_LOSS_CHUNK, most;
+
+    fit = fit < ML_LOSS_CHUNK        ? ML_LOSS_CHUNK
+          : fit > ML_LOSS_CHUNK_MOST ? ML_LOSS_CHUNK_MOST
+                                     : fit;
+    most = a->loss_rows ? a->loss_rows : fit;
     return a->rows->n_loss < most ? a->rows->n_loss : most;
 }
 
@@ -124,8 +142,10 @@ static inline ml_lmhead_scratch ml_cuda_lmhead_scratch(const ml_op_args *a, bool
     s.x = ml_cuda_align((size_t)(n * width) * size);
     s.dz = backward ? ml_cuda_align((size_t)(n * vocab) * size) : 0;
     s.z = ml_cuda_align((size_t)(n * vocab) * sizeof(float));
-    s.stat = (size_t)(n * ml_splits(vocab)) * ML_SPLIT_STAT_BYTES;
-    s.total = (backward ? 2 : 1) * s.x + s.dz + s.z + s.stat;
+    s.stat = ml_cuda_align((size_t)(n * ml_splits(vocab)) * ML_SPLIT_STAT_BYTES);
+    s.bits = ml_cuda_align((size_t)(n * ml_cuda_support_words(vocab)) * sizeof(uint32_t));
+    s.over = (size_t)(4 * n) * sizeof(float);
+    s.total = (backward ? 2 : 1) * s.x + s.dz + s.z + s.stat + s.bits + s.over;
     return s;
 }
 
@@ -152,7 +172,44 @@ static inline int64_t ml_cuda_lora_parts(int64_t width) {
     return (width + each - 1) / each;
 }
 
-/* The low-rank products and their gradients, the parts of one, and the inputs after
+static inline bool ml_cuda_lora_on_tensor_cores(const ml_op_args *a) {
+    int64_t n_head = a->attr->lora.n_head;
+    return a->in[0].dtype == ML_BF16 && a->in[0].shape[1] / n_head % 8 == 0 &&
+           a->in[1].shape[1] / n_head % 8 == 0;
+}
+
+/* On tensor cores, byte offsets: low-rank products and their gradients in bf16; the rows of an
+ * adapter and their number for each expert; parts of a product of few rows, or of a gradient;
+ * inputs after dropout. */
+typedef struct ml_lora_scratch {
+    int64_t ld; /* numbers of a row of low: the rank, padded */
+    size_t dlow, list, part, kept, total;
+} ml_lora_scratch;
+
+static inline ml_lora_scratch ml_cuda_lora_mma_scratch(const ml_op_args *a) {
+    int64_t n = a->in[0].shape[0], n_head = a->attr->lora.n_head;
+    int64_t ld = (a->attr->lora.max_rank + 31) / 32 * 32;
+    int64_t x = a->in[0].shape[1], y = a->in[1].shape[1], wide = x > y ? x : y;
+    int64_t few = n < ML_LORA_FEW ? n : ML_LORA_FEW;
+    int64_t chunks = (n + ML_LORA_CHUNK - 1) / ML_LORA_CHUNK;
+    int64_t parts = few * ml_cuda_lora_parts(wide), sums = chunks * wide;
+    size_t low = ml_cuda_align((size_t)(n * n_head * ld) * sizeof(int16_t));
+    ml_lora_scratch s;
+
+    s.ld = ld;
+    s.dlow = low;
+    s.list = 2 * low;
+    s.part = s.list + ml_cuda_align((size_t)(n + a->attr->moe.n_expert + 1) * 4);
+    s.kept = s.part;
+    if (n_head == 1)
+        s.kept += ml_cuda_align((size_t)((parts > sums ? parts : sums) * ld) * 4);
+    s.total = s.kept;
+    if (a->attr->lora.dropout > 0)
+        s.total += ml_cuda_align((size_t)(n * x) * sizeof(int16_t));
+    return s;
+}
+
+/* Else: the low-rank products and their gradients, the parts of one, and the inputs after
  * dropout. */
 static inline size_t ml_cuda_lora_scratch(const ml_op_args *a) {
     int64_t low = (int64_t)a->attr->lora.n_head * a->attr->lora.max_rank;
@@ -160,6 +217,9 @@ static inline size_t ml_cuda_lora_scratch(const ml_op_args *a) {
     int64_t y = ml_cuda_lora_parts(a->in[1].shape[1]);
     int64_t parts = a->attr->lora.n_head > 1 ? 0 : x > y ? x : y;
     int64_t kept = a->attr->lora.dropout > 0 ? a->in[0].shape[1] : 0;
+
+    if (ml_cuda_lora_on_tensor_cores(a))
+        return ml_cuda_lora_mma_scratch(a).total;
     return (size_t)(a->in[0].shape[0] * ((2 + parts) * low + kept)) * sizeof(float);
 }
 
@@ -193,7 +253,7 @@ static inline int64_t ml_cuda_rnn_blocks(const ml_op_args *a) {
 }
 
 /* Backward of LINEAR_RNN, byte offsets: per token and head, seen and de [dv]; per block of
- * columns, parts of dq and dk [key_dim] and two sums; a dot product; parts of the skip
+ * columns, parts of dq and dk [key_dim] and some sums; a dot product; parts of the skip
  * weights' gradients. */
 typedef struct ml_rnn_scratch {
     size_t de, dq, dk, stat, dot, skip, total;
@@ -213,7 +273,7 @@ static inline ml_rnn_scratch ml_cuda_rnn_scratch(const ml_op_args *a) {
     s.dq = 2 * value;
     s.dk = s.dq + key;
     s.stat = s.dk + key;
-    s.dot = s.stat + ml_cuda_align((size_t)(2 * blocks) * sizeof(float));
+    s.dot = s.stat + ml_cuda_align((size_t)(ML_RNN_STATS * blocks) * sizeof(float));
     s.skip = s.dot + ml_cuda_align((size_t)heads * sizeof(float));
     s.total = s.skip + (size_t)(chunks * a->attr->linear_rnn.n_head) * sizeof(float);
     return s;

@@ -68,6 +68,7 @@
  *  MERGE_COLS   x [ranks*n,C]          -              y [n,W]      columns of the ranks' x
  *  SPLIT_COLS   x [n,C]                -              y [m,C]      in blocks; or back
  *  GATHER_ROWS  x [m,C]                -              y [ranks*m,C]  the ranks' x in order
+ *               x [rows of a DP group,C]  -           y [n,C]      (attr.dp)
  *  SWAP_ROWS    x [m,C] in blocks      -              y [ranks*m,W]  a block of each; or back
  *  ORDER_ROWS   x [ranks*m,C]          -              y [ranks*m,C]  rows in order; or back
  *  SEND_ROWS    x [n*k,H] group        -              y [m,H] group back  to their experts
@@ -103,6 +104,9 @@
  * a rank of the group has; rows n .. m-1 are zero.  ATTN, INDEX and ATTN_CHOSEN then have
  * keys of whole sequences, [ranks*m,..] in order; CONV and LINEAR_RNN have whole sequences
  * and the columns of some heads.
+ *
+ * Data-parallel attention (spec_shard.h): some ops have the rows of one DP group (ml_rows.dp)
+ * instead of all.
  *
  * LORA adds the adapter of each row (ml_rows.adapter, args.lora) to the output y of a linear
  * layer with input x: LINEAR, MOE_LINEAR with its group, or HEAD_LINEAR (attr.lora).
@@ -295,7 +299,8 @@ typedef struct ml_op_attr {
         } run[ML_CONV_RUNS];
     } conv;
     float logit_softcap; /* LMHEAD: 0: none */
-    struct {             /* MERGE_COLS: the runs cover each column of the output once */
+    bool dp; /* GATHER_COLS: of the ranks of a DP group; GATHER_ROWS: of the DP groups */
+    struct { /* MERGE_COLS: the runs cover each column of the output once */
         const ml_col_run *run;
         int32_t n_run, n_rank;
     } merge;
@@ -308,11 +313,12 @@ typedef struct ml_op_attr {
         bool back; /* the inverse: y [n,C] of x [m,C]; y [m,C] of x [ranks*m,W] */
     } split;
     struct {
-        int32_t site;     /* index into an adapter's ml_lora_site */
-        int32_t max_rank; /* of all adapters, for scratch memory */
-        int32_t n_head;   /* of a HEAD_LINEAR; otherwise 1.  MoE: attr.moe */
-        bool transposed;  /* y + scale A^T (B^T x), head by head: an absorbed weight */
-        float dropout;    /* probability, where rows have a key; not if transposed */
+        int32_t site;        /* index into an adapter's ml_lora_site */
+        int32_t max_rank;    /* of all adapters, for scratch memory */
+        int32_t n_head;      /* of a HEAD_LINEAR; otherwise 1.  MoE: attr.moe */
+        int32_t first_group; /* MoE: the first expert's number among those of all ranks */
+        bool transposed;     /* y + scale A^T (B^T x), head by head: an absorbed weight */
+        float dropout;       /* probability, where rows have a key; not if transposed */
     } lora;
 } ml_op_attr;
 
@@ -328,7 +334,9 @@ typedef struct ml_lora_site {
 typedef struct ml_lora_table {
     const ml_lora_site *const *adapter; /* [n_adapter], each [sites of the model] */
     int32_t n_adapter;
-    bool all; /* rows without an index have adapter 0: the one being trained */
+    bool all;         /* rows without an index have adapter 0: the one being trained */
+    uint64_t version; /* differs after an adapter was put into a slot, or removed: replayed
+                         work refers to the matrices of its time */
 } ml_lora_table;
 
 /* As an id: the token of the i-th draw, which only the device needs to know. */
@@ -361,7 +369,17 @@ typedef struct ml_rows {
     /* Context parallel: the sequences are pieces of others, whose KV pages they have; NULL:
      * they are not. */
     const struct ml_context_rows *context;
+    /* Data-parallel attention: the rows are those of all DP groups; NULL: it is not used. */
+    const struct ml_dp_rows *dp;
 } ml_rows;
+
+/* Data-parallel attention: the rows of each group of ranks that has the KV pages of some
+ * sequences.  Rows of a group are contiguous. */
+typedef struct ml_dp_rows {
+    ml_rows rows;         /* of this rank's group, its row 0 being row start[group] */
+    const int32_t *start; /* [n_group+1] in host memory */
+    int32_t n_group, group;
+} ml_dp_rows;
 
 /* Sampling supports of loss rows (support.h), in host memory: only backends with
  * ml_ops.supports read them.  LMHEAD computes the log-prob over the support in addition to

@@ -497,9 +497,13 @@ static void put_template(const writer *w, const vocab *v, bool bos) {
 static const struct {
     const char *name, *regex, *digits;
     bool whole_words, bos; /* a word that is a token is not merged; a first token */
+    bool single_digits;    /* without a regex: before GPT-2's words, digits are cut off */
 } pres[] = {
     { "gpt-2", NULL, "", false, false },
     { "default", NULL, "", false, false },
+    { "smollm", NULL, "", false, false, true },
+    { "starcoder", NULL, "", false, false, true },
+    { "refact", NULL, "", false, false, true },
     { "qwen2", WORDS, "", false, false },
     { "qwen35", WORDS, "", false, false },
     { "llama-bpe", WORDS, "{1,3}", true, true },
@@ -519,12 +523,15 @@ static ml_status put_byte_level(const writer *w, const vocab *v) {
     if (i == n && pre.len)
         return ml_fail(w->err, ML_EUNSUP,
                        "%s: tokenizer.ggml.pre is \"%.*s\"; supported are gpt-2, default, "
-                       "qwen2, llama-bpe, smaug-bpe and tekken",
+                       "smollm, starcoder, refact, qwen2, qwen35, llama-bpe, smaug-bpe and "
+                       "tekken",
                        w->g->path, (int)(pre.len < 100 ? pre.len : 100), pre.ptr);
     i = i == n ? 0 : i;
     put_template(w, v, pres[i].bos);
-    ml_text_printf(w->t, "\"normalizer\": null,\n\"decoder\": {\"type\": \"ByteLevel\"},\n"
-                         "\"pre_tokenizer\": ");
+    ml_text_printf(
+        w->t, "\"normalizer\": null,\n\"decoder\": {\"type\": \"ByteLevel\", "
+              "\"add_prefix_space\": true, \"trim_offsets\": true, \"use_regex\": true},\n"
+              "\"pre_tokenizer\": ");
     if (pres[i].regex) {
         const char *hole = strstr(pres[i].regex, "%s");
         if (hole)
@@ -538,11 +545,15 @@ static ml_status put_byte_level(const writer *w, const vocab *v) {
         ml_text_printf(w->t, "}, \"behavior\": \"Isolated\", \"invert\": false}, ");
         ml_text_release(&regex);
     }
+    if (pres[i].single_digits)
+        ml_text_printf(w->t, "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": "
+                             "\"Digits\", \"individual_digits\": true}, ");
     ml_text_printf(w->t,
                    "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
                    "\"trim_offsets\": true, \"use_regex\": %s}%s,\n\"model\": {\"type\": "
                    "\"BPE\", \"byte_fallback\": false, \"ignore_merges\": %s, ",
-                   pres[i].regex ? "false" : "true", pres[i].regex ? "]}" : "",
+                   pres[i].regex ? "false" : "true",
+                   pres[i].regex || pres[i].single_digits ? "]}" : "",
                    pres[i].whole_words ? "true" : "false");
     put_vocab(w, v);
     ml_text_printf(w->t, ",\n\"merges\": [");

@@ -12,8 +12,6 @@
 
 #include "base/sandbox_priv.h"
 
-extern char **environ;
-
 typedef struct ends {
     int in[2], out[2], err[2];
 } ends;

@@ -27,6 +27,7 @@ typedef ml_status ml_cmd_fn(const ml_config *c, ml_err *err);
 ml_cmd_fn ml_cmd_score;         /* cmd_score.c */
 ml_cmd_fn ml_cmd_serve;         /* cmd_serve.c */
 ml_cmd_fn ml_cmd_router;        /* cmd_router.c */
+ml_cmd_fn ml_cmd_tinker;        /* cmd_tinker.c */
 ml_cmd_fn ml_cmd_reward;        /* cmd_reward.c */
 ml_cmd_fn ml_cmd_loss;          /* cmd_loss.c */
 ml_cmd_fn ml_cmd_sft;           /* cmd_train.c */

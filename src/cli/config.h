@@ -40,6 +40,10 @@ typedef struct ml_config {
     ml_arena arena;          /* strings created by the parser */
     ml_run_opts run;
     ml_load_format load_format;
+    int dtype; /* of --dtype: ml_weight_dtype */
+    /* 0: none; others count from ML_WEIGHT_STORED, ML_WEIGHT_FP8 and ML_WEIGHT_QAT. */
+    int quantization, rollout_quantization, fake_quantization;
+    const char *fp8_format, *fp8_recipe;
     int log_level; /* ml_log_level */
     bool chat_check;
     int64_t reward_seed;
@@ -92,13 +96,19 @@ typedef struct ml_config {
         } lora;
         int64_t max_in_flight; /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
-        int64_t tp;                                                 /* ranks */
+        int64_t tp, dp; /* ranks; DP groups of attention, if dp_attention */
+        bool dp_attention;
         double mem_fraction;
-        bool no_tokenizer, no_prefix_cache, dry_run;
+        bool no_tokenizer, no_prefix_cache, dry_run, is_embedding;
         ml_step_flags steps;
         bool routed_experts, indexer_topk;
     } serve;
     ml_server_opts server;
+    struct {
+        const char *dir, *model_name; /* model_name NULL: the model's path */
+        int64_t max_rank, n_loaded, max_tokens, context, max_running, max_total, chunk;
+        double alpha, mem_fraction, session_s;
+    } tinker;
     struct {
         const char *api_key, *api_key_file; /* NULL: not given, here and below */
         const char *admin_key, *admin_key_file, *worker_key, *worker_key_file;
@@ -107,6 +117,7 @@ typedef struct ml_config {
         const char *tls_cert, *tls_key, *tls_password, *tls_client_ca;
     } access;
     ml_string_list ft_components; /* of --use-fault-tolerance */
+    int live_view;                /* ml_live_view */
     ml_router_opts router;        /* max_concurrent -1: no limit */
     ml_string_list worker_urls;
     bool no_health, no_retries;

@@ -504,10 +504,24 @@ static ml_help_asked asks_help(int argc, char **argv) {
     return ML_HELP_NONE;
 }
 
+/* The words begin with `none`, and are in the order of ml_weight_dtype. */
+static void take_quantization(ml_config *c) {
+    c->run.dtype =
+        (ml_weight_dtype)(c->quantization ? ML_WEIGHT_STORED + c->quantization - 1
+                                          : c->dtype);
+    if (c->rollout_quantization)
+        c->run.rollout_dtype =
+            (ml_weight_dtype)(ML_WEIGHT_FP8 + c->rollout_quantization - 1);
+    if (c->fake_quantization > 0)
+        c->run.qat = (ml_weight_dtype)(ML_WEIGHT_QAT + c->fake_quantization - 1);
+    if (c->fp8_format)
+        c->run.qat = ML_WEIGHT_FP8_BLOCKWISE;
+}
+
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
                          char **argv, ml_text *wrong) {
     parser p = { .c = c, .cmd = cmd, .wrong = wrong };
-    const char *file;
+    const char *file, *why;
 
     *c = (ml_config){ 0 };
     ml_arena_init(&c->arena, "flags");
@@ -528,7 +542,9 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
     }
     if (cmd & (ML_CMD_SFT | ML_CMD_TRAIN)) {
         ml_flags_respell(c, is_given(&p, "use-dynamic-batch-size"));
-        ml_flags_check_environment();
+        why = ml_flags_take_environment(c);
+        if (why)
+            complain(&p, "%s", why);
     }
     check_required(&p);
     check_models(&p);
@@ -536,6 +552,7 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
     tell_ignored(&p);
     if (!c->run.backend.n_thread)
         c->run.backend.n_thread = (int)n_core();
+    take_quantization(c);
     c->run.backend.f32 = c->run.dtype == ML_WEIGHT_F32;
     return wrong->len ? ML_EUSAGE : ML_OK;
 }

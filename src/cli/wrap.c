@@ -39,6 +39,20 @@ int ml_columns(ml_str s) {
     return sum;
 }
 
+ml_str ml_clip(ml_str s, int columns) {
+    size_t at = 0;
+
+    while (at < s.len) {
+        int wide;
+        size_t n = character(s.ptr + at, &wide);
+        if (wide > columns || at + n > s.len)
+            break;
+        columns -= wide;
+        at += n;
+    }
+    return (ml_str){ s.ptr, at };
+}
+
 /* Length of the longest prefix of s that fits: up to a break position or, without one, as
  * much as fits. */
 static size_t piece(const char *s, int width, const char *gap) {

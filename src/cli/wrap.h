@@ -14,5 +14,7 @@ void ml_wrap(ml_text *out, const char *line, int width);
 
 /* The columns of a UTF-8 text. */
 int ml_columns(ml_str s);
+/* The text as far as it fits into so many columns. */
+ml_str ml_clip(ml_str s, int columns);
 
 #endif

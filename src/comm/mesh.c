@@ -14,6 +14,7 @@ static const char *const group_names[ML_MESH_GROUPS] = {
     [ML_GROUP_EXPERT] = "ep",
     [ML_GROUP_EXPERT_DATA] = "expert data",
     [ML_GROUP_EXPERT_GATHER] = "etp",
+    [ML_GROUP_EXPERT_SAME] = "same experts",
     [ML_GROUP_GATHER] = "gather",
     [ML_GROUP_REPLICA] = "replica",
 };
@@ -29,6 +30,7 @@ static const unsigned group_dims[ML_MESH_GROUPS] = {
     [ML_GROUP_EXPERT] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_EXPERT_DATA] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_EXPERT_GATHER] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
+    [ML_GROUP_EXPERT_SAME] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
     [ML_GROUP_GATHER] = IN(ML_MESH_TP) | IN(ML_MESH_DP),
     [ML_GROUP_REPLICA] = IN(ML_MESH_TP) | IN(ML_MESH_CP) | IN(ML_MESH_DP),
 };
@@ -185,6 +187,7 @@ static bool together(const ml_mesh_sizes *m, int32_t a, int32_t b, ml_mesh_group
         return a / (m->etp * m->ep) == b / (m->etp * m->ep) && a % m->etp == b % m->etp;
     case ML_GROUP_EXPERT_DATA: return a % (m->etp * m->ep) == b % (m->etp * m->ep);
     case ML_GROUP_EXPERT_GATHER: return a / m->etp == b / m->etp;
+    case ML_GROUP_EXPERT_SAME: return ml_mesh_at_ep(m, a) == ml_mesh_at_ep(m, b);
     case ML_GROUP_GATHER: return data_a / m->gather == data_b / m->gather;
     case ML_GROUP_REPLICA: return data_a % m->gather == data_b % m->gather;
     default: return true;

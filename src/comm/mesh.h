@@ -54,8 +54,9 @@ typedef enum ml_mesh_group {
     ML_GROUP_EXPERT,      /* the ranks that share the experts of a layer */
     ML_GROUP_EXPERT_DATA, /* the ranks of a stage with the same part of the same experts */
     ML_GROUP_EXPERT_GATHER, /* the ranks that divide the weights of the same experts */
-    ML_GROUP_GATHER,        /* the ranks that divide the weights */
-    ML_GROUP_REPLICA,       /* the ranks of a stage with the same part of the weights */
+    ML_GROUP_EXPERT_SAME, /* the ranks of a stage with the same experts, or a part of them */
+    ML_GROUP_GATHER,      /* the ranks that divide the weights */
+    ML_GROUP_REPLICA,     /* the ranks of a stage with the same part of the weights */
     ML_MESH_GROUPS
 } ml_mesh_group;
 

@@ -32,7 +32,7 @@ static void load(block *b, const inputs *x, int32_t rank) {
         for (int32_t k = 0; k < x->n; k++)
             b->f[k] = ml_f16_to_f32(((const uint16_t *)p)[x->at + k]);
         return;
-    case ML_U8: ML_BUG_IF(true);
+    default: ML_BUG_IF(true);
     }
 }
 

@@ -128,8 +128,8 @@ void ml_draft_net_close(ml_draft_net *d) {
 ml_status ml_draft_net_take_kv(ml_engine *e, ml_err *err) {
     ml_draft_net *d = &e->draft.net;
 
-    return d->on ? ml_kv_open(&d->kv, &d->spec, e->prefix_cache.n, 0, e->be, &d->kv_arena,
-                              err)
+    return d->on ? ml_kv_open(&d->kv, &d->spec, e->group->prefix_cache.n, 0, e->be,
+                              &d->kv_arena, err)
                  : ML_OK;
 }
 

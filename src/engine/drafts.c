@@ -53,8 +53,8 @@ static int32_t propose(ml_engine *e, ml_request *r, int32_t *out, int32_t n) {
 /* Gives back the pages after those of the request's tokens. */
 static void free_rest(ml_engine *e, ml_request *r) {
     while (r->n_page > ml_kv_pages_for(r->n_token)) {
-        ml_prefix_cache_unref(&e->prefix_cache, r->page[--r->n_page]);
-        e->full = false;
+        ml_prefix_cache_unref(ml_pages_of(e, r), r->page[--r->n_page]);
+        e->group[r->group].full = false;
     }
 }
 

@@ -18,16 +18,18 @@ static int32_t score_rows(const ml_spec *s, const ml_engine_opts *o) {
 }
 
 ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o) {
-    int32_t rows = o->max_running + ml_draft_room(o);
+    int32_t n_group = ml_dp_groups(s), n_seq = ml_dp_share(s, o->max_running) * n_group;
+    int32_t rows = n_seq + ml_draft_room(o);
 
-    return (ml_batch_caps){ .n_token = rows + o->chunk,
-                            .n_seq = o->max_running,
+    return (ml_batch_caps){ .n_token = rows + ml_dp_share(s, o->chunk) * n_group,
+                            .n_seq = n_seq,
                             .n_loss = rows + score_rows(s, o),
-                            .n_page = o->max_running * ml_kv_pages_for(o->context) };
+                            .n_page = n_seq * ml_kv_pages_for(o->context) };
 }
 
+/* Of a DP group. */
 static int32_t pool_pages(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o) {
-    int64_t most = (int64_t)o->max_running * ml_kv_pages_for(o->context);
+    int64_t most = (int64_t)ml_dp_share(s, o->max_running) * ml_kv_pages_for(o->context);
     int64_t have = o->kv_bytes ? (int64_t)(o->kv_bytes / ml_kv_bytes(s, be, 1)) : most;
     return (int32_t)(have < most || o->kv_bytes ? have : most);
 }
@@ -41,7 +43,7 @@ static int32_t least(int32_t a, int32_t b) {
 }
 
 static int32_t slot_count(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o) {
-    int32_t n = o->max_running, drafts = least(n, ml_draft_room(o));
+    int32_t n = ml_dp_share(s, o->max_running), drafts = least(n, ml_draft_room(o));
 
     if (!ml_kv_slot_bytes(s, be))
         return 0;
@@ -63,6 +65,11 @@ static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_eng
                        "--speculative-algorithm: the backend %s does not verify draft "
                        "tokens yet; remove the flag, or use --device cpu",
                        be->name);
+    if ((o->draft.mtp || o->draft.model) && ml_dp_groups(s) > 1)
+        return ml_fail(err, ML_EUNSUP,
+                       "--speculative-algorithm: a network that drafts has no "
+                       "data-parallel attention; remove --enable-dp-attention, or use "
+                       "NGRAM");
     if (pool_pages(s, be, o) < ml_kv_pages_for(o->context))
         return ml_fail(err, ML_ENOMEM,
                        "a KV cache of %.1f MiB holds %d tokens, less than one context of "
@@ -110,8 +117,9 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
         .act = ml_plan_act_bytes(p) + draft,
         .scratch = ml_plan_scratch_bytes(p) +
                    be->ops->sample_scratch(be->stream, s->n_vocab) + drawn_bytes(s, opts),
-        .routing_record = ml_routing_record_bytes(s, opts, pool_pages(s, be, opts),
-                                                  ml_engine_caps(s, opts).n_token),
+        .routing_record =
+            ml_routing_record_bytes(s, opts, pool_pages(s, be, opts) * ml_dp_groups(s),
+                                    ml_engine_caps(s, opts).n_token),
         .requests = request_bytes(opts) * (size_t)(opts->max_running + opts->max_waiting),
     };
     ml_plan_free(p);
@@ -124,26 +132,36 @@ ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
     ml_status st;
     if (e->has_kv)
         return ML_OK;
-    st = ml_kv_open(&e->kv, e->spec, e->prefix_cache.n, e->slots.n, e->be, &e->kv_arena,
-                    err);
+    st = ml_kv_open(&e->kv, e->spec, e->group->prefix_cache.n, e->group->slots.n, e->be,
+                    &e->kv_arena, err);
     if (st == ML_OK)
         st = ml_routing_record_open(&e->routing_record, e->spec, &e->opts,
-                                    e->prefix_cache.n, e->batch.caps.n_token, err);
+                                    e->group->prefix_cache.n, e->n_group,
+                                    e->batch.caps.n_token, err);
     if (st == ML_OK)
         st = ml_draft_net_take_kv(e, err);
     e->has_kv = st == ML_OK;
     return st;
 }
 
+static void open_groups(ml_engine *e) {
+    for (int32_t i = 0; i < e->n_group; i++) {
+        ml_dp_group *g = &e->group[i];
+        ml_prefix_cache_init(&g->prefix_cache, &e->arena,
+                             pool_pages(e->spec, e->be, &e->opts));
+        ml_state_slots_init(&g->slots, &e->arena, slot_count(e->spec, e->be, &e->opts),
+                            g->prefix_cache.n);
+        g->prefix_cache.slots = &g->slots;
+    }
+}
+
 static ml_status take_memory(ml_engine *e, ml_err *err) {
     ml_batch_caps caps = ml_engine_caps(e->spec, &e->opts);
+    ml_plan_opts plan = plan_opts(e->spec, &e->opts);
     ml_device *dev = e->be->dev;
     ml_status st;
 
-    ml_prefix_cache_init(&e->prefix_cache, &e->arena, pool_pages(e->spec, e->be, &e->opts));
-    ml_state_slots_init(&e->slots, &e->arena, slot_count(e->spec, e->be, &e->opts),
-                        e->prefix_cache.n);
-    e->prefix_cache.slots = &e->slots;
+    open_groups(e);
     ml_batch_init(&e->batch, &e->arena, caps);
     e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk + e->opts.draft.n);
     if (e->opts.draft.ngram)
@@ -152,7 +170,9 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
         e->inflight[i].entry = ML_NEW(&e->arena, ml_batch_entry, caps.n_seq);
         e->inflight[i].draw = ML_NEW(&e->arena, ml_draw, caps.n_loss);
     }
-    st = ml_plan_new(&e->plan, e->spec, e->be, plan_opts(e->spec, &e->opts), err);
+    plan.dp_cols = e->dp.cols;
+    plan.dp_rows = e->dp.rows;
+    st = ml_plan_new(&e->plan, e->spec, e->be, plan, err);
     if (st == ML_OK)
         st = ml_plan_alloc(e->plan, err);
     if (st == ML_OK) {
@@ -221,6 +241,8 @@ ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
                          (size_t)opts->n_eos * sizeof *opts->eos);
     st = agree_on_pages(e, err);
     if (st == ML_OK)
+        st = ml_dp_open(e, err);
+    if (st == ML_OK)
         st = take_memory(e, err);
     if (st != ML_OK) {
         ml_engine_close(e);
@@ -247,6 +269,7 @@ void ml_engine_close(ml_engine *e) {
     free_all(&e->running);
     ml_draft_net_close(&e->draft.net);
     ml_plan_free(e->plan);
+    ml_dp_close(e);
     ml_kv_close(&e->kv);
     ml_routing_record_close(&e->routing_record);
     if (e->sample_scratch.dev)
@@ -262,6 +285,8 @@ void ml_engine_close(ml_engine *e) {
 
 void ml_engine_add(ml_engine *e, ml_request *r) {
     r->arrival = e->n_arrival++;
+    r->group = ml_dp_choose(e, r);
+    e->group[r->group].n_request++;
     ml_list_insert(&e->waiting, r);
 }
 
@@ -335,6 +360,11 @@ static void mark_mixed(ml_engine *e) {
     }
 }
 
+static void clear_pages(ml_engine *e) {
+    for (int32_t g = 0; g < e->n_group; g++)
+        ml_prefix_cache_clear(&e->group[g].prefix_cache);
+}
+
 ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
     e->draining = how == ML_SWITCH_FINISH && any_begun(e);
     if (e->draining)
@@ -346,7 +376,7 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
     case ML_SWITCH_ABORT: abort_begun(e); break;
     case ML_SWITCH_INEXACT_KV: mark_mixed(e); break;
     }
-    ml_prefix_cache_clear(&e->prefix_cache);
+    clear_pages(e);
     e->weights = w;
     e->version = w->version;
     return ML_OK;
@@ -355,14 +385,15 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
 bool ml_engine_flush(ml_engine *e) {
     if (e->running.n || e->waiting.n)
         return false;
-    ml_prefix_cache_evict_all(&e->prefix_cache);
+    for (int32_t g = 0; g < e->n_group; g++)
+        ml_prefix_cache_evict_all(&e->group[g].prefix_cache);
     return true;
 }
 
 void ml_engine_release_kv(ml_engine *e) {
     ml_engine_complete_pending(e);
     preempt_all(e);
-    ml_prefix_cache_clear(&e->prefix_cache);
+    clear_pages(e);
     ml_kv_close(&e->kv);
     ml_routing_record_close(&e->routing_record);
     ml_draft_net_release_kv(&e->draft.net);
@@ -374,9 +405,12 @@ void ml_engine_stats(const ml_engine *e, ml_gen_stats *out) {
     *out = e->stats;
     out->n_running = e->running.n;
     out->n_waiting = e->waiting.n;
-    out->n_page = e->prefix_cache.n;
-    out->n_page_free = e->prefix_cache.n_free;
-    out->n_page_cached = e->prefix_cache.n_unused;
+    out->n_page = out->n_page_free = out->n_page_cached = 0;
+    for (int32_t g = 0; g < e->n_group; g++) {
+        out->n_page += e->group[g].prefix_cache.n;
+        out->n_page_free += e->group[g].prefix_cache.n_free;
+        out->n_page_cached += e->group[g].prefix_cache.n_unused;
+    }
     out->version = e->version;
     out->page_tokens = ML_PAGE;
     out->context = e->opts.context;
@@ -394,7 +428,9 @@ static uint64_t mixed(uint64_t h, int64_t x) {
 uint64_t ml_engine_hash(const ml_engine *e) {
     uint64_t h = 0xcbf29ce484222325u;
 
-    h = mixed(mixed(mixed(h, e->stats.n_step), e->waiting.n), e->prefix_cache.n_free);
+    h = mixed(mixed(h, e->stats.n_step), e->waiting.n);
+    for (int32_t g = 0; g < e->n_group; g++)
+        h = mixed(h, e->group[g].prefix_cache.n_free);
     for (const ml_request *r = e->running.first; r; r = r->next) {
         h = mixed(mixed(mixed(h, (int64_t)r->ticket), r->n_token), r->n_kv);
         h = mixed(mixed(h, r->token[r->n_token - 1]), r->n_page);

@@ -23,6 +23,16 @@ typedef struct ml_batch_entry {
     int32_t expected; /* page after which its recurrent state is copied, or ML_NO_PAGE */
 } ml_batch_entry;
 
+/* Data-parallel attention: the KV pages and state slots of the requests of a DP group, of which
+ * a rank has those of its own group in memory; it schedules all.  Otherwise there is one
+ * group. */
+typedef struct ml_dp_group {
+    ml_prefix_cache prefix_cache;
+    ml_state_slots slots;
+    int32_t n_request; /* waiting and running */
+    bool full;         /* admission failed, and no pages were released since */
+} ml_dp_group;
+
 /* A step, from scheduling until its outputs are processed. */
 typedef struct ml_inflight_step {
     ml_batch_entry *entry; /* [max_running], in the order of the batch */
@@ -40,15 +50,22 @@ struct ml_engine {
     ml_arena arena, kv_arena;
     ml_kv kv;
     bool has_kv;
-    ml_prefix_cache prefix_cache;
-    ml_state_slots slots;
+    ml_dp_group *group;   /* [n_group] */
+    int32_t n_group, own; /* own: of this rank */
+    struct {
+        ml_comm *cols, *rows; /* as in ml_plan_opts */
+        ml_batch batch;       /* the own group's rows of `batch` */
+        ml_dp_rows rows_of;   /* of all groups */
+        int32_t *start;       /* [n_group+1] */
+        uint64_t prompt;      /* of the latest request */
+        int32_t latest;       /* its group */
+    } dp;
     ml_routing_record routing_record;
     ml_plan *plan;
     ml_batch batch;
     ml_request_list waiting, running; /* both in the order of arrival */
     uint64_t n_arrival;
     bool draining; /* a switch of weights waits for requests that have begun */
-    bool full;     /* admission failed, and no pages were released since */
 
     ml_inflight_step inflight[2];
     ml_inflight_step *step;    /* being scheduled */
@@ -65,6 +82,36 @@ struct ml_engine {
 
     ml_gen_stats stats;
 };
+
+/* The pages and slots of a request's group; whether this rank has them in memory. */
+static inline ml_prefix_cache *ml_pages_of(const ml_engine *e, const ml_request *r) {
+    return &e->group[r->group].prefix_cache;
+}
+static inline ml_state_slots *ml_slots_of(const ml_engine *e, const ml_request *r) {
+    return &e->group[r->group].slots;
+}
+static inline bool ml_is_own(const ml_engine *e, const ml_request *r) {
+    return r->group == e->own;
+}
+
+/* dp_groups.c: DP groups of a spec, 1 without data-parallel attention.  Each has an equal part
+ * of the running requests and of a step's prefill tokens, rounded up. */
+int32_t ml_dp_groups(const ml_spec *s);
+int32_t ml_dp_share(const ml_spec *s, int32_t n);
+/* What an engine has for its groups, without their pages. */
+ml_status ml_dp_open(ml_engine *e, ml_err *err);
+void ml_dp_close(ml_engine *e);
+/* The group of a request that arrives. */
+int32_t ml_dp_choose(ml_engine *e, const ml_request *r);
+/* Appends n rows of a request to the batch; requests of a group follow each other. */
+void ml_dp_add_rows(ml_engine *e, const ml_request *r, const int32_t *id,
+                    const int32_t *target, int32_t n, int32_t first);
+void ml_dp_clear(ml_engine *e);
+/* The rows of each group in the batch of the step being launched. */
+void ml_dp_count_rows(ml_engine *e);
+/* Running requests of a group; its youngest one, or NULL. */
+int32_t ml_dp_running(const ml_engine *e, int32_t group);
+ml_request *ml_dp_youngest(const ml_engine *e, int32_t group);
 
 /* Limits of a step's batch. */
 ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o);

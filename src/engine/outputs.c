@@ -34,6 +34,7 @@ static void leave(ml_engine *e, ml_request_list *from, ml_request *r) {
         if (e->pending->entry[i].r == r)
             e->pending->entry[i].r = NULL;
     ml_engine_free_pages(e, r);
+    e->group[r->group].n_request--;
     ml_list_remove(from, r);
     ml_request_free(r);
 }
@@ -114,6 +115,7 @@ static bool put_token(ml_engine *e, const ml_batch_entry *entry, const ml_draw *
  * token that was drawn. */
 static void put_tokens(ml_engine *e, ml_batch_entry *entry, const ml_draw *d) {
     ml_request *r = entry->r;
+    ml_state_slots *slots = ml_slots_of(e, r);
     int32_t k = 0;
     bool right = true;
 
@@ -125,7 +127,7 @@ static void put_tokens(ml_engine *e, ml_batch_entry *entry, const ml_draw *d) {
         if (k)
             ml_engine_cache_pages(e, r, r->n_kv, true);
         if (!put_token(e, entry, d, k)) {
-            ml_state_slots_drop(&e->slots, entry->backup);
+            ml_state_slots_drop(slots, entry->backup);
             entry->r = NULL;
             return;
         }

@@ -28,9 +28,24 @@ static bool records_routing(const ml_engine *e) {
     return false;
 }
 
+/* Whether each group has pages for the next tokens of its requests. */
+static bool has_pages(const ml_engine *e, const ml_inflight_step *now) {
+    for (int32_t g = 0; g < e->n_group; g++) {
+        int32_t n_page = 0;
+        for (int32_t i = 0; i < now->n_entry; i++) {
+            const ml_request *r = now->entry[i].r;
+            if (r && r->group == g && continues(r))
+                n_page += ml_kv_pages_for(r->n_token + 1) - r->n_page;
+        }
+        if (n_page > ml_prefix_cache_available(&e->group[g].prefix_cache))
+            return false;
+    }
+    return true;
+}
+
 /* No waiting request could join, no prefill is unfinished, and there are pages for all. */
 static bool can_overlap(const ml_engine *e, const ml_inflight_step *now) {
-    int32_t n_page = 0, n_row = 0, n_entry = 0;
+    int32_t n_row = 0, n_entry = 0;
 
     if (!e->be->async || e->opts.no_overlap || e->opts.draft.n || records_routing(e) ||
         e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
@@ -45,10 +60,8 @@ static bool can_overlap(const ml_engine *e, const ml_inflight_step *now) {
         if (!continues(r))
             continue;
         n_row++;
-        n_page += ml_kv_pages_for(r->n_token + 1) - r->n_page;
     }
-    return n_row && n_entry == e->running.n &&
-           n_page <= ml_prefix_cache_available(&e->prefix_cache);
+    return n_row && n_entry == e->running.n && has_pages(e, now);
 }
 
 bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
@@ -58,7 +71,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
 
     if (!can_overlap(e, now))
         return false;
-    ml_batch_clear(&e->batch);
+    ml_dp_clear(e);
     next->n_entry = 0;
     for (int32_t i = 0; i < now->n_entry; i++) {
         const ml_batch_entry *entry = &now->entry[i];
@@ -67,10 +80,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
         if (r && continues(r)) {
             const int32_t token = ML_DEVICE_TOKEN(draw);
             ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token + 1));
-            ml_batch_add(&e->batch, &token, &target, 1, r->n_token, r->page);
-            ml_batch_set_adapter(&e->batch, r->params.adapter - 1);
-            if (e->slots.n)
-                ml_batch_set_slot(&e->batch, r->slot);
+            ml_dp_add_rows(e, r, &token, &target, 1, r->n_token);
             next->entry[next->n_entry++] = (ml_batch_entry){ .r = r,
                                                              .n_row = 1,
                                                              .draws = true,

@@ -10,7 +10,12 @@
 enum { KEEP = 4 * ML_PAGE };
 
 static bool keeps_state(const ml_engine *e) {
-    return e->slots.n > 0;
+    return e->group->slots.n > 0;
+}
+
+static void copy_state(const ml_engine *e, const ml_request *r, int32_t to, int32_t from) {
+    if (ml_is_own(e, r))
+        ml_kv_copy_slot(&e->kv, e->spec, e->be, to, from);
 }
 
 bool ml_state_match(ml_engine *e, ml_request *r) {
@@ -18,11 +23,12 @@ bool ml_state_match(ml_engine *e, ml_request *r) {
 
     if (!keeps_state(e))
         return true;
-    while (n && ml_state_slots_of_page(&e->slots, r->page[n - 1], false) == ML_NO_SLOT)
-        if (e->slots.expected[r->page[--n]])
+    while (n &&
+           ml_state_slots_of_page(ml_slots_of(e, r), r->page[n - 1], false) == ML_NO_SLOT)
+        if (ml_slots_of(e, r)->expected[r->page[--n]])
             return false;
     while (r->n_page > n)
-        ml_prefix_cache_unref(&e->prefix_cache, r->page[--r->n_page]);
+        ml_prefix_cache_unref(ml_pages_of(e, r), r->page[--r->n_page]);
     r->n_shared = n;
     r->n_kv = n * ML_PAGE;
     return true;
@@ -34,12 +40,13 @@ void ml_state_begin(ml_engine *e, ml_request *r) {
     if (!keeps_state(e))
         return;
     if (r->n_kv)
-        from = ml_state_slots_of_page(&e->slots, r->page[r->n_kv / ML_PAGE - 1], true);
-    r->slot = ml_state_slots_take(&e->slots);
+        from =
+            ml_state_slots_of_page(ml_slots_of(e, r), r->page[r->n_kv / ML_PAGE - 1], true);
+    r->slot = ml_state_slots_take(ml_slots_of(e, r));
     ML_BUG_IF(r->slot == ML_NO_SLOT ||
               r->slot == from); /* one per running request, plus copies */
     if (r->n_kv)
-        ml_kv_copy_slot(&e->kv, e->spec, e->be, r->slot, from);
+        copy_state(e, r, r->slot, from);
 }
 
 int32_t ml_state_rows(const ml_engine *e, const ml_request *r, int32_t n) {
@@ -69,7 +76,8 @@ static int32_t page_to_keep(ml_engine *e, const ml_batch_entry *entry, int32_t n
 
     if (!keeps_state(e) || !is_worth_keeping(n, entry->n_row) || r->n_shared * ML_PAGE != n)
         return ML_NO_PAGE;
-    return ml_state_slots_of_page(&e->slots, r->page[n / ML_PAGE - 1], false) == ML_NO_SLOT
+    return ml_state_slots_of_page(ml_slots_of(e, r), r->page[n / ML_PAGE - 1], false) ==
+                   ML_NO_SLOT
                ? r->page[n / ML_PAGE - 1]
                : ML_NO_PAGE;
 }
@@ -78,11 +86,10 @@ void ml_state_schedule_rows(ml_engine *e, ml_batch_entry *entry) {
     entry->expected = ML_NO_PAGE;
     if (!keeps_state(e))
         return;
-    ml_batch_set_slot(&e->batch, entry->r->slot);
     if (!entry->n_draft)
         entry->expected = page_to_keep(e, entry, entry->r->n_kv + entry->n_row);
     if (entry->expected != ML_NO_PAGE)
-        e->slots.expected[entry->expected] = true;
+        ml_slots_of(e, entry->r)->expected[entry->expected] = true;
 }
 
 bool ml_state_may_draft(ml_engine *e, ml_batch_entry *entry) {
@@ -92,10 +99,10 @@ bool ml_state_may_draft(ml_engine *e, ml_batch_entry *entry) {
         return true;
     if (page_to_keep(e, entry, r->n_kv + entry->n_row) != ML_NO_PAGE)
         return false;
-    entry->backup = ml_state_slots_take(&e->slots);
+    entry->backup = ml_state_slots_take(ml_slots_of(e, r));
     if (entry->backup == ML_NO_SLOT)
         return false;
-    ml_kv_copy_slot(&e->kv, e->spec, e->be, entry->backup, r->slot);
+    copy_state(e, r, entry->backup, r->slot);
     return true;
 }
 
@@ -103,10 +110,10 @@ void ml_state_accept(ml_engine *e, const ml_batch_entry *entry) {
     if (entry->backup == ML_NO_SLOT)
         return;
     if (entry->n_right < entry->n_draft) {
-        ml_kv_copy_slot(&e->kv, e->spec, e->be, entry->r->slot, entry->backup);
+        copy_state(e, entry->r, entry->r->slot, entry->backup);
         entry->r->n_kv = entry->first;
     }
-    ml_state_slots_drop(&e->slots, entry->backup);
+    ml_state_slots_drop(ml_slots_of(e, entry->r), entry->backup);
 }
 
 void ml_state_finish(ml_engine *e, const ml_batch_entry *entry) {
@@ -116,12 +123,12 @@ void ml_state_finish(ml_engine *e, const ml_batch_entry *entry) {
         return;
     page = page_to_keep(e, entry, entry->r->n_kv);
     if (entry->expected != ML_NO_PAGE)
-        e->slots.expected[entry->expected] = false;
+        ml_slots_of(e, entry->r)->expected[entry->expected] = false;
     if (page == ML_NO_PAGE)
         return;
-    slot = ml_state_slots_take(&e->slots);
+    slot = ml_state_slots_take(ml_slots_of(e, entry->r));
     if (slot == ML_NO_SLOT) /* all slots are running states */
         return;
-    ml_kv_copy_slot(&e->kv, e->spec, e->be, slot, entry->r->slot);
-    ml_state_slots_keep(&e->slots, slot, page);
+    copy_state(e, entry->r, slot, entry->r->slot);
+    ml_state_slots_keep(ml_slots_of(e, entry->r), slot, page);
 }

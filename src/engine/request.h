@@ -43,7 +43,8 @@ typedef struct ml_request {
     int32_t n_token, cap;
     int32_t n_kv;
 
-    int32_t *page; /* [ml_kv_pages_for(cap)] */
+    int32_t group; /* DP group that has its pages (data-parallel attention), or 0 */
+    int32_t *page; /* [ml_kv_pages_for(cap)] of the group */
     int32_t n_page;
     int32_t n_shared; /* leading pages that are in the prefix cache */
     int32_t slot;     /* state after the first n_kv tokens, or ML_NO_SLOT */

@@ -30,9 +30,9 @@ static int32_t *rows_of(int64_t n, int64_t width) {
 }
 
 ml_status ml_routing_record_open(ml_routing_record *r, const ml_spec *s,
-                                 const ml_engine_opts *o, int32_t n_page, int32_t n_token,
-                                 ml_err *err) {
-    *r = (ml_routing_record){ 0 };
+                                 const ml_engine_opts *o, int32_t n_page, int32_t n_group,
+                                 int32_t n_token, ml_err *err) {
+    *r = (ml_routing_record){ .n_page = n_page };
     for (int i = 0; i < ML_N_ROUTING; i++) {
         int64_t width = ml_spec_routing_width(s, (ml_routing_kind)i);
         if (!o->routed[i] || !width)
@@ -40,12 +40,13 @@ ml_status ml_routing_record_open(ml_routing_record *r, const ml_spec *s,
         r->of[i].n_layer = s->route[i].n_layer;
         r->of[i].top_k = s->route[i].top_k;
         r->of[i].step = rows_of(n_token, width);
-        r->of[i].page = rows_of((int64_t)n_page * ML_PAGE, width);
+        r->of[i].page = rows_of((int64_t)n_page * n_group * ML_PAGE, width);
         r->of[i].report = rows_of(o->context, width);
         if (!r->of[i].step || !r->of[i].page || !r->of[i].report) {
             ml_routing_record_close(r);
-            return ml_fail(err, ML_ENOMEM, "out of memory for routing records: %.1f MiB",
-                           (double)ml_routing_record_bytes(s, o, n_page, n_token) / 0x1p20);
+            return ml_fail(
+                err, ML_ENOMEM, "out of memory for routing records: %.1f MiB",
+                (double)ml_routing_record_bytes(s, o, n_page * n_group, n_token) / 0x1p20);
         }
     }
     return ML_OK;
@@ -94,6 +95,7 @@ void ml_routing_record_report(ml_routing_record *r, const ml_request *q, ml_gen_
     for (int i = 0; i < ML_N_ROUTING; i++) {
         int64_t width = width_of(r, i);
         int32_t *to = r->of[i].report;
+        int64_t first = (int64_t)q->group * r->n_page;
         if (!q->params.routed[i] || !to)
             continue;
         u->routed[i] = (ml_routing){ .row = to, .width = width };
@@ -103,7 +105,7 @@ void ml_routing_record_report(ml_routing_record *r, const ml_request *q, ml_gen_
             if (t < q->n_kv)
                 memcpy(to,
                        r->of[i].page +
-                           ((int64_t)q->page[t / ML_PAGE] * ML_PAGE + t % ML_PAGE) * width,
+                           ((first + q->page[t / ML_PAGE]) * ML_PAGE + t % ML_PAGE) * width,
                        bytes);
             else
                 memset(to, 0xff, bytes);

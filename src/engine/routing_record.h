@@ -12,6 +12,7 @@
 #include "engine/request.h"
 
 typedef struct ml_routing_record {
+    int32_t n_page; /* of a DP group; those of the next one follow */
     struct {
         int32_t n_layer, top_k; /* zeros: not recorded */
         int32_t *step;          /* [n_layer][rows of the step][top_k] */
@@ -26,10 +27,10 @@ size_t ml_routing_record_page_bytes(const ml_spec *s, const ml_engine_opts *o,
 size_t ml_routing_record_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page,
                                int32_t n_token);
 
-/* n_token: the maximum rows of a step. */
+/* n_page: of each of n_group DP groups; n_token: the maximum rows of a step. */
 ml_status ml_routing_record_open(ml_routing_record *r, const ml_spec *s,
-                                 const ml_engine_opts *o, int32_t n_page, int32_t n_token,
-                                 ml_err *err);
+                                 const ml_engine_opts *o, int32_t n_page, int32_t n_group,
+                                 int32_t n_token, ml_err *err);
 void ml_routing_record_close(ml_routing_record *r); /* a zeroed record is allowed */
 
 /* Called before and after a step's forward pass. */

@@ -7,12 +7,12 @@
 
 void ml_engine_free_pages(ml_engine *e, ml_request *r) {
     while (r->n_page)
-        ml_prefix_cache_unref(&e->prefix_cache, r->page[--r->n_page]);
-    ml_state_slots_drop(&e->slots, r->slot);
+        ml_prefix_cache_unref(ml_pages_of(e, r), r->page[--r->n_page]);
+    ml_state_slots_drop(ml_slots_of(e, r), r->slot);
     r->slot = ML_NO_SLOT;
     r->n_shared = r->n_kv = 0;
     r->mixed = false;
-    e->full = false;
+    e->group[r->group].full = false;
 }
 
 void ml_engine_preempt(ml_engine *e, ml_request *r) {
@@ -37,11 +37,11 @@ static void match_prefix(ml_engine *e, ml_request *r) {
     if (next_score < r->params.n_prompt && next_score - 1 < limit)
         limit = next_score - 1;
     while ((r->n_page + 1) * ML_PAGE <= limit) {
-        int32_t at = ml_prefix_cache_find(&e->prefix_cache, parent_of(r, r->n_page),
+        int32_t at = ml_prefix_cache_find(ml_pages_of(e, r), parent_of(r, r->n_page),
                                           r->token + (size_t)r->n_page * ML_PAGE);
         if (at == ML_NO_PAGE)
             break;
-        ml_prefix_cache_ref(&e->prefix_cache, at);
+        ml_prefix_cache_ref(ml_pages_of(e, r), at);
         r->page[r->n_page++] = at;
     }
     r->n_shared = r->n_page;
@@ -54,15 +54,15 @@ void ml_engine_cache_pages(ml_engine *e, ml_request *r, int32_t n, bool settled)
     while ((r->n_shared + 1) * ML_PAGE <= n) {
         int32_t k = r->n_shared, parent = parent_of(r, k);
         const int32_t *token = r->token + (size_t)k * ML_PAGE;
-        int32_t theirs = ml_prefix_cache_find(&e->prefix_cache, parent, token);
+        int32_t theirs = ml_prefix_cache_find(ml_pages_of(e, r), parent, token);
         if (theirs != ML_NO_PAGE && !settled)
             return;
         if (theirs != ML_NO_PAGE) {
-            ml_prefix_cache_ref(&e->prefix_cache, theirs);
-            ml_prefix_cache_unref(&e->prefix_cache, r->page[k]);
+            ml_prefix_cache_ref(ml_pages_of(e, r), theirs);
+            ml_prefix_cache_unref(ml_pages_of(e, r), r->page[k]);
             r->page[k] = theirs;
         } else {
-            ml_prefix_cache_insert(&e->prefix_cache, r->page[k], parent, token);
+            ml_prefix_cache_insert(ml_pages_of(e, r), r->page[k], parent, token);
         }
         r->n_shared++;
     }
@@ -70,7 +70,7 @@ void ml_engine_cache_pages(ml_engine *e, ml_request *r, int32_t n, bool settled)
 
 bool ml_engine_alloc_pages(ml_engine *e, ml_request *r, int32_t n) {
     while (r->n_page < ml_kv_pages_for(n)) {
-        int32_t page = ml_prefix_cache_alloc(&e->prefix_cache);
+        int32_t page = ml_prefix_cache_alloc(ml_pages_of(e, r));
         if (page == ML_NO_PAGE)
             return false;
         r->page[r->n_page++] = page;
@@ -82,8 +82,8 @@ bool ml_engine_alloc_pages(ml_engine *e, ml_request *r, int32_t n) {
 static void grow(ml_engine *e) {
     ml_request *next;
     for (ml_request *r = e->running.first; r; r = next) {
-        while (!ml_engine_alloc_pages(e, r, r->n_token) && e->running.last != r)
-            ml_engine_preempt(e, e->running.last);
+        while (!ml_engine_alloc_pages(e, r, r->n_token) && ml_dp_youngest(e, r->group) != r)
+            ml_engine_preempt(e, ml_dp_youngest(e, r->group));
         next = r->next;
         if (r->n_page < ml_kv_pages_for(r->n_token))
             ml_engine_preempt(e, r);
@@ -92,15 +92,15 @@ static void grow(ml_engine *e) {
 
 /* --- admission ---------------------------------------------------------------- */
 
-/* r or the next in the queue that may be admitted: while draining, only one that began. */
+/* r or the next in the queue that its group may admit: while draining, only one that began. */
 static ml_request *may_begin(const ml_engine *e, ml_request *r) {
-    while (r && e->draining && !ml_has_begun(r))
+    while (r && (e->group[r->group].full || (e->draining && !ml_has_begun(r))))
         r = r->next;
     return r;
 }
 
 bool ml_engine_may_admit(const ml_engine *e) {
-    return !e->full && may_begin(e, e->waiting.first);
+    return may_begin(e, e->waiting.first);
 }
 
 /* LATER: after the step being scheduled, it can reuse a longer prefix; or the batch has as
@@ -123,9 +123,9 @@ static bool has_adapter_room(const ml_engine *e, const ml_request *r) {
 }
 
 static admission admit(ml_engine *e, ml_request *r) {
-    int32_t need;
+    int32_t need, n_running = ml_dp_running(e, r->group);
 
-    if (e->running.n >= e->opts.max_running)
+    if (n_running >= ml_dp_share(e->spec, e->opts.max_running))
         return FULL;
     if (!has_adapter_room(e, r))
         return LATER;
@@ -135,8 +135,8 @@ static admission admit(ml_engine *e, ml_request *r) {
         return LATER;
     }
     /* One spare page per running request, lest this one is preempted at once. */
-    need = ml_kv_pages_for(r->n_token) - r->n_page + e->running.n;
-    if (e->running.n && ml_prefix_cache_available(&e->prefix_cache) < need) {
+    need = ml_kv_pages_for(r->n_token) - r->n_page + n_running;
+    if (n_running && ml_prefix_cache_available(ml_pages_of(e, r)) < need) {
         ml_engine_free_pages(e, r);
         return FULL;
     }
@@ -187,26 +187,26 @@ static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
         ml_draft_propose(e, entry);
     for (int32_t i = 0; i < entry->n_draft; i++)
         target[n + i] = ML_TARGET_NONE;
-    ml_batch_add(&e->batch, r->token + r->n_kv, target, n + entry->n_draft, r->n_kv,
-                 r->page);
-    ml_batch_set_adapter(&e->batch, r->params.adapter - 1);
+    ml_dp_add_rows(e, r, r->token + r->n_kv, target, n + entry->n_draft, r->n_kv);
     ml_state_schedule_rows(e, entry);
     e->score_left -= entry->n_score;
     if (r->n_token - r->n_kv > 1)
         e->chunk_left -= n;
 }
 
-/* Admits waiting requests in the order of arrival while the prefill budget lasts. */
-static void admit_waiting(ml_engine *e) {
+/* Admits a group's waiting requests in the order of arrival while its prefill budget lasts. */
+static void admit_waiting(ml_engine *e, int32_t group) {
     ml_request *r = may_begin(e, e->waiting.first), *next;
     int32_t n;
 
     for (; r && e->chunk_left > 0; r = next) {
         admission a;
         next = may_begin(e, r->next);
+        if (r->group != group)
+            continue;
         a = admit(e, r);
-        e->full = a == FULL;
-        if (e->full)
+        e->group[group].full = a == FULL;
+        if (a == FULL)
             return;
         if (a == ADMITTED && (n = rows_of(e, r)) > 0)
             add_entry(e, r, n);
@@ -214,23 +214,28 @@ static void admit_waiting(ml_engine *e) {
 }
 
 /* Decoding requests first, then running prefills in the order of arrival, then new ones. */
-static void fill_batch(ml_engine *e) {
+static void fill_group(ml_engine *e, int32_t group) {
     ml_request *r;
     int32_t n;
 
-    ml_batch_clear(&e->batch);
-    e->step->n_entry = 0;
-    e->full = false;
-    e->chunk_left = e->opts.chunk;
-    e->score_left = e->batch.caps.n_loss - e->opts.max_running - ml_draft_room(&e->opts);
-    ml_draft_begin_step(e);
+    e->group[group].full = false;
+    e->chunk_left = ml_dp_share(e->spec, e->opts.chunk);
     for (r = e->running.first; r; r = r->next)
-        if (r->n_token - r->n_kv == 1)
+        if (r->group == group && r->n_token - r->n_kv == 1)
             add_entry(e, r, 1);
     for (r = e->running.first; r; r = r->next)
-        if (r->n_token - r->n_kv > 1 && (n = rows_of(e, r)) > 0)
+        if (r->group == group && r->n_token - r->n_kv > 1 && (n = rows_of(e, r)) > 0)
             add_entry(e, r, n);
-    admit_waiting(e);
+    admit_waiting(e, group);
+}
+
+static void fill_batch(ml_engine *e) {
+    ml_dp_clear(e);
+    e->step->n_entry = 0;
+    e->score_left = e->batch.caps.n_loss - e->opts.max_running - ml_draft_room(&e->opts);
+    ml_draft_begin_step(e);
+    for (int32_t group = 0; group < e->n_group; group++)
+        fill_group(e, group);
 }
 
 /* --- the draws ---------------------------------------------------------------- */
@@ -306,6 +311,7 @@ static void begin(ml_engine *e) {
     ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
     double forward = ml_clock_s(), sample;
 
+    ml_dp_count_rows(e);
     ml_routing_record_bind(&e->routing_record, &run);
     ml_plan_forward(e->plan, &run);
     ml_routing_record_store(&e->routing_record, &e->batch.rows);

@@ -363,6 +363,11 @@ ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const ml_adapter_source 
     return st;
 }
 
+ml_status ml_local_embed(ml_gen *g, const ml_embed_request *q, ml_err *err) {
+    ml_command c = { .kind = ML_DO_EMBED, .embed = q, .err = err };
+    return have_done(of(g), &c);
+}
+
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err) {
     ml_command c = { .kind = ML_DO_SWITCH, .weights = w, .how = how, .err = err };
     return have_done(of(g), &c);
@@ -380,6 +385,7 @@ ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err) {
 /* --- opening and closing ------------------------------------------------------ */
 
 static void free_local(ml_local *l) {
+    ml_embedder_free(l->embedder);
     ml_engine_close(l->engine);
     ml_local_leave_groups(l);
     ml_rank_group_close(&l->group);
@@ -423,6 +429,8 @@ static ml_status open_engine(ml_local *l, ml_err *err) {
         st = ml_engine_open(&l->engine, o->spec, w, o->be, &o->engine, err);
         st = ml_rank_group_agree(&l->group, st, err);
     }
+    if (st == ML_OK && o->embed_tokens)
+        st = ml_embedder_new(&l->embedder, o->spec, o->be, o->embed_tokens, err);
     if (st == ML_OK)
         take_stock(l);
     return st;

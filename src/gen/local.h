@@ -9,6 +9,7 @@
 #define ML_GEN_LOCAL_H
 
 #include "engine/engine.h"
+#include "gen/embedder.h"
 #include "model/lora.h"
 
 typedef struct ml_local_opts {
@@ -24,6 +25,7 @@ typedef struct ml_local_opts {
     /* NULL, or which adapters requests may use: the spec has LORA ops for them, and the
      * weights are loaded or dummy.  Must outlive the generator. */
     const ml_lora_limits *lora;
+    int32_t embed_tokens; /* of the longest input of ml_local_embed; 0: there is none */
 } ml_local_opts;
 
 /* With engine.comm, all ranks of the group call this.  The generator of the first rank works
@@ -64,6 +66,17 @@ typedef struct ml_adapter_source {
  * as it was. */
 ml_status ml_local_set_adapter(ml_gen *g, int32_t slot, const ml_adapter_source *from,
                                ml_err *err);
+
+/* Embeddings (gen/embedder.h), computed between steps. */
+typedef struct ml_embed_request {
+    const ml_embed_input *in; /* [n] */
+    int32_t n;
+    ml_pooling pooling;
+    int32_t width;
+    float *out; /* [n][width] */
+} ml_embed_request;
+
+ml_status ml_local_embed(ml_gen *g, const ml_embed_request *q, ml_err *err);
 
 /* SGLang's requests for weights over the network (gen/weight_link.h). */
 typedef enum ml_group_op {

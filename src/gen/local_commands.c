@@ -75,7 +75,8 @@ static void add_slots(ml_local_adapters *a, int32_t n) {
         a->lora[a->n] = (ml_lora){ 0 };
         a->site[a->n] = NULL;
     }
-    a->table = (ml_lora_table){ .adapter = a->site, .n_adapter = a->n };
+    a->table.adapter = a->site;
+    a->table.n_adapter = a->n;
 }
 
 /* An adapter of another base would silently be another model. */
@@ -134,6 +135,7 @@ static ml_status do_adapter(ml_local *l, ml_command *c) {
     ml_lora_close(&l->adapters.lora[c->slot]);
     l->adapters.lora[c->slot] = fresh;
     l->adapters.site[c->slot] = fresh.site;
+    l->adapters.table.version++;
     free(c->dir);
     c->dir = NULL;
     return switch_version(l, c);
@@ -253,6 +255,18 @@ static ml_status do_take(ml_local *l, ml_command *c) {
     return st;
 }
 
+static ml_status do_embed(ml_local *l, ml_command *c) {
+    const ml_embed_request *q = c->embed;
+    const ml_weights *w = l->own ? &l->own->w : l->opts.weights;
+
+    if (!l->embedder || l->no_weights)
+        return ml_fail(c->err, ML_EUSAGE, "%s",
+                       l->embedder ? "the weights are released: resume the memory first"
+                                   : "this engine computes no embeddings");
+    return ml_embedder_run(l->embedder, w, q->in, q->n, q->pooling, q->width, q->out,
+                           c->err);
+}
+
 ml_status ml_local_do(ml_local *l, ml_command *c) {
     switch (c->kind) {
     case ML_DO_ABORT_ALL: ml_engine_abort_all(l->engine, "aborted"); break;
@@ -264,6 +278,7 @@ ml_status ml_local_do(ml_local *l, ml_command *c) {
     case ML_DO_SWITCH: return do_switch(l, c);
     case ML_DO_GROUP: return ml_local_do_group(l, c);
     case ML_DO_ADAPTER: return do_adapter(l, c);
+    case ML_DO_EMBED: return do_embed(l, c);
     case ML_DO_SET_STEP_END:
         l->step_end = c->step_end;
         l->step_end_ud = c->ud;

@@ -44,6 +44,7 @@ typedef enum ml_command_kind {
     ML_DO_SWITCH,
     ML_DO_GROUP,
     ML_DO_ADAPTER,
+    ML_DO_EMBED,
     ML_DO_SET_STEP_END, /* concerns the first rank only */
 } ml_command_kind;
 
@@ -68,6 +69,7 @@ struct ml_command {
     int32_t slot;
     uint64_t crc64; /* of the base, if flag[1] */
     bool flag[2];
+    const ml_embed_request *embed;
 };
 
 /* The adapters that requests name. */
@@ -90,6 +92,7 @@ struct ml_local {
     ml_local_group *groups;
     ml_incoming incoming;
     ml_local_adapters adapters;
+    ml_embedder *embedder; /* NULL: none */
     bool paused, no_kv, no_weights;
     ml_command *retry; /* commands to run again after a step */
     ml_step_end_fn *step_end;

@@ -293,10 +293,10 @@ static ml_status open_index(ml_checkpoint *c, const char *name, ml_err *err) {
 static const struct {
     const char *stored, *name;
 } text_prefixes[] = {
-    { "language_model.model.", "model." }, { "language_model.lm_head.", "lm_head." },
-    { "model.language_model.", "model." }, { "layers.", "model.layers." },
-    { "embed.", "model.embed_tokens." },   { "norm.", "model.norm." },
-    { "hc_head_", "model.hc_head.hc_" },
+    { "language_model.model.", "model." },      { "language_model.lm_head.", "lm_head." },
+    { "model.language_model.", "model." },      { "layers.", "model.layers." },
+    { "embed.", "model.embed_tokens." },        { "norm.", "model.norm." },
+    { "embed_tokens.", "model.embed_tokens." }, { "hc_head_", "model.hc_head.hc_" },
 };
 
 const char *ml_checkpoint_text_name(ml_arena *a, ml_str stored) {

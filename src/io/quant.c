@@ -8,7 +8,7 @@
 
 #include "base/bug.h"
 #include "base/json.h"
-#include "tensor/tensor.h"
+#include "tensor/codes.h"
 
 /* How the codes of a matrix [rows, cols] (outputs, inputs) are packed. */
 typedef enum packing {
@@ -41,21 +41,15 @@ typedef struct codes {
 /* --- values --------------------------------------------------------------------- */
 
 static float e4m3(int code) {
-    int e = code >> 3 & 15, m = code & 7;
-    float v = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-
-    if (e == 15 && m == 7)
-        v = NAN;
-    return code & 128 ? -v : v;
+    return ml_e4m3_to_f32((uint8_t)code);
 }
 
 static float e2m1(int code) {
-    static const float size[8] = { 0, 0.5f, 1, 1.5f, 2, 3, 4, 6 };
-    return code & 8 ? -size[code & 7] : size[code & 7];
+    return ml_code_value(ML_MXFP4, (uint8_t)code);
 }
 
 static float int8(int code) {
-    return (float)(int8_t)code;
+    return ml_code_value(ML_INT8, (uint8_t)code);
 }
 
 /* 2^(code - 127): exponents of 8 bits (E8M0). */
@@ -193,6 +187,71 @@ static void read_codes(const ml_quant *base, int64_t at, int64_t step, int64_t n
     }
     for (int64_t k = 0; k < n; k++)
         read_codes(base, at + k * step, along, 1, out + k);
+}
+
+/* --- codes as they are ------------------------------------------------------------ */
+
+/* Whether each group of `size` inputs has one scale. */
+static bool groups_of(const codes *q, int64_t size) {
+    return q->block_cols >= q->cols || q->block_cols % size == 0;
+}
+
+static ml_dtype dtype_of(const codes *q) {
+    bool plain = !q->group && !q->zero && q->factor == 1.0f;
+    bool bf16 = q->scale->dtype == ML_ST_BF16;
+    bool exponent = q->scale->dtype == ML_ST_U8 || q->scale->dtype == ML_ST_F8_E8M0;
+
+    if (plain && q->how == BYTES && groups_of(q, 128))
+        return q->value[1] == 1.0f ? ML_INT8 : ML_FP8;
+    if (plain && q->how == WORDS && q->bits == 8 && groups_of(q, 128))
+        return ML_INT8;
+    if (plain && q->how == WORDS && q->bits == 4 && bf16 && groups_of(q, 32))
+        return groups_of(q, 128) ? ML_INT4_G128 : ML_INT4;
+    if (plain && q->how == NIBBLES && exponent && q->block_cols == 32)
+        return ML_MXFP4;
+    return ML_F32;
+}
+
+ml_dtype ml_quant_dtype(const ml_quant *base, ml_quant_rows rows) {
+    const codes *q = (const codes *)base;
+    int64_t size;
+
+    if (base->read != read_codes || rows.cols != q->cols ||
+        rows.col != (q->transposed ? q->rows : 1))
+        return ML_F32;
+    size = q->rows * q->cols;
+    if (q->transposed ? rows.at % size >= q->rows || rows.row >= q->rows
+                      : rows.at % q->cols || rows.row % q->cols)
+        return ML_F32;
+    return dtype_of(q);
+}
+
+/* The code of column c, as tensor/codes.h has it. */
+static uint8_t code_at(const codes *q, int64_t m, int64_t r, int64_t c) {
+    const int64_t at = (m * q->rows + r) * q->cols + c;
+
+    if (q->how == BYTES)
+        return q->code[at];
+    if (q->how == NIBBLES)
+        return q->code[at / 2] >> (at % 2 * 4) & 15;
+    return (uint8_t)(integer_at(q, q->code, r, c) - (q->bits == 8 ? q->zero_def : 0));
+}
+
+void ml_quant_row(const ml_quant *base, ml_quant_rows rows, int64_t row, uint8_t *code,
+                  float *scale) {
+    const codes *q = (const codes *)base;
+    const int64_t size = q->rows * q->cols, at = rows.at + row * rows.row;
+    const int64_t m = at / size, r = q->transposed ? at % size : at % size / q->cols;
+    const ml_dtype dtype = dtype_of(q);
+    const int64_t group = ml_dtype_codes(dtype)->group;
+
+    for (int64_t c = 0; c < q->cols; c++)
+        code[c] = code_at(q, m, r, c);
+    for (int64_t c = 0; c < q->cols; c += group)
+        scale[c / group] = scale_at(q, m, r, c / q->block_cols);
+    for (int64_t c = 0; c < q->cols && dtype == ML_FP8; c++)
+        if ((code[c] & 127) == 127) /* NaN, which a group has as a whole */
+            scale[c / group] = NAN;
 }
 
 /* --- config.json ------------------------------------------------------------------ */

@@ -45,4 +45,16 @@ static inline void ml_quant_read(const ml_quant *q, int64_t at, int64_t step, in
     q->read(q, at, step, n, out);
 }
 
+/* Weights that stay quantized in memory (tensor/codes.h).  Row i is the elements at + i *
+ * row, + col, + 2 col, ..: `cols` of them. */
+typedef struct ml_quant_rows {
+    int64_t at, row, col, cols;
+} ml_quant_rows;
+
+/* The dtype that has the codes and scales of these rows as they are; ML_F32: none. */
+ml_dtype ml_quant_dtype(const ml_quant *q, ml_quant_rows rows);
+/* The codes of row i, a byte each, and the scale of each group of the dtype. */
+void ml_quant_row(const ml_quant *q, ml_quant_rows rows, int64_t i, uint8_t *code,
+                  float *scale);
+
 #endif

@@ -33,18 +33,28 @@ static uint8_t to_e4m3(float x) {
     return (uint8_t)(sign | ((a >> 20) - (120u << 3)));
 }
 
-static float from_e4m3(uint8_t code) {
-    int e = code >> 3 & 15, m = code & 7;
-    float v = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-    return code & 0x80 ? -v : v;
-}
-
 /* Nearest even, saturating at 6. */
 static uint8_t to_e2m1(float x, bool minus) {
     float a = fabsf(x);
     int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
                (a >= 3.5f) + (a > 5.0f);
     return (uint8_t)(code | (minus ? 8 : 0));
+}
+
+/* bitsandbytes' rule: the upper of two neighbours above their mean. */
+static uint8_t to_nf4(float x) {
+    static const float above[15] = {
+        -0.8480964004993439f,   -0.6106329262256622f,  -0.4599952697753906f,
+        -0.33967943489551544f,  -0.23460740596055984f, -0.13791173323988914f,
+        -0.045525018125772475f, 0.03979014977812767f,  0.1202552504837513f,
+        0.2035212516784668f,    0.2920137718319893f,   0.3893125355243683f,
+        0.5016634166240692f,    0.6427869200706482f,   0.8614784181118011f,
+    };
+    uint8_t code = 0;
+
+    while (code < 15 && x > above[code])
+        code++;
+    return code;
 }
 
 /* The exponent of the next power of two from x on; none for 0. */
@@ -98,7 +108,7 @@ static float nvfp4_whole(float amax) {
 static scale nvfp4_scale(float amax, float tensor_amax) {
     float g = nvfp4_whole(tensor_amax);
     uint8_t code = to_e4m3(clamp(amax * (g * (1.0f / 6.0f)), 448.0f));
-    float by = 1.0f / (from_e4m3(code) * (1.0f / g));
+    float by = 1.0f / (ml_e4m3_to_f32(code) * (1.0f / g));
     return (scale){ .value = by < FLT_MAX ? by : FLT_MAX, .code = code };
 }
 
@@ -114,6 +124,8 @@ static scale scale_of(ml_quant_to to, float amax, float tensor_amax) {
     case ML_TO_INT4:
     case ML_TO_INT4_G128: return (scale){ .value = at_least(amax * (1.0f / 7.0f), 1e-5f) };
     case ML_TO_MXFP4: return mxfp4_scale(amax);
+    case ML_TO_INT8: return (scale){ .value = at_least(amax / 127.0f, 1e-10f) };
+    case ML_TO_NF4: return (scale){ .value = amax };
     default: return nvfp4_scale(amax, tensor_amax);
     }
 }
@@ -130,6 +142,8 @@ static uint8_t code_of(ml_quant_to to, float x, scale s) {
     case ML_TO_INT4:
     case ML_TO_INT4_G128: return (uint8_t)((int)rintf(x / s.value) + 8);
     case ML_TO_MXFP4: return to_e2m1(x * s.value, signbit(x)); /* -0 keeps its sign */
+    case ML_TO_INT8: return (uint8_t)(int8_t)rintf(x / s.value);
+    case ML_TO_NF4: return to_nf4(s.value > 0 ? x * (1.0f / s.value) : 0.0f);
     default: return to_e2m1(x * s.value, x < 0);
     }
 }
@@ -151,6 +165,8 @@ static shape block_of(ml_quant_to to) {
     case ML_TO_INT4: return (shape){ 1, 32, 4 };
     case ML_TO_INT4_G128: return (shape){ 1, 128, 4 };
     case ML_TO_MXFP4: return (shape){ 1, 32, 4 };
+    case ML_TO_INT8: return (shape){ 1, 128, 8 };
+    case ML_TO_NF4: return (shape){ 1, 64, 4 };
     default: return (shape){ 1, 16, 4 };
     }
 }
@@ -308,5 +324,50 @@ void ml_quantize(ml_quant_to to, int32_t part, const float *x, int64_t rows, int
                 for (int64_t k = 0; k < nc; k++)
                     put_code(to, code_of(to, at[i * cols + k], s), (r + i) * cols + c + k,
                              out);
+        }
+}
+
+/* --- in memory -------------------------------------------------------------------- */
+
+static bool block_is_finite(const float *x, int64_t r, int64_t c, int64_t cols) {
+    for (int64_t i = 0; i < r; i++)
+        for (int64_t k = 0; k < c; k++)
+            if (!isfinite(x[i * cols + k]))
+                return false;
+    return true;
+}
+
+static ml_quant_to rule_of(ml_dtype dtype) {
+    switch (dtype) {
+    case ML_FP8:
+    case ML_FP8_BLOCKWISE: return ML_TO_FP8;
+    case ML_INT8: return ML_TO_INT8;
+    case ML_INT4: return ML_TO_INT4;
+    case ML_INT4_G128: return ML_TO_INT4_G128;
+    default: ML_BUG_IF(dtype != ML_NF4); return ML_TO_NF4;
+    }
+}
+
+void ml_quantize_rows(ml_dtype dtype, const float *x, int64_t rows, int64_t cols,
+                      uint8_t *code, float *scales) {
+    const ml_quant_to to = rule_of(dtype);
+    const shape b = block_of(to);
+    const int64_t groups = blocks(cols, b.cols);
+
+    for (int64_t r = 0; r < rows; r += b.rows)
+        for (int64_t c = 0; c < cols; c += b.cols) {
+            const int64_t nr = rows - r < b.rows ? rows - r : b.rows;
+            const int64_t nc = cols - c < b.cols ? cols - c : b.cols;
+            const float *at = x + r * cols + c;
+            scale s = scale_of(to, block_amax(at, nr, nc, cols), 0);
+            bool finite = block_is_finite(at, nr, nc, cols);
+            if (!finite) /* no code is NaN: the block is, as a whole */
+                s.value = NAN;
+            for (int64_t i = 0; i < nr; i++) {
+                uint8_t *out = code + (r + i) * cols + c;
+                scales[(r + i) * groups + c / b.cols] = s.value;
+                for (int64_t k = 0; k < nc; k++)
+                    out[k] = finite ? code_of(to, at[i * cols + k], s) : 1;
+            }
         }
 }

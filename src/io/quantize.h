@@ -9,6 +9,8 @@
  *     int4        8 in 32 bits, offset   bf16, 1x32 (or 1x128)         amax / 7
  *     mxfp4       e2m1                   e8m0, 1x32                    amax / 6, rounded up
  *     nvfp4       e2m1                   e4m3, 1x16, and f32           amax / 6
+ *     int8        int8                   f32, 1x128                    amax / 127
+ *     nf4         NF4                    f32, 1x64                     amax
  *
  * These are the rules of Miles' converters, DeepGEMM, Transformer Engine and triton_kernels;
  * codes and scales are theirs bit for bit. */
@@ -16,6 +18,7 @@
 #define ML_IO_QUANTIZE_H
 
 #include "io/safetensors.h"
+#include "tensor/codes.h"
 
 typedef enum ml_quant_to {
     ML_TO_NONE,
@@ -28,6 +31,8 @@ typedef enum ml_quant_to {
     ML_TO_INT4_G128,
     ML_TO_MXFP4,
     ML_TO_NVFP4,
+    ML_TO_INT8, /* these two are quantized in memory only */
+    ML_TO_NF4,
 } ml_quant_to;
 
 /* One of the tensors that store a weight. */
@@ -54,6 +59,12 @@ bool ml_quant_needs_amax(ml_quant_to to);
  * is that of the tensor.  A part without row_bytes is written whole. */
 void ml_quantize(ml_quant_to to, int32_t i, const float *x, int64_t rows, int64_t cols,
                  float amax, void *out);
+
+/* Rows of a weight in a dtype of tensor/codes.h, except ML_MXFP4, by the same rules: codes, a
+ * byte each, and the scales [rows][groups].  The first row is a multiple of ML_QUANT_BAND.
+ * A block with infinities or NaN is NaN. */
+void ml_quantize_rows(ml_dtype to, const float *x, int64_t rows, int64_t cols,
+                      uint8_t *code, float *scale);
 
 /* The largest magnitude of n numbers and `most`. */
 float ml_quant_amax(const float *x, int64_t n, float most);

@@ -579,9 +579,11 @@ ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoin
                        const ml_export_opts *o, ml_err *err) {
     exporter x = { .w = w, .s = s, .from = from, .o = o };
     ml_text quantization = { 0 };
-    ml_status st = ml_export_dir(o->dir, err);
+    ml_status st = ml_export_readable(from->dir, err);
 
     ml_arena_init(&x.arena, "export");
+    if (st == ML_OK)
+        st = ml_export_dir(o->dir, err);
     if (st == ML_OK)
         st = plan_files(&x, err);
     if (st == ML_OK)

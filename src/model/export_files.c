@@ -230,6 +230,22 @@ static ml_status copy_others(copier *c, ml_err *err) {
     return st;
 }
 
+ml_status ml_export_readable(const char *from, ml_err *err) {
+    char path[4096];
+    ml_status st = ML_OK;
+    size_t n;
+
+    for (const char *const *f = ml_gguf_file_names; *f && st == ML_OK; f++) {
+        ml_file inner = { 0 };
+        snprintf(path, sizeof path, "%s/%s", from, *f);
+        if (!ml_gguf_is_file(path, &n))
+            return ML_OK;
+        st = ml_file_map(&inner, path, err);
+        ml_file_unmap(&inner);
+    }
+    return st;
+}
+
 ml_status ml_export_dir(const char *dir, ml_err *err) {
     DIR *d;
     struct dirent *e;

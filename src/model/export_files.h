@@ -6,6 +6,9 @@
 
 #define ML_EXPORT_INDEX "model.safetensors.index.json" /* maps tensors to files */
 
+/* Reads the files that a GGUF model has inside, so that an export fails before it writes. */
+ml_status ml_export_readable(const char *from, ml_err *err);
+
 /* Creates the directory; an existing one must be empty. */
 ml_status ml_export_dir(const char *dir, ml_err *err);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "model/expert_rounds.h"
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
@@ -11,8 +12,7 @@ static size_t align64(size_t n) {
 
 /* --- binding -------------------------------------------------------------------- */
 
-/* A parameter as a stack of matrices. */
-static ml_tensor stack_of(const ml_weights *w, int32_t param) {
+ml_tensor ml_lora_stack(const ml_weights *w, int32_t param) {
     ml_tensor t = w->t[param];
 
     if (t.n_dim == 3)
@@ -37,12 +37,29 @@ static bool is_apart(const ml_lora *l, int32_t site, int32_t param) {
     return l->spec.param[param].n_stack < l->layer[site].n_group || users_of(l, param) > 1;
 }
 
+/* Experts, heads, or 1, that this rank has. */
+static int64_t groups_of(const ml_lora *l, int32_t site) {
+    int32_t n = l->layer[site].n_group;
+
+    if (l->ep <= 1 || !l->layer[site].experts)
+        return n;
+    return ml_expert_first(n, l->ep, l->at_ep + 1) - ml_expert_first(n, l->ep, l->at_ep);
+}
+
+/* Whether this rank has the matrices of a site. */
+static bool is_here(const ml_lora *l, int32_t site) {
+    const ml_lora_link *k = &l->link[site];
+
+    return k->a != ML_NONE && ml_weights_range(&l->weights, k->a).n > 0 &&
+           ml_weights_range(&l->weights, k->b).n > 0;
+}
+
 static ml_tensor apart_tensor(const ml_lora *l, int32_t site, int32_t param) {
     const ml_param *p = &l->spec.param[param];
     return (ml_tensor){ .dtype = ML_F32,
                         .layout = l->be->linear,
                         .n_dim = 3,
-                        .shape = { l->layer[site].n_group, p->shape[0], p->shape[1] } };
+                        .shape = { groups_of(l, site), p->shape[0], p->shape[1] } };
 }
 
 /* The gradient of a site's parameter; advances *at over the memory of those kept apart. */
@@ -50,7 +67,7 @@ static ml_tensor grad_of(const ml_lora *l, int32_t site, int32_t param, size_t *
     ml_tensor t;
 
     if (!is_apart(l, site, param))
-        return l->grads.n ? stack_of(&l->grads, param) : (ml_tensor){ 0 };
+        return l->grads.n ? ml_lora_stack(&l->grads, param) : (ml_tensor){ 0 };
     t = apart_tensor(l, site, param);
     if (l->apart.ptr)
         t.data = (char *)l->apart.ptr + *at;
@@ -59,17 +76,17 @@ static ml_tensor grad_of(const ml_lora *l, int32_t site, int32_t param, size_t *
 }
 
 /* Fills `site`; returns the bytes of gradients kept apart. */
-static size_t bind(ml_lora *l) {
+static size_t bind_tensors(ml_lora *l) {
     size_t at = 0;
 
     for (int32_t i = 0; i < l->n_site; i++) {
         const ml_lora_link *k = &l->link[i];
         ml_lora_site *s = &l->site[i];
         *s = (ml_lora_site){ .scale = k->scale };
-        if (k->a == ML_NONE)
+        if (!is_here(l, i))
             continue;
-        s->a = stack_of(&l->weights, k->a);
-        s->b = stack_of(&l->weights, k->b);
+        s->a = ml_lora_stack(&l->weights, k->a);
+        s->b = ml_lora_stack(&l->weights, k->b);
         s->da = grad_of(l, i, k->a, &at);
         s->db = grad_of(l, i, k->b, &at);
     }
@@ -77,16 +94,16 @@ static size_t bind(ml_lora *l) {
 }
 
 void ml_lora_bind(ml_lora *l) {
-    bind(l);
+    bind_tensors(l);
 }
 
 /* --- gradients ------------------------------------------------------------------ */
 
 size_t ml_lora_grad_bytes(const ml_lora *l) {
-    size_t bytes = ml_weights_bytes(&l->spec, NULL, ML_WEIGHT_F32);
+    size_t bytes = ml_weights_part_bytes(&l->spec, NULL, ML_WEIGHT_F32, l->weights.range);
 
     for (int32_t i = 0; i < l->n_site; i++)
-        for (int k = 0; k < 2 && l->link[i].a != ML_NONE; k++) {
+        for (int k = 0; k < 2 && is_here(l, i); k++) {
             int32_t param = k ? l->link[i].b : l->link[i].a;
             ml_tensor t = apart_tensor(l, i, param);
             if (is_apart(l, i, param))
@@ -96,12 +113,13 @@ size_t ml_lora_grad_bytes(const ml_lora *l) {
 }
 
 ml_status ml_lora_take_grads(ml_lora *l, ml_err *err) {
-    size_t bytes = bind(l);
-    ml_status st = ml_weights_zeros(&l->grads, &l->spec, l->be, &l->arena, err);
+    size_t bytes = bind_tensors(l);
+    ml_status st =
+        ml_weights_zeros_part(&l->grads, &l->spec, l->weights.range, l->be, &l->arena, err);
 
     if (st == ML_OK && bytes)
         st = l->be->dev->alloc(l->be->dev, &l->apart, bytes, ML_MEM_GRAD, err);
-    bind(l);
+    bind_tensors(l);
     return st;
 }
 
@@ -121,7 +139,7 @@ void ml_lora_zero_grads(ml_lora *l) {
 
 /* Adds a site's gradient, group by group. */
 static void join(ml_lora *l, int32_t site, int32_t param, const ml_tensor *from) {
-    ml_tensor to = stack_of(&l->grads, param), one = *from;
+    ml_tensor to = ml_lora_stack(&l->grads, param), one = *from;
     size_t bytes;
 
     if (!is_apart(l, site, param))
@@ -138,7 +156,7 @@ static void join(ml_lora *l, int32_t site, int32_t param, const ml_tensor *from)
 
 void ml_lora_join_grads(ml_lora *l) {
     for (int32_t i = 0; l->apart.ptr && i < l->n_site; i++) {
-        if (l->link[i].a == ML_NONE)
+        if (!is_here(l, i))
             continue;
         join(l, i, l->link[i].a, &l->site[i].da);
         join(l, i, l->link[i].b, &l->site[i].db);
@@ -202,9 +220,15 @@ void ml_lora_merge(const ml_lora *l, const ml_spec *base, ml_weights *w) {
             }
             ml_arena_release(&arena);
         }
+    ml_lora_merge_head(l, w);
 }
 
 /* --- others --------------------------------------------------------------------- */
+
+static bool is_alike(const ml_param *x, const ml_param *y) {
+    return x->n_stack == y->n_stack && x->shape[0] == y->shape[0] &&
+           x->shape[1] == y->shape[1];
+}
 
 ml_status ml_lora_restore(ml_lora *l, const ml_spec *base, const char *dir, ml_err *err) {
     ml_lora saved;
@@ -213,13 +237,18 @@ ml_status ml_lora_restore(ml_lora *l, const ml_spec *base, const char *dir, ml_e
 
     if (st != ML_OK)
         return st;
-    same = saved.n_site == l->n_site && ml_weights_alike(&saved.weights, &l->weights);
+    same = saved.n_site == l->n_site && saved.spec.n_param == l->spec.n_param;
+    for (int32_t i = 0; same && i < l->spec.n_param; i++)
+        same = is_alike(&saved.spec.param[i], &l->spec.param[i]);
     for (int32_t i = 0; same && i < l->n_site; i++)
         same = saved.link[i].a == l->link[i].a && saved.link[i].b == l->link[i].b &&
                saved.link[i].scale == l->link[i].scale;
-    if (same)
-        st = ml_weights_copy(&l->weights, &saved.weights, l->be, err);
-    else
+    if (same) {
+        ml_lora_take_part(l, &saved.weights);
+        l->weights.version = saved.weights.version;
+        st = l->be->dev->sync(l->be->stream, err);
+    }
+    if (!same)
         st = ml_fail(err, ML_EUSAGE,
                      "%s has other layers, ranks or scales than this run: use the --lora-* "
                      "and --target-modules flags of the saved run",

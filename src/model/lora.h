@@ -7,6 +7,10 @@
  * gate and up, and between the experts of a layer.  Files repeat what is shared; A matrices
  * of layers with the same input that have the same bytes in a file are one parameter.
  *
+ * Ranks.  Of an adapter that several ranks train, a rank has the matrices of its pipeline
+ * stage and of its experts (ml_lora_divide).  Of one that an engine of several ranks serves,
+ * a rank has every A, and the rows of B that its outputs need (ml_lora_cut_spec).
+ *
  * thread: one. */
 #ifndef ML_MODEL_LORA_H
 #define ML_MODEL_LORA_H
@@ -40,14 +44,19 @@ typedef struct ml_lora {
     ml_spec spec;         /* parameters, with their names in files */
     ml_lora_alias *alias; /* [n_alias] */
     int32_t n_alias;
+    int32_t head,
+        head_of; /* the head of a reward model, which is trained whole, and that of
+                              the base; ML_NONE: none */
     ml_weights weights, grads; /* grads: of all users of a parameter, after join */
+    const int32_t *stage;      /* [spec.n_param] pipeline stages; NULL: one */
+    int32_t ep, at_ep;         /* expert parallel ranks, and this one's place; 0: one */
     ml_backend *be;
     ml_buf apart;       /* gradients of parameters with several users, of each alone */
     ml_lora_site *site; /* [n_site] as LORA reads them */
 } ml_lora;
 
 /* Reads a directory with both files.  An adapter that does not fit the model is rejected
- * with the name of the tensor. */
+ * with the name of the tensor.  base may be cut for a rank; the adapter then is, too. */
 ml_status ml_lora_load(ml_lora *out, const ml_spec *base, const char *dir, ml_backend *be,
                        ml_err *err);
 
@@ -73,6 +82,28 @@ typedef struct ml_lora_opts {
 ml_status ml_lora_new(ml_lora *out, const ml_spec *base, const ml_checkpoint *c,
                       const ml_lora_opts *o, ml_backend *be, ml_err *err);
 void ml_lora_close(ml_lora *l); /* zeros are allowed */
+
+/* Keeps what a rank of a mesh has of it; ML_NONE: one that does not train, nothing.  base has
+ * the LORA ops, and stage [n_node] is the pipeline stage of its nodes, NULL: one.  Before
+ * gradients are allocated.  ML_EUNSUP: two stages share a matrix. */
+ml_status ml_lora_divide(ml_lora *l, const ml_spec *base, const ml_mesh_sizes *mesh,
+                         int32_t rank, const int32_t *stage, ml_err *err);
+/* Which part of each parameter the ranks of a mesh have. */
+void ml_lora_map(ml_shard_map *out, ml_arena *a, const ml_lora *l,
+                 const ml_mesh_sizes *mesh);
+
+/* The parameters that a rank of a cut model needs (spec_shard.h), in the order of l->spec;
+ * cut: the rank's spec of the model.  In the arena; not closed. */
+ml_spec ml_lora_cut_spec(ml_arena *a, const ml_lora *l, const ml_spec *cut);
+/* Replaces whole matrices by these. */
+ml_status ml_lora_cut(ml_lora *l, const ml_spec *cut, ml_err *err);
+/* The sites with the matrices of another set of weights, whole or cut, and without
+ * gradients; in the arena. */
+const ml_lora_site *ml_lora_sites(const ml_lora *l, const ml_weights *w, ml_arena *a);
+
+/* The head of a reward model becomes that of the base's weights: its own values, or those that
+ * the base has. */
+void ml_lora_take_head(ml_lora *l, ml_weights *w, bool own);
 
 /* Adds scale B A to the weights of the base, rounded to their dtype. */
 void ml_lora_merge(const ml_lora *l, const ml_spec *base, ml_weights *w);
@@ -114,7 +145,8 @@ const ml_named *ml_lora_tensors(const ml_lora *l, ml_arena *a, int32_t *n);
  * them. */
 ml_status ml_lora_save(const ml_lora *l, const ml_weights *w, const char *dir, ml_err *err);
 
-/* Takes the values of an adapter with the same layers and ranks from a directory. */
+/* Takes the values of an adapter with the same layers and ranks from a directory; of one that
+ * is divided, those of its part. */
 ml_status ml_lora_restore(ml_lora *l, const ml_spec *base, const char *dir, ml_err *err);
 
 #endif

@@ -247,6 +247,9 @@ static ml_status read_all(const reader *r) {
 
     for (int32_t i = 0; i < l->n_site && st == ML_OK; i++)
         st = read_site(r, i);
+    if (st == ML_OK && r->base->reward && l->config.saves_head)
+        st = check_tensor(r, &l->spec.param[ml_lora_add_head(l, r->base)], 0,
+                          l->config.rank);
     if (st == ML_OK)
         st = check_used(r);
     if (st != ML_OK)
@@ -263,11 +266,13 @@ void ml_lora_begin(ml_lora *l, const ml_spec *base, ml_backend *be) {
     ml_arena_init(&l->arena, "adapter");
     ml_arena_init(&l->spec.arena, "adapter");
     l->spec.family = "LoRA";
+    l->spec.adapter = true;
     l->layer = ml_spec_lora_layers(base, &l->arena, &l->n_site);
     l->link = ML_NEW(&l->arena, ml_lora_link, l->n_site);
     l->site = ML_NEW(&l->arena, ml_lora_site, l->n_site);
     l->alias = ML_NEW(&l->arena, ml_lora_alias, l->n_site);
-    l->spec.param = ML_NEW(&l->arena, ml_param, 2 * l->n_site);
+    l->spec.param = ML_NEW(&l->arena, ml_param, 2 * l->n_site + 1);
+    l->head = ML_NONE;
 }
 
 /* The configuration was read, with this status; file NULL: the tensors were not. */
@@ -281,6 +286,8 @@ static ml_status read_into(ml_lora *out, const ml_spec *base, ml_st_file *file,
         r.used = ML_NEW(&scratch, bool, file->n);
         st = read_all(&r);
     }
+    if (st == ML_OK && base->n_rank)
+        st = ml_lora_cut(out, base, err);
     if (st == ML_OK)
         ml_lora_bind(out);
     else

@@ -160,6 +160,8 @@ ml_param ml_lora_param(ml_arena *a, const ml_spec *base, const ml_lora_layer *l,
                    .n_dim = 2,
                    .layout = ML_PANELS };
 
+    if (l->experts && is_stacked(l, form, side))
+        p.shard = ML_SHARD_EXPERT;
     p.shape[0] = side == ML_LORA_A ? rank : l->n_out;
     p.shape[1] = side == ML_LORA_A ? l->n_in : rank;
     if (form == ML_LORA_OWN) {

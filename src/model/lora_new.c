@@ -27,13 +27,15 @@ static void add_names(ml_text *t, const char *key, const char *list) {
     ml_text_printf(t, "]");
 }
 
-static void write_config(ml_text *t, const ml_lora_opts *o, const char *target) {
+static void write_config(ml_text *t, const ml_lora_opts *o, bool reward,
+                         const char *target) {
     ml_text_printf(
         t,
-        "{\"peft_type\": \"LORA\", \"task_type\": \"CAUSAL_LM\", "
+        "{\"peft_type\": \"LORA\", \"task_type\": \"%s\", "
         "\"base_model_name_or_path\": null, \"inference_mode\": true, "
-        "\"bias\": \"none\", \"fan_in_fan_out\": false, \"modules_to_save\": null, "
+        "\"bias\": \"none\", \"fan_in_fan_out\": false, \"modules_to_save\": %s, "
         "\"r\": %d, \"lora_alpha\": ",
+        reward ? "SEQ_CLS" : "CAUSAL_LM", reward ? "[\"" ML_REWARD_HEAD "\"]" : "null",
         o->rank);
     ml_json_number(t, o->alpha);
     ml_text_printf(t, ", \"lora_dropout\": ");
@@ -50,7 +52,7 @@ static ml_status open_config(ml_lora *l, const ml_lora_opts *o, const char *targ
     ml_status st;
 
     ml_peft_config_close(&l->config);
-    write_config(&t, o, target);
+    write_config(&t, o, l->head != ML_NONE, target);
     st = ml_peft_config_parse(&l->config, &l->arena, (ml_str){ t.ptr, t.len },
                               ML_LORA_CONFIG, err);
     ml_text_release(&t);
@@ -187,6 +189,13 @@ static void draw_values(ml_lora *l, int32_t param, uint64_t seed) {
     ml_arena_release(&a);
 }
 
+/* With the names of what is trained. */
+static ml_status finish_config(const maker *m, ml_err *err) {
+    if (m->base->reward)
+        (void)ml_lora_add_head(m->l, m->base);
+    return open_config(m->l, m->o, adapted_names(m), err);
+}
+
 ml_status ml_lora_new(ml_lora *out, const ml_spec *base, const ml_checkpoint *c,
                       const ml_lora_opts *o, ml_backend *be, ml_err *err) {
     maker m = { .l = out, .base = base, .checkpoint = c, .o = o };
@@ -204,7 +213,7 @@ ml_status ml_lora_new(ml_lora *out, const ml_spec *base, const ml_checkpoint *c,
                     "look like q_proj",
                     o->target, base->family);
     if (st == ML_OK)
-        st = open_config(out, o, adapted_names(&m), err);
+        st = finish_config(&m, err);
     if (st == ML_OK) {
         ml_spec_index(&out->spec);
         st = ml_weights_zeros(&out->weights, &out->spec, be, &out->arena, err);

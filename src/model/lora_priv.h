@@ -42,7 +42,17 @@ int32_t ml_lora_add_param(ml_lora *l, const ml_param *p);
 /* lora_files.c: an adapter without parameters. */
 void ml_lora_begin(ml_lora *l, const ml_spec *base, ml_backend *be);
 
+/* lora_head.c: adds the head of a reward model as a parameter, the last one; returns it.
+ * Merging copies its values. */
+int32_t ml_lora_add_head(ml_lora *l, const ml_spec *base);
+void ml_lora_merge_head(const ml_lora *l, ml_weights *w);
+
 /* lora.c: binds weights and gradients, when links and weights are there. */
 void ml_lora_bind(ml_lora *l);
+/* A parameter of a set as a stack of matrices. */
+ml_tensor ml_lora_stack(const ml_weights *w, int32_t param);
+
+/* lora_ranks.c: copies the part that l has from whole matrices. */
+void ml_lora_take_part(ml_lora *l, const ml_weights *whole);
 
 #endif

@@ -357,7 +357,8 @@ static void place_parts(mover *x, const int64_t *n, int64_t first) {
 static void count_bucket(mover *x, int64_t first, int64_t end) {
     int32_t me = x->m->opts.rank;
 
-    memset(x->n_send, 0, 2 * (size_t)x->comm->size * sizeof *x->n_send);
+    for (int32_t r = 0; r < x->comm->size; r++)
+        x->n_send[r] = x->n_get[r] = 0;
     for (int64_t i = first; i < end; i++) {
         const ml_move *v = &x->m->move[i];
         if (v->from == v->to)
@@ -445,19 +446,20 @@ ml_status ml_moves_run(const ml_moves *m, ml_comm *comm, const ml_weights *from,
     mover x = { .m = m, .comm = comm, .from = from, .to = to };
     ml_status st;
 
-    x.n_send = calloc(3 * n_rank, sizeof *x.n_send);
+    x.n_send = calloc(n_rank, sizeof *x.n_send);
+    x.n_get = calloc(n_rank, sizeof *x.n_get);
+    x.at = calloc(n_rank, sizeof *x.at);
     x.stage = malloc(m->stage_bytes + 1);
-    if (!x.n_send || !x.stage) {
+    if (!x.n_send || !x.n_get || !x.at || !x.stage)
         st = ml_fail(err, ML_ENOMEM,
                      "out of memory for %zu bytes of weights in transit: lower "
                      "--update-weight-buffer-size",
                      m->stage_bytes);
-    } else {
-        x.n_get = x.n_send + n_rank;
-        x.at = x.n_get + n_rank;
+    else
         st = move_all(&x, err);
-    }
     free(x.n_send);
+    free(x.n_get);
+    free(x.at);
     free(x.stage);
     return st == ML_OK && to && on_device(to) ? to->be->dev->sync(to->be->stream, err) : st;
 }
@@ -496,7 +498,8 @@ static uint64_t crc_of(const ml_weights *w, const ml_tensor *t, int64_t row, int
 static void checksum_sent(mover *x, uint64_t *out) {
     int32_t me = x->m->opts.rank;
 
-    memset(x->n_send, 0, 2 * (size_t)x->comm->size * sizeof *x->n_send);
+    for (int32_t r = 0; r < x->comm->size; r++)
+        x->n_send[r] = x->n_get[r] = 0;
     for (int64_t i = 0; i < x->m->n; i++) {
         const ml_move *v = &x->m->move[i];
         x->n_send[v->to] += v->from == me;

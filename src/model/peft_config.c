@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "model/spec.h"
 
 enum { MAX_RANK = 4096 };
 
@@ -30,7 +31,6 @@ static ml_status check_unused(const reader *r) {
                                        "use_bdlora",
                                        "fan_in_fan_out",
                                        "lora_bias",
-                                       "modules_to_save",
                                        "layer_replication",
                                        "trainable_token_indices",
                                        "alora_invocation_tokens",
@@ -51,6 +51,28 @@ static ml_status check_unused(const reader *r) {
                            "%s: \"%s\" is not supported; expected false, null or none",
                            r->c->path, off[i]);
     return ML_OK;
+}
+
+/* Modules that are saved whole: the head of a reward model alone, which PEFT lists with another
+ * name that it may have. */
+static ml_status check_saved(const reader *r) {
+    const ml_json *v = ml_json_get(r->root, "modules_to_save");
+    bool known = v && v->type == ML_JSON_ARRAY;
+
+    if (!is_set(v))
+        return ML_OK;
+    for (const ml_json *e = known ? v->child : NULL; e; e = e->next) {
+        bool head = e->type == ML_JSON_STRING && ml_str_is(e->text, ML_REWARD_HEAD);
+        r->c->saves_head = r->c->saves_head || head;
+        known = known &&
+                (head || (e->type == ML_JSON_STRING && ml_str_is(e->text, "classifier")));
+    }
+    if (known && r->c->saves_head)
+        return ML_OK;
+    return ml_fail(r->err, ML_EUNSUP,
+                   "%s: \"modules_to_save\" is not supported but for [\"" ML_REWARD_HEAD
+                   "\"], the head of a reward model; expected null",
+                   r->c->path);
 }
 
 static ml_status read_number(const reader *r, const char *key, double absent, double least,
@@ -150,6 +172,9 @@ static ml_status read_all(const reader *r) {
     const ml_json *list = ml_json_get(r->root, "target_parameters");
     double rank = 0;
     ml_status st = check_unused(r);
+
+    if (st == ML_OK)
+        st = check_saved(r);
 
     if (st == ML_OK)
         st = read_number(r, "r", 8, 1, MAX_RANK, &rank);

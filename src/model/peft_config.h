@@ -30,7 +30,8 @@ typedef struct ml_peft_config {
     ml_str text;      /* the file */
     int32_t rank;
     double alpha, dropout;
-    bool rslora; /* scale = alpha / sqrt(rank) */
+    bool rslora;     /* scale = alpha / sqrt(rank) */
+    bool saves_head; /* modules_to_save is the head of a reward model */
     ml_peft_names target, exclude;
     const char **parameter; /* [n_parameter] target_parameters */
     int32_t n_parameter;

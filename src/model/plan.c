@@ -26,6 +26,22 @@ static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_
     return t;
 }
 
+/* dp: the rows of this rank's DP group; where sizes are planned, a batch has no groups. */
+static ml_tensor bound_rows(const ml_plan *p, int32_t value, int32_t store,
+                            const ml_rows *r, int32_t n_page, bool dp) {
+    ml_tensor t = bound(p, value, store, r, n_page);
+    const ml_value *v = &p->spec->value[value];
+    size_t row = ml_tensor_bytes(&t) / (size_t)(t.shape[0] ? t.shape[0] : 1);
+
+    if (!dp || !r->dp || v->axis != ML_PER_TOKEN)
+        return t;
+    t.shape[0] = (int64_t)v->mul * r->dp->rows.n_token;
+    if (t.data)
+        t.data = (unsigned char *)t.data +
+                 row * (size_t)v->mul * (size_t)r->dp->start[r->dp->group];
+    return t;
+}
+
 /* The memory of a value: forward's copy or, for a call after forward, the copy that the
  * node's recompute unit uses. */
 static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forward) {
@@ -80,12 +96,12 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
 
     for (int k = 0; k < ML_OP_IN; k++)
         if (n->in[k] != ML_NONE)
-            a->in[k] =
-                bound(p, n->in[k], store_of(p, node, n->in[k], forward), r->rows, n_page);
+            a->in[k] = bound_rows(p, n->in[k], store_of(p, node, n->in[k], forward),
+                                  r->rows, n_page, n->dp || p->spec->value[n->in[k]].dp);
     for (int k = 0; k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE)
-            a->out[k] =
-                bound(p, n->out[k], store_of(p, node, n->out[k], forward), r->rows, n_page);
+            a->out[k] = bound_rows(p, n->out[k], store_of(p, node, n->out[k], forward),
+                                   r->rows, n_page, n->dp);
     for (int k = 0; k < ML_OP_W; k++)
         if (n->w[k] != ML_NONE && r->weights &&
             !ml_plan_params_weight(p, node, k, &a->w[k])) {
@@ -96,6 +112,8 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
     a->lora = r->weights ? r->weights->lora : NULL;
     a->rows =
         p->spec->value[n->out[0]].axis == ML_PER_CONTEXT ? ml_key_rows(r->rows) : r->rows;
+    if (n->dp && r->rows->dp)
+        a->rows = &r->rows->dp->rows;
     a->loss_rows = p->opts.loss_rows;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
@@ -126,6 +144,8 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
                 bound(p, n->in[k], p->grad_store[n->in[k]], r->rows, p->opts.caps.n_page);
             a->din_add[k] = c->din_add[k];
         }
+    if (r->head_grad && n->w[0] == p->whole->node[p->whole->n_node - 1].w[0])
+        a->dw[0] = *r->head_grad;
     for (int k = 0; k < ML_OP_W; k++)
         if (n->w[k] != ML_NONE && r->grads && !ml_plan_params_grad(p, node, k, &a->dw[k])) {
             a->dw[k] = *ml_plan_grad(p, node, k, r);
@@ -245,14 +265,24 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     return st;
 }
 
+static void free_buf(ml_buf *b) {
+    if (b->dev)
+        b->dev->free(b);
+}
+
+void ml_plan_memory_free(ml_plan_memory *m) {
+    free_buf(&m->act);
+    free_buf(&m->scratch);
+}
+
 void ml_plan_free(ml_plan *p) {
     if (!p)
         return;
     ml_plan_forget(p);
-    if (p->act.dev)
-        p->act.dev->free(&p->act);
-    if (p->scratch.dev)
-        p->scratch.dev->free(&p->scratch);
+    if (!p->opts.memory) {
+        free_buf(&p->act);
+        free_buf(&p->scratch);
+    }
     if (p->rows.dev)
         p->rows.dev->free(&p->rows);
     ml_plan_params_free(p);
@@ -276,11 +306,32 @@ size_t ml_plan_scratch_bytes(const ml_plan *p) {
     return p->scratch_bytes;
 }
 
-ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
+/* Of a plan's own memory, or of that which plans have in turns. */
+static ml_status need(ml_plan *p, ml_buf *b, size_t bytes, ml_mem_kind kind, ml_err *err) {
     ml_device *dev = p->be->dev;
-    ml_status st = dev->alloc(dev, &p->act, act_bytes(p), ML_MEM_ACT, err);
+
+    if (b->dev && b->bytes >= bytes)
+        return ML_OK;
+    free_buf(b);
+    return dev->alloc(dev, b, bytes, kind, err);
+}
+
+/* Another plan may have grown it since. */
+static void use_memory(ml_plan *p) {
+    if (!p->opts.memory)
+        return;
+    p->act = p->opts.memory->act;
+    p->scratch = p->opts.memory->scratch;
+}
+
+ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
+    ml_plan_memory *m = p->opts.memory;
+    ml_device *dev = p->be->dev;
+    ml_status st = need(p, m ? &m->act : &p->act, act_bytes(p), ML_MEM_ACT, err);
+
     if (st == ML_OK && p->scratch_bytes)
-        st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
+        st = need(p, m ? &m->scratch : &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
+    use_memory(p);
     if (st == ML_OK && !dev->host) {
         p->stage = ml_arena_take(&p->arena, ml_plan_rows_bytes(p), 1);
         st = dev->alloc(dev, &p->rows, ml_plan_rows_bytes(p), ML_MEM_ACT, err);
@@ -295,6 +346,7 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
     ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
     ML_BUG_IF((p->spec->n_context > 0) != (r->rows->context != NULL));
     ML_BUG_IF(r->rows->context && r->rows->context->n_share > c->n_share);
+    ML_BUG_IF((p->spec->attn_dp > 1 && p->spec->n_rank) != (r->rows->dp != NULL));
     for (int i = 0; i < ML_N_ROUTING; i++)
         ML_BUG_IF(r->given[i] && !p->opts.given[i]);
 }
@@ -307,15 +359,25 @@ static void bind_kv(const ml_plan *p, const ml_node *n, const ml_kv *kv, ml_op_a
 }
 
 /* Copies a node's selections to the run's routing record. */
-static void report_chosen(const ml_plan *p, const ml_node *n, const ml_run *r,
+static void report_chosen(ml_plan *p, const ml_node *n, const ml_run *r,
                           const ml_op_args *a) {
     int out;
     ml_routing_kind route = route_of(n, &out);
+    const ml_dp_rows *dp = n->dp ? r->rows->dp : NULL;
+    ml_tensor all;
+    int32_t *to;
 
-    if (route != ML_N_ROUTING && r->chosen[route])
-        p->be->dev->copy_out(p->be->stream,
-                             r->chosen[route] + route_at(p, n, route, r->rows),
-                             a->out[out].data, ml_tensor_bytes(&a->out[out]));
+    if (route == ML_N_ROUTING || !r->chosen[route])
+        return;
+    all = ml_plan_value(p, n->out[out], r->rows, 0);
+    all.data = to = r->chosen[route] + route_at(p, n, route, r->rows);
+    if (dp)
+        to += (int64_t)dp->start[dp->group] * all.shape[1];
+    if (a->out[out].shape[0])
+        p->be->dev->copy_out(p->be->stream, to, a->out[out].data,
+                             ml_tensor_bytes(&a->out[out]));
+    if (dp)
+        ml_plan_gather_groups(p, NULL, &all, dp);
 }
 
 static void bind_forward(const ml_plan *p, int32_t node, bool first, const ml_run *r,
@@ -355,6 +417,11 @@ static bool is_left_out(const ml_plan *p, int32_t node, const ml_run *r) {
     return is_empty(r) && !ml_op_infos[p->spec->node[node].op].comm;
 }
 
+/* A rank whose DP group has no rows. */
+static bool is_idle(const ml_plan *p, int32_t node, const ml_run *r) {
+    return p->spec->node[node].dp && r->rows->dp && r->rows->dp->rows.n_token == 0;
+}
+
 /* Computes a node, for the first time or as recomputation. */
 void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
@@ -366,7 +433,8 @@ void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
         return;
     bind_forward(p, node, forward, r, &a);
     upload_given(p, n, &a);
-    run_op(p, n->op, &a);
+    if (!is_idle(p, node, r))
+        run_op(p, n->op, &a);
     if (forward)
         report_chosen(p, n, r, &a);
     for (int k = 0; dumped(p, node) && forward && k < ML_OP_OUT; k++)
@@ -387,11 +455,21 @@ static int32_t foremost(const ml_op_call *c, int32_t n) {
     return 0;
 }
 
+/* The first node from here to `end` that does not have the same rows. */
+static int32_t same_rows(const ml_plan *p, int32_t node, int32_t end) {
+    int32_t i = node + 1;
+
+    while (i < end && i < p->spec->n_node && p->spec->node[i].dp == p->spec->node[node].dp)
+        i++;
+    return i;
+}
+
 /* All calls are bound first, so that the backend can fuse them. */
 static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
                       bool recorded) {
     const ml_ops *ops = p->be->ops;
     int32_t took, counts_as, same;
+    bool idle;
 
     for (int32_t i = first; i < end; i++) {
         const ml_node *node = &p->spec->node[i];
@@ -405,8 +483,9 @@ static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
         const ml_op_call *c = &p->bound[i];
         double start = ml_clock_s();
         upload_given(p, &p->spec->node[i], &p->bound[i].args);
-        same = ml_plan_params_need(p, i, r);
-        took = ops->together(p->be->stream, c, (same < end ? same : end) - i);
+        same = same_rows(p, i, ml_plan_params_need(p, i, r));
+        idle = is_idle(p, i, r);
+        took = idle ? 1 : ops->together(p->be->stream, c, (same < end ? same : end) - i);
         if (took == 0) {
             run_op(p, c->op, &c->args);
             took = 1;
@@ -470,6 +549,7 @@ void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d) {
 /* Forbids allocations during the run, unless it is dumped. */
 static void begin_run(ml_plan *p, const ml_run *r) {
     check_fits(p, r);
+    use_memory(p);
     p->set = r->set;
     if (p->dump)
         ml_plan_dump_begin(p->dump, r->rows, p->be);
@@ -488,10 +568,11 @@ static void end_run(ml_plan *p) {
 
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_rows rows;
+    ml_dp_rows dp;
     ml_run run = *r;
 
     begin_run(p, r);
-    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r, &dp);
     run.rows = &rows;
     ml_plan_params_forget(p);
     run_or_replay(p, &run);
@@ -556,11 +637,12 @@ static void send_derivatives(ml_plan *p, const ml_run *r, const float *dlogprob,
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                       const float *dentropy) {
     ml_rows rows;
+    ml_dp_rows dp;
     ml_run run = *r;
 
     ML_BUG_IF(!p->opts.backward || p->opts.frozen != !r->grads);
     begin_run(p, r);
-    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r, &dp);
     run.rows = &rows;
     if (p->head != ML_NONE)
         send_derivatives(p, r, dlogprob, dentropy);

@@ -45,6 +45,14 @@ typedef struct ml_recompute {
     unsigned modules; /* selective: bits of ml_module */
 } ml_recompute;
 
+/* Activations and scratch memory that several plans have in turns: nothing in it is needed
+ * from the run of one (a forward and its backward) to that of another.  Freed after them. */
+typedef struct ml_plan_memory {
+    ml_buf act, scratch; /* the most that one of them needs */
+} ml_plan_memory;
+
+void ml_plan_memory_free(ml_plan_memory *m); /* zeros are allowed */
+
 typedef struct ml_plan_opts {
     ml_batch_caps caps;
     bool backward;
@@ -61,6 +69,9 @@ typedef struct ml_plan_opts {
      * moves its cut values.  EXPERT: each of its ranks computes some of the experts, for
      * the rows of all, and all run together. */
     ml_comm *group[ML_MESH_GROUPS];
+    /* Data-parallel attention: the ranks of this rank's DP group, and those with its place in
+     * each group, in the order of the groups; NULL: none. */
+    ml_comm *dp_cols, *dp_rows;
     /* EXPERT: rows that this rank's experts compute at a time; more than that take several
      * rounds.  0: twice as many as caps.n_token tokens have. */
     int32_t expert_rows;
@@ -74,6 +85,7 @@ typedef struct ml_plan_opts {
      * counterparts, those of a rank without work have no rows.  NULL: weights are whole. */
     const ml_shard_map *map;
     int32_t rank;           /* of the mesh */
+    ml_plan_memory *memory; /* that the plan uses; NULL: it has its own */
     const ml_dtype *stored; /* [n_param] dtypes of the weights */
 } ml_plan_opts;
 
@@ -93,7 +105,9 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 /* Inputs of a run other than the batch. */
 typedef struct ml_run {
     const ml_weights *weights;
-    const ml_weights *grads; /* backward only; the same parts; NULL: opts.frozen */
+    const ml_weights *grads;    /* backward only; the same parts; NULL: opts.frozen */
+    const ml_tensor *head_grad; /* frozen: the gradient of the last node's weight, which is
+                                   trained with the adapter; NULL: it is frozen, too */
     /* Where the embedding's gradient is accumulated; NULL: with its table's.  A tied
      * table has two gradients; kept separate, the sum of each over several runs does not
      * depend on how the batch is divided into runs. */

@@ -52,6 +52,18 @@ static int32_t home_of(const ml_spec *s, int32_t send) {
     return send;
 }
 
+static int64_t slots_of(const ml_plan *p, const ml_plan_experts *x) {
+    return (int64_t)p->opts.caps.n_token * p->spec->node[x->send].attr.moe.top_k;
+}
+
+/* Whether adapters of a layer's experts may drop inputs: in training, on the host. */
+static bool drops_rows(const ml_plan *p, const ml_plan_experts *x) {
+    for (int32_t i = x->send; i <= x->back && p->be->dev->host && p->opts.backward; i++)
+        if (p->spec->node[i].op == ML_OP_LORA && p->spec->node[i].attr.lora.dropout > 0)
+            return true;
+    return false;
+}
+
 static void add_layer(ml_plan *p, int32_t send, int32_t back) {
     const ml_spec *s = p->spec;
     ml_plan_experts *x = &p->experts.layer[p->experts.n++];
@@ -64,6 +76,10 @@ static void add_layer(ml_plan *p, int32_t send, int32_t back) {
     x->row = ML_NEW(&p->arena, int32_t,
                     (int64_t)p->opts.n_set * p->experts.n_rank * (1 + x->n_expert));
     x->n_round = ML_NEW(&p->arena, int32_t, p->opts.n_set);
+    if (drops_rows(p, x)) {
+        x->slot_key = ML_NEW(&p->arena, uint64_t, p->opts.n_set * slots_of(p, x));
+        p->experts.key = ML_NEW(&p->arena, uint64_t, p->experts.room);
+    }
     for (int32_t i = send; i <= back; i++)
         p->call[i].experts = p->experts.n - 1;
 }
@@ -133,6 +149,16 @@ size_t ml_plan_experts_scratch(const ml_plan *p, int32_t node) {
 
 /* --- rounds ------------------------------------------------------------------- */
 
+/* The dropout keys of the rows to send; `group` says which token each is of. */
+static void find_keys(ml_plan *p, const ml_plan_experts *x, const ml_rows *rows) {
+    const int32_t *table = ml_plan_at(p, p->value_store[ML_FIRST_COPY][x->group]);
+    const int32_t k = p->spec->node[x->send].attr.moe.top_k;
+    uint64_t *key = x->slot_key ? x->slot_key + p->set * slots_of(p, x) : NULL;
+
+    for (int32_t i = 0; key && rows->dropout_key && i < rows->n_token * k; i++)
+        key[i] = rows->dropout_key[table[x->n_expert + 1 + i] / k];
+}
+
 /* The ranks tell each other how many rows they have, which gives the number of rounds. */
 static void count_rows(ml_plan *p, int32_t layer, const ml_run *r) {
     ml_plan_experts *x = &p->experts.layer[layer];
@@ -148,6 +174,7 @@ static void count_rows(ml_plan *p, int32_t layer, const ml_run *r) {
         p->be->dev->copy_out(p->be->stream, p->experts.start,
                              ml_plan_at(p, p->value_store[ML_FIRST_COPY][x->group]),
                              (size_t)n * sizeof *start);
+    find_keys(p, x, r->rows);
     ML_BUG_IF(r->expert_rows > p->experts.room);
     mine[0] = r->expert_rows ? r->expert_rows : p->experts.room;
     for (int32_t e = 0; e < x->n_expert; e++)
@@ -256,14 +283,31 @@ static bool at_experts(const ml_plan *p, int32_t node, ml_run *run, ml_rows *row
         return true;
     *rows = *run->rows;
     rows->n_token = p->experts.n_row;
+    rows->dropout_key = run->rows->dropout_key ? p->experts.key : NULL;
     run->rows = rows;
     return rows->n_token > 0;
+}
+
+/* Keys follow the rows of a round, before an op that drops inputs. */
+static void send_keys(ml_plan *p, int32_t node, const ml_run *r) {
+    const ml_plan_experts *x = &p->experts.layer[p->experts.now];
+    ml_tensor home = { .dtype = ML_F32, .n_dim = 2, .shape = { 0, 2 } }, away = home;
+
+    if (p->spec->node[node].op != ML_OP_LORA || !x->slot_key || !r->rows->dropout_key)
+        return;
+    home.data = x->slot_key + p->set * slots_of(p, x);
+    home.shape[0] = (int64_t)r->rows->n_token * p->spec->node[x->send].attr.moe.top_k;
+    away.data = p->experts.key;
+    away.shape[0] = p->experts.n_row;
+    move_rows(p, home, away, p->scratch.ptr, true);
 }
 
 static void run_sent(ml_plan *p, int32_t node, ml_plan_pass pass, const ml_run *r) {
     ml_run run = *r;
     ml_rows rows;
 
+    if (p->call[node].experts != ML_NONE)
+        send_keys(p, node, r);
     if (!at_experts(p, node, &run, &rows))
         return;
     ml_plan_run_node(p, node, pass == ML_PASS_FORWARD, &run);
@@ -307,6 +351,7 @@ static void back_round(ml_plan *p, int32_t layer, int32_t round, const ml_run *r
     for (int32_t i = x->back; i >= x->send; i--) {
         ml_run run = *r;
         ml_rows rows;
+        send_keys(p, i, r);
         if (at_experts(p, i, &run, &rows))
             ml_plan_back_node(p, i, &run, false);
     }

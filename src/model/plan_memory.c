@@ -330,9 +330,12 @@ static void find_last_reads(ml_plan *p, reads *r) {
 static int32_t reusable_input(const ml_plan *p, int32_t node, int copy, int32_t time,
                               const reads *r) {
     const ml_node *n = &p->spec->node[node];
+    /* The rows of a DP group are where they are among those of all groups. */
+    unsigned in_place =
+        n->op == ML_OP_GATHER_ROWS && n->attr.dp ? 1 : ml_op_infos[n->op].in_place;
     for (int k = 0; k < ML_OP_IN; k++) {
         int32_t v = n->in[k];
-        if (v == ML_NONE || !(ml_op_infos[n->op].in_place >> k & 1))
+        if (v == ML_NONE || !(in_place >> k & 1))
             continue;
         if (copy == ML_SECOND_COPY && ml_plan_copy(p, node, v) != ML_SECOND_COPY)
             continue;

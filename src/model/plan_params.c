@@ -5,7 +5,7 @@
  * gathered into one buffer before its first op runs, in forward and again in backward.
  * Gradients of the whole weights of a unit are a second buffer, zeroed before its backward;
  * afterwards the ranks' are summed (ML_REDUCE_TREE), and each rank adds its part of the sum
- * to its gradients.  Weights of experts have ranks of their own that divide them. */
+ * to its gradients; frozen weights have none.  Weights of experts have ranks of their own that divide them. */
 #include "base/bug.h"
 #include "model/plan_priv.h"
 #include "model/ranks.h"
@@ -153,6 +153,11 @@ static size_t stage_bytes(const ml_plan *p, const unit *u, int kind, bool grads,
     return most < ml_ranks_stage_bytes(n) ? most : ml_ranks_stage_bytes(n);
 }
 
+/* Whether backward computes gradients of the weights. */
+static bool has_grads(const ml_plan *p) {
+    return p->opts.backward && !p->opts.frozen;
+}
+
 static void keep_most(size_t *most, size_t bytes) {
     *most = bytes > *most ? bytes : *most;
 }
@@ -171,10 +176,10 @@ void ml_plan_params_plan(ml_plan *p) {
         unit *u = &x->unit[i];
         find_params(p, u);
         keep_most(&x->weight_bytes, u->weight_bytes);
-        if (p->opts.backward)
+        if (has_grads(p))
             keep_most(&x->grad_bytes, u->grad_bytes);
         for (int k = 0; k < KINDS; k++)
-            for (int grads = 0; grads <= p->opts.backward; grads++)
+            for (int grads = 0; grads <= has_grads(p); grads++)
                 keep_most(&x->stage_bytes[k], stage_bytes(p, u, k, grads, &a));
     }
     ml_arena_release(&a);
@@ -283,7 +288,7 @@ void ml_plan_params_back(ml_plan *p, int32_t node) {
     ml_plan_params *x = p->params;
     const unit *u = x ? &x->unit[x->of_node[node]] : NULL;
 
-    if (u && u->n && node == u->end - 1)
+    if (u && u->n && node == u->end - 1 && has_grads(p))
         p->be->optim->zero(p->be->stream, x->grads.ptr, u->grad_bytes);
 }
 
@@ -291,7 +296,7 @@ void ml_plan_params_backed(ml_plan *p, int32_t node, const ml_run *r) {
     ml_plan_params *x = p->params;
     const unit *u = x ? &x->unit[x->of_node[node]] : NULL;
 
-    if (!u || !u->n || node != u->first)
+    if (!u || !u->n || node != u->first || !has_grads(p))
         return;
     exchange(p, u, ml_ranks_reduce, u->grads, "summing gradients");
     for (int32_t i = 0; i < u->n; i++) {

@@ -35,6 +35,7 @@ typedef struct ml_plan_experts {
     int32_t group, n_expert; /* of the rows at home */
     int32_t *row;            /* of ml_expert_rows, for each set: backward needs forward's */
     int32_t *n_round;        /* [n_set] */
+    uint64_t *slot_key; /* [n_set][slots] dropout keys of the rows at home; NULL: none */
 } ml_plan_experts;
 
 /* The nodes of a recompute unit, and the time at which its first node would be
@@ -49,7 +50,9 @@ typedef struct ml_plan_recording {
     int32_t n_token, n_seq, n_loss;
     float temperature;
     const void *weights, *lora, *kv; /* their addresses */
-    void *work;                      /* NULL: seen once, not captured yet */
+    uint64_t lora_version;
+    bool adapters; /* rows have their own */
+    void *work;    /* NULL: seen once, not captured yet */
 } ml_plan_recording;
 
 enum { ML_PLAN_RECORDINGS = 64 };
@@ -90,6 +93,7 @@ struct ml_plan {
         int32_t *start;     /* host copy of the start of each expert's rows */
         int64_t *count;     /* [3][ranks] */
         int32_t *table;     /* host copy of tables; NULL: the device is the host */
+        uint64_t *key;      /* [room] dropout keys of a round's rows; NULL: none */
     } experts;
     ml_context_rows context; /* at capacity, for sizing */
     int64_t *block_size;     /* [2*n_context] of a SWAP_ROWS */
@@ -117,6 +121,9 @@ struct ml_plan {
  * they do nothing. */
 void ml_plan_comm_run(ml_plan *p, ml_op_id op, const ml_op_args *a);
 void ml_plan_comm_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
+/* The rows of all DP groups, of which this rank has those of its own; s NULL: host memory. */
+void ml_plan_gather_groups(ml_plan *p, ml_stream *s, const ml_tensor *all,
+                           const ml_dp_rows *dp);
 
 /* plan_experts.c.  Rewrites the spec for the rank's place in its expert group
  * (spec_experts.h); finds the layers of the result. */
@@ -162,7 +169,7 @@ bool ml_plan_params_grad(const ml_plan *p, int32_t node, int k, ml_tensor *out);
 /* plan_rows.c: bytes of a batch's arrays in device memory (0 on the host), and the batch
  * as ops read it there. */
 size_t ml_plan_rows_bytes(const ml_plan *p);
-ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run);
+ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp);
 
 /* The recording of a run of this kind, possibly not captured yet; NULL: the first run of
  * its kind, or of a kind that is not captured. */

@@ -8,7 +8,8 @@ enum {
 static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
     return a->n_token == b->n_token && a->n_seq == b->n_seq && a->n_loss == b->n_loss &&
            a->temperature == b->temperature && a->weights == b->weights &&
-           a->lora == b->lora && a->kv == b->kv;
+           a->lora == b->lora && a->lora_version == b->lora_version &&
+           a->adapters == b->adapters && a->kv == b->kv;
 }
 
 static void drop(const ml_plan *p, ml_plan_recording *r) {
@@ -22,15 +23,13 @@ static int32_t most_rows(const ml_plan *p) {
     return asked && asked < MOST_ROWS ? asked : MOST_ROWS;
 }
 
-/* Only decode is captured, one row per sequence: its shapes repeat.  Not with adapters of the
- * rows' own, which may be loaded or removed between runs. */
+/* Only decode is captured, one row per sequence: its shapes repeat. */
 static bool is_recorded(const ml_plan *p, const ml_run *r) {
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->chosen[i] || r->given[i]) /* copied between host and device within the run */
             return false;
     return p->be->replay && !p->dump && !p->opts.group[ML_GROUP_TP] && !p->experts.n &&
-           r->kv && !r->rows->adapter && r->rows->n_token == r->rows->n_seq &&
-           r->rows->n_token <= most_rows(p);
+           r->kv && r->rows->n_token == r->rows->n_seq && r->rows->n_token <= most_rows(p);
 }
 
 int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {
@@ -51,10 +50,12 @@ ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
                               .temperature = r->rows->temperature,
                               .weights = r->weights->buf.ptr,
                               .lora = r->weights->lora,
+                              .adapters = r->rows->adapter != NULL,
                               .kv = r->kv ? r->kv->buf.ptr : NULL };
 
     if (!is_recorded(p, r))
         return NULL;
+    now.lora_version = r->weights->lora ? r->weights->lora->version : 0;
     for (int32_t i = 0; i < p->n_recording; i++)
         if (is_like(&p->recording[i], &now))
             return &p->recording[i];

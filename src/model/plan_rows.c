@@ -13,8 +13,11 @@ static int32_t batch_ints(const ml_batch_caps *c) {
            padded(c->n_page) + 2 * padded(c->n_loss);
 }
 
+/* With data-parallel attention the rows of the group follow those of all. */
 size_t ml_plan_rows_bytes(const ml_plan *p) {
-    return p->be->dev->host ? 0 : (size_t)batch_ints(&p->opts.caps) * sizeof(int32_t);
+    size_t n = p->spec->attn_dp > 1 ? 2 : 1;
+
+    return p->be->dev->host ? 0 : n * (size_t)batch_ints(&p->opts.caps) * sizeof(int32_t);
 }
 
 /* Padding after n integers: `more` entries, the first `fill`, each `step` larger than the
@@ -34,9 +37,23 @@ static const int32_t *send_padded(const ml_plan *p, const int32_t *from, int32_t
     return (const int32_t *)p->rows.ptr + (stage - p->stage);
 }
 
+/* The rows of this rank's DP group; without logits, and never padded. */
+static void send_group(const ml_plan *p, const ml_rows *r, ml_rows *d, int32_t *at) {
+    tail none = { 0, 0, 0 };
+
+    d->id = send_padded(p, r->id, r->n_token, none, at);
+    d->pos = send_padded(p, r->pos, r->n_token, none, at);
+    d->seq_start = send_padded(p, r->seq_start, r->n_seq + 1, none, at);
+    d->page_start = send_padded(p, r->page_start, r->n_seq + 1, none, at);
+    d->slot = send_padded(p, r->slot, r->n_seq, none, at);
+    if (r->adapter)
+        d->adapter = send_padded(p, r->adapter, r->n_token, none, at);
+    d->page = send_padded(p, r->page, r->page_start[r->n_seq], none, at);
+}
+
 /* The batch as ops read it: the batch itself, or a copy in device memory, sent in one
  * transfer.  In decode it may be padded with rows at position -1, without KV pages. */
-ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run) {
+ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
     const ml_rows *r = run->rows;
     ml_rows d = *r;
     int32_t at = 0, n = r->n_token, n_page, more;
@@ -64,6 +81,11 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run) {
             &at);
     /* The last array: the addresses of the others then depend on the counts only. */
     d.page = send_padded(p, r->page, n_page, (tail){ 0, 0, 0 }, &at);
+    if (r->dp) {
+        *dp = *r->dp;
+        send_group(p, &r->dp->rows, &dp->rows, &at);
+        d.dp = dp;
+    }
     p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,
                         (size_t)at * sizeof *p->stage);
     return d;

@@ -224,7 +224,7 @@ static const char *const *copied(ml_arena *a, const char *const *words) {
 static void g_sizes(miles_graph *g, const miles_model_sizes *from) {
     graph *h = of(g);
     ml_spec *s = h->b->spec;
-    miles_model_sizes o;
+    miles_model_sizes o = { 0 };
 
     if (!call(h, "sizes") || !OPTIONS(h, o, from))
         return;
@@ -326,7 +326,7 @@ static void g_head(miles_graph *g, int32_t x, const char *name, double softcap) 
 
 static int32_t g_linear(miles_graph *g, int32_t x, const miles_linear *from) {
     graph *h = of(g);
-    miles_linear o;
+    miles_linear o = { 0 };
 
     if (!op(h, "linear") || !OPTIONS(h, o, from) || !is(h, "x", x, ROWS) ||
         !named(h, "name", o.name) || !optional(h, "whole", o.whole) ||
@@ -369,7 +369,7 @@ static bool check_part(graph *h, const miles_part *p, int32_t n_head, int64_t n_
 static int32_t g_head_linear(miles_graph *g, int32_t x, const char *name, int32_t n_head,
                              int64_t n_out, const miles_part *from) {
     graph *h = of(g);
-    miles_part o;
+    miles_part o = { 0 };
     ml_part *part = NULL;
 
     if (!op(h, "head_linear") || !is(h, "x", x, ROWS) || !named(h, "name", name) ||
@@ -394,7 +394,7 @@ static int32_t g_head_linear(miles_graph *g, int32_t x, const char *name, int32_
 
 static int32_t g_norm(miles_graph *g, int32_t x, const miles_norm *from) {
     graph *h = of(g);
-    miles_norm o;
+    miles_norm o = { 0 };
 
     if (!op(h, "norm") || !OPTIONS(h, o, from) || !is(h, "x", x, ROWS) ||
         !optional(h, "name", o.name))
@@ -420,7 +420,7 @@ static int32_t g_layernorm(miles_graph *g, int32_t x, const char *name, double e
 
 static bool rope_options(graph *h, ml_rope_opts *out, int32_t *head_dim,
                          const miles_rope *from) {
-    miles_rope o;
+    miles_rope o = { 0 };
 
     if (!OPTIONS(h, o, from) || !within(h, "head_dim", o.head_dim, 2, MAX_WIDTH))
         return false;
@@ -515,7 +515,7 @@ static int32_t g_attn(miles_graph *g, int32_t q, int32_t k, int32_t v,
     graph *h = of(g);
     ml_shared_kv pages;
     ml_attn_opts a;
-    miles_attn o;
+    miles_attn o = { 0 };
 
     if (!op(h, "attn") || !OPTIONS(h, o, from) || !is(h, "q", q, ROWS) ||
         !is(h, "k", k, ROWS) || !is(h, "v", v, ROWS) || !check_attn(h, &o, q, k) ||
@@ -530,7 +530,7 @@ static int32_t g_attn(miles_graph *g, int32_t q, int32_t k, int32_t v,
 static int32_t g_attn_chosen(miles_graph *g, int32_t q, int32_t k, int32_t chosen,
                              const miles_attn *from) {
     graph *h = of(g);
-    miles_attn o;
+    miles_attn o = { 0 };
 
     if (!op(h, "attn_chosen") || !OPTIONS(h, o, from) || !is(h, "q", q, ROWS) ||
         !is(h, "k", k, ROWS) || !is(h, "chosen", chosen, CHOSEN) ||
@@ -543,7 +543,7 @@ static int32_t g_attn_chosen(miles_graph *g, int32_t q, int32_t k, int32_t chose
 static int32_t g_index(miles_graph *g, int32_t q, int32_t k, int32_t weight,
                        const miles_index *from) {
     graph *h = of(g);
-    miles_index o;
+    miles_index o = { 0 };
 
     if (!op(h, "index") || !OPTIONS(h, o, from) || !is(h, "q", q, ROWS) ||
         !is(h, "k", k, ROWS) || !is(h, "weight", weight, ROWS) ||
@@ -609,7 +609,7 @@ static int32_t g_row_gate(miles_graph *g, int32_t gate, int32_t x) {
 
 static int32_t g_slice(miles_graph *g, int32_t x, const miles_slice *from) {
     graph *h = of(g);
-    miles_slice o;
+    miles_slice o = { 0 };
     ml_slice_opts to;
     int64_t group;
 
@@ -666,7 +666,7 @@ static bool check_moe(graph *h, const miles_moe *o) {
 
 static int32_t g_moe(miles_graph *g, int32_t x, int32_t by, const miles_moe *from) {
     graph *h = of(g);
-    miles_moe o;
+    miles_moe o = { 0 };
 
     if (!op(h, "moe") || !OPTIONS(h, o, from) || !is(h, "x", x, ROWS) ||
         !is(h, "by", by, ROWS) || !check_moe(h, &o))
@@ -707,7 +707,7 @@ static int32_t g_conv(miles_graph *g, int32_t x, const char *name, int32_t taps,
 
 static int32_t g_decay(miles_graph *g, int32_t a, int32_t gate, const miles_decay *from) {
     graph *h = of(g);
-    miles_decay o;
+    miles_decay o = { 0 };
 
     if (!op(h, "decay") || !OPTIONS(h, o, from) || !is(h, "a", a, ROWS) ||
         !named(h, "log_speed", o.log_speed) || !named(h, "bias", o.bias) ||
@@ -723,7 +723,7 @@ static int32_t g_decay(miles_graph *g, int32_t a, int32_t gate, const miles_deca
 static int32_t g_linear_rnn(miles_graph *g, int32_t qkv, int32_t decay,
                             const miles_linear_rnn *from) {
     graph *h = of(g);
-    miles_linear_rnn o;
+    miles_linear_rnn o = { 0 };
 
     if (!op(h, "linear_rnn") || !OPTIONS(h, o, from) || !is(h, "qkv", qkv, ROWS) ||
         !is(h, "decay", decay, DECAY) || !optional(h, "skip", o.skip) ||

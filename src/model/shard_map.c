@@ -82,6 +82,10 @@ static const bool *find_stages(ml_arena *a, const ml_spec *s, int32_t n_stage,
     bool *has = ML_NEW(a, bool, (int64_t)s->n_param *n_stage + 1);
     bool *used = ML_NEW(a, bool, s->n_param + 1);
 
+    for (int32_t i = 0; s->adapter && i < s->n_param; i++) {
+        has[(int64_t)i * n_stage + (stage ? stage[i] : 0)] = true;
+        used[i] = true;
+    }
     for (int32_t i = 0; i < s->n_node; i++)
         for (int k = 0; k < ML_OP_W; k++) {
             int32_t p = s->node[i].w[k];
@@ -107,7 +111,8 @@ void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layo
     for (int32_t i = 0; i < s->n_param; i++) {
         row_shape shape = shape_of(&s->param[i], linear);
         int64_t rows = shape.n_member * shape.stored;
-        divided[i] = mesh->ep * mesh->etp > 1 && s->param[i].shard == ML_SHARD_EXPERT;
+        divided[i] = mesh->ep * (s->adapter ? 1 : mesh->etp) > 1 &&
+                     s->param[i].shard == ML_SHARD_EXPERT;
         if (divided[i])
             divide_members(range + (int64_t)i * n_place, &shape, mesh->ep, n_place,
                            owned + n_place, mark);
@@ -123,7 +128,8 @@ void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layo
                            .n_place = n_place,
                            .range = range,
                            .has = find_stages(a, s, n_stage, stage),
-                           .divided = divided };
+                           .divided = divided,
+                           .adapter = s->adapter };
 }
 
 void ml_shard_map_one(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear) {
@@ -145,12 +151,20 @@ static place place_of(const ml_shard_map *m, int32_t param, int32_t rank) {
     int32_t in_stage = rank % m->n_place, data = ml_mesh_at_data(x, rank);
     int32_t cp = in_stage / x->size[ML_MESH_TP] % x->size[ML_MESH_CP], same;
 
+    if (m->divided[param] && m->adapter) {
+        same = m->n_place / x->ep;
+        return (place){ ml_mesh_at_ep(x, rank) * same +
+                            in_stage / (x->etp * x->ep) * x->etp + in_stage % x->etp,
+                        same };
+    }
     if (m->divided[param]) {
         int32_t parts = x->etp * x->ep, part;
         same = m->n_place / parts;
         part = in_stage / x->etp % x->ep * x->etp + in_stage % x->etp;
         return (place){ part * same + in_stage / parts, same };
     }
+    if (m->adapter)
+        return (place){ in_stage, m->n_place };
     same = m->n_place / x->gather;
     return (place){ data % x->gather * same + data / x->gather * x->size[ML_MESH_CP] + cp,
                     same };
@@ -198,12 +212,18 @@ const ml_shard_range *ml_shard_residents(const ml_shard_map *m, ml_arena *a, int
     return out;
 }
 
+ml_mesh_group ml_shard_sum_group(const ml_shard_map *m, bool divided) {
+    if (m->adapter)
+        return divided ? ML_GROUP_EXPERT_SAME : ML_GROUP_REDUCE;
+    return divided ? ML_GROUP_EXPERT_DATA : ML_GROUP_REPLICA;
+}
+
 ml_mesh_group ml_shard_group(const ml_shard_map *m, int32_t param) {
-    return m->divided[param] ? ML_GROUP_EXPERT_DATA : ML_GROUP_REPLICA;
+    return ml_shard_sum_group(m, m->divided[param]);
 }
 
 bool ml_shard_is_gathered(const ml_shard_map *m, int32_t param) {
-    return (m->divided[param] ? m->mesh.etp : m->mesh.gather) > 1;
+    return !m->adapter && (m->divided[param] ? m->mesh.etp : m->mesh.gather) > 1;
 }
 
 ml_mesh_group ml_shard_gather_group(const ml_shard_map *m, int32_t param) {

@@ -21,6 +21,9 @@
  * A parameter that several stages use (a tied embedding) is resident in all of them, and
  * owned in the first.
  *
+ * Adapters (ml_spec.adapter) are small: the ranks of a stage do not divide their matrices,
+ * except those of experts, of which an expert parallel rank has its own.
+ *
  * thread: any; no state. */
 #ifndef ML_MODEL_SHARD_MAP_H
 #define ML_MODEL_SHARD_MAP_H
@@ -43,10 +46,12 @@ typedef struct ml_shard_map {
     const ml_shard_range *range;
     const bool *has;     /* [n_param][stages]: whether the stage uses the parameter */
     const bool *divided; /* [n_param]: over the ranks of experts (mesh.h: ep, etp) */
+    bool adapter;        /* of one: nothing is gathered */
 } ml_shard_map;
 
-/* linear: the layout of linear weights; stage: [n_node] the pipeline stage of each node,
- * NULL: all are in stage 0.  Allocated in the arena. */
+/* linear: the layout of linear weights; stage: [n_node] the pipeline stage of each node, of
+ * an adapter [n_param] of each parameter; NULL: all are in stage 0.  Allocated in the
+ * arena. */
 void ml_shard_map_init(ml_shard_map *out, ml_arena *a, const ml_spec *s, ml_layout linear,
                        const ml_mesh_sizes *mesh, const int32_t *stage);
 /* The map of one rank, which has and owns everything. */
@@ -59,7 +64,9 @@ ml_shard_range ml_shard_resident(const ml_shard_map *m, int32_t param, int32_t r
 /* [n_param] of a rank, in the arena. */
 const ml_shard_range *ml_shard_residents(const ml_shard_map *m, ml_arena *a, int32_t rank);
 
-/* The group over which a parameter's gradients are summed and its state is divided. */
+/* The groups over which gradients of parameters are summed and their state is divided: of
+ * those that are divided over the ranks of experts, and of all others; that of one. */
+ml_mesh_group ml_shard_sum_group(const ml_shard_map *m, bool divided);
 ml_mesh_group ml_shard_group(const ml_shard_map *m, int32_t param);
 /* Whether ranks divide a parameter and gather it before use, the group of these ranks, and
  * what they have together: all of it, or the experts of an expert parallel rank. */

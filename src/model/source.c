@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "io/quant.h"
+
 #define NAME_CAP 512
 
 ml_source ml_source_in(const ml_st_tensor *t, bool part, const ml_param *p, int32_t e) {
@@ -14,6 +16,26 @@ ml_source ml_source_in(const ml_st_tensor *t, bool part, const ml_param *p, int3
     s.row = p->part->row;
     s.col = p->part->col;
     return s;
+}
+
+void ml_source_f32(const ml_st_tensor *t, int64_t at, int64_t step, int64_t n, float *out) {
+    const unsigned char *p = (const unsigned char *)t->data;
+
+    if (t->quant) {
+        ml_quant_read(t->quant, at, step, n, out);
+    } else if (t->dtype == ML_ST_I64 || t->dtype == ML_ST_I32) {
+        for (int64_t i = 0; i < n; i++)
+            out[i] = (float)ml_source_integer(t, at + i * step);
+    } else if (t->dtype == ML_ST_F32) {
+        for (int64_t i = 0; i < n; i++)
+            memcpy(&out[i], p + (at + i * step) * 4, sizeof *out);
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, p + (at + i * step) * 2, sizeof h);
+            out[i] = t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
+        }
+    }
 }
 
 /* Its own tensor, or else its place in the larger tensor. */

@@ -30,6 +30,9 @@ bool ml_param_is_value_head(const ml_param *p);
 /* Whether a tensor of this name is an LM head. */
 bool ml_is_lm_head(ml_str name);
 
+/* n elements of a tensor as f32: at, at + step, .. */
+void ml_source_f32(const ml_st_tensor *t, int64_t at, int64_t step, int64_t n, float *out);
+
 /* Element `at` of a tensor of integers. */
 int64_t ml_source_integer(const ml_st_tensor *t, int64_t at);
 

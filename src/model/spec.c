@@ -353,6 +353,28 @@ static void build(ml_builder *b, const ml_family *family, const ml_spec_opts *o)
     take_off_keys(b->config);
 }
 
+/* Whether the output of a linear layer selects experts. */
+static bool is_router(const ml_spec *s, const ml_node *n) {
+    for (int32_t i = 0; i < s->n_node; i++)
+        if (s->node[i].op == ML_OP_MOE_ROUTE && s->node[i].in[0] == n->out[0])
+            return true;
+    return false;
+}
+
+static void mark_linear(ml_spec *s) {
+    bool experts = false;
+
+    for (int32_t i = 0; i < s->n_node; i++) {
+        const ml_node *n = &s->node[i];
+        ml_param *p = n->w[0] == ML_NONE ? NULL : &s->param[n->w[0]];
+        if ((n->op == ML_OP_LINEAR || n->op == ML_OP_MOE_LINEAR) && n->layer != ML_NONE)
+            p->linear = p->shape[0] >= ML_LANES && !p->keep_f32 && !is_router(s, n);
+        experts |= n->op == ML_OP_MOE_LINEAR;
+    }
+    for (int32_t i = 0; i < s->n_param; i++)
+        s->param[i].qat = s->param[i].linear && (!experts || s->param[i].name_after);
+}
+
 static ml_status parse(ml_spec *out, ml_str text, const char *path, const ml_spec_opts *o,
                        ml_err *err) {
     ml_hf_config c;
@@ -386,6 +408,8 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, const ml_spe
                      path, out->family);
     if (st == ML_OK)
         st = check_total(out, path, err);
+    if (st == ML_OK)
+        mark_linear(out);
     if (st == ML_OK)
         ml_spec_index(out);
     else

@@ -64,7 +64,9 @@ typedef struct ml_param {
     const ml_param_cut *cut; /* NULL: whole; else n_stack and shape are this rank's */
     bool frozen;             /* not trained: it has no gradient */
     bool keep_f32;           /* loading and saving do not round it */
-    int64_t below;           /* its elements are whole numbers 0 .. below - 1; 0: any */
+    bool linear;             /* a linear layer that may be quantized: no router, no gate */
+    bool qat; /* one that INT4 training quantizes: of a model with experts, only these */
+    int64_t below; /* its elements are whole numbers 0 .. below - 1; 0: any */
 } ml_param;
 
 /* What determines a value's number of rows. */
@@ -90,6 +92,7 @@ typedef struct ml_value {
     ml_dtype dtype;
     bool exact; /* f32 on every backend; others have the backend's dtype */
     bool sent;  /* tokens: rows that the ranks of an expert group sent to this one */
+    bool dp;    /* tokens: rows of this rank's DP group; others are undefined */
 } ml_value;
 
 /* The dtype of a value, where activations have dtype `act`. */
@@ -103,6 +106,7 @@ typedef struct ml_node {
     int32_t in[ML_OP_IN], out[ML_OP_OUT]; /* values, or ML_NONE */
     int32_t w[ML_OP_W];                   /* parameters, or ML_NONE */
     bool again;                           /* an earlier node has the same parameters */
+    bool dp;             /* it computes the rows of this rank's DP group (spec_shard.h) */
     int32_t route_layer; /* of an op that selects: its layer in the routing record */
     ml_op_attr attr;
 } ml_node;
@@ -128,8 +132,10 @@ typedef struct ml_spec {
     bool reward;        /* a critic that is a reward model: see ml_spec_opts */
     int32_t pad_token;  /* of a reward model: padding; ML_NONE: none */
     bool mtp;           /* the multi-token prediction module of a model alone (mtp.h) */
+    bool adapter;       /* parameters of an adapter (lora.h), without nodes */
     uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
     int32_t n_rank;     /* ranks the model is cut for (spec_shard.h); 0: not cut */
+    int32_t attn_dp;    /* data-parallel attention: groups of these ranks; 0: 1 */
     int32_t n_context;  /* ranks that have pieces of sequences (spec_context.h); 0: none */
     ml_param *param;
     ml_value *value;

@@ -107,9 +107,12 @@ static void move_node(rewrite *w, ml_node *n) {
         if (n->in[k] == w->home)
             n->in[k] = w->here;
     ML_BUG_IF(!w->s->value[n->in[0]].sent); /* other ops do not stand between */
-    if (n->op == ML_OP_MOE_LINEAR) {
+    if (n->op == ML_OP_LORA)
+        n->attr.lora.first_group =
+            ml_expert_first(n->attr.moe.n_expert, w->n_rank, w->rank);
+    if (n->op == ML_OP_MOE_LINEAR || n->op == ML_OP_LORA) {
         take_experts(w, n);
-        n->in[1] = w->group;
+        n->in[n->op == ML_OP_LORA ? 2 : 1] = w->group;
     }
     for (int k = 0; k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE) {

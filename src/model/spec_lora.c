@@ -14,19 +14,20 @@ static bool is_site(const ml_spec *s, const ml_node *n) {
     return !ml_param_is_value_head(&s->param[n->w[0]]);
 }
 
+/* Of the whole model, if the spec is that of a rank (spec_shard.h). */
 static ml_lora_layer layer_of(const ml_spec *s, const ml_node *n) {
     const ml_param *p = &s->param[n->w[0]];
     ml_lora_layer l = { .param = n->w[0],
                         .input = n->in[0],
-                        .n_group = p->n_stack,
+                        .n_group = p->cut ? p->cut->n_stack : p->n_stack,
                         .n_in = p->shape[1],
-                        .n_out = p->shape[0],
+                        .n_out = p->cut ? p->cut->n_row : p->shape[0],
                         .experts = n->op == ML_OP_MOE_LINEAR,
                         .heads = n->op == ML_OP_HEAD_LINEAR };
 
     l.transposed = l.heads && p->part && p->part->col != 1;
     if (l.transposed) {
-        l.n_in = p->shape[0];
+        l.n_in = l.n_out;
         l.n_out = p->shape[1];
     }
     return l;
@@ -73,7 +74,7 @@ typedef struct insertion {
 static ml_node lora_of(insertion *x, const ml_node *linear, int32_t site) {
     ml_spec *s = x->s;
     ml_lora_layer l = layer_of(s, linear);
-    ml_node n = { .op = ML_OP_LORA, .layer = linear->layer };
+    ml_node n = { .op = ML_OP_LORA, .layer = linear->layer, .dp = linear->dp };
     int32_t out = s->n_value++;
 
     s->value[out] = s->value[linear->out[0]];

@@ -23,7 +23,7 @@ typedef struct ml_lora_layer {
     bool inner;      /* it reads the output of an activation: down_proj */
 } ml_lora_layer;
 
-/* All sites, in the arena. */
+/* All sites, in the arena.  Those of a spec that is cut are the sites of the whole one. */
 const ml_lora_layer *ml_spec_lora_layers(const ml_spec *s, ml_arena *a, int32_t *n);
 
 /* Inserts a LORA op after each site that is wanted (NULL: after all), for adapters of at

@@ -5,21 +5,30 @@
 #include "base/bug.h"
 #include "model/build.h"
 #include "model/spec_cut.h"
+#include "model/spec_dp.h"
 
 /* Where a value of the old spec is in the new one; ML_NONE: not there (yet). */
 typedef struct held {
     int32_t whole, local;
     const ml_cut *cut; /* of local */
+    bool dp;           /* both have the rows of a DP group */
+    int32_t all;       /* dp: whole, and the rows of all groups */
 } held;
 
 typedef struct shard {
     ml_builder b;
     ml_arena *a;
+    int32_t n_all, all_rank, n_dp;
+    /* Of the node at hand: whether it has the rows of a DP group; the ranks that it is cut
+     * over, all or those of the group. */
+    bool dp;
     int32_t n_rank, rank;
     const ml_value *value; /* of the old spec */
-    const ml_cut **want;   /* [old values] the cut that its reader would like, or NULL */
-    const ml_cut **made;   /* [old values] the cut in which heads come out, or NULL */
-    held *of;              /* [old values] */
+    const bool
+        *divided; /* [old values] it is computed by a node with the rows of a group */
+    const ml_cut **want; /* [old values] the cut that its reader would like, or NULL */
+    const ml_cut **made; /* [old values] the cut in which heads come out, or NULL */
+    held *of;            /* [old values] */
 } shard;
 
 static int64_t width_of(const shard *x, int32_t v) {
@@ -34,7 +43,7 @@ static const ml_cut *columns(const shard *x, int64_t width) {
 /* --- what readers want ------------------------------------------------------------- */
 
 static void want(shard *x, int32_t v, const ml_cut *c) {
-    if (v != ML_NONE && c && !x->want[v])
+    if (v != ML_NONE && c && !x->want[v] && x->divided[v] == x->dp)
         x->want[v] = c;
 }
 
@@ -120,6 +129,8 @@ static void want_range(shard *x, const ml_node *n) {
     const ml_cut *out = x->want[n->out[0]], *old = x->want[n->in[0]];
     ml_cut c = old ? *old : (ml_cut){ 0 };
 
+    if (x->divided[n->in[0]] != x->dp)
+        return;
     for (int i = 0; out && i < out->n; i++)
         if (!ml_cut_add(&c, n->attr.slice.part[0].at + out->part[i].at, out->part[i].width,
                         out->part[i].deal))
@@ -200,6 +211,8 @@ static void want_inputs(shard *x, const ml_node *n) {
         want(x, n->op == ML_OP_ATTN ? n->in[2] : ML_NONE, c.v);
     } else if (n->op == ML_OP_GLU && n->attr.glu.fused) {
         want_halves(x, n);
+    } else if (n->op == ML_OP_LORA) {
+        want(x, n->in[1], out);
     } else if (info->cut == ML_CUT_COLUMNS && n->op != ML_OP_ADD) {
         if (n->op == ML_OP_GLU && !out)
             out = cut_of_gate(x, n);
@@ -212,38 +225,62 @@ static void want_inputs(shard *x, const ml_node *n) {
 
 /* --- values ---------------------------------------------------------------------- */
 
-static int32_t new_value(shard *x, int32_t old, int32_t mul, int64_t width) {
+static int32_t new_value(shard *x, int32_t old, int32_t mul, int64_t width, bool dp) {
     ml_value v = x->value[old];
 
     v.mul *= mul;
     v.width = width;
+    v.dp = dp && v.axis == ML_PER_TOKEN;
     return ml_build_value(&x->b, v);
 }
 
-static ml_node *between(shard *x, ml_op_id op, int32_t in, int32_t out) {
+static ml_node *between(shard *x, ml_op_id op, int32_t in, int32_t out, bool dp) {
     ml_node *n = ml_build_node(&x->b, op);
 
     n->in[0] = in;
     n->out[0] = out;
+    n->dp = dp;
     return n;
 }
 
-/* The whole rows of a value, gathered where they are cut. */
+static int32_t ranks_of(const shard *x, bool dp) {
+    return dp ? x->n_all / x->n_dp : x->n_all;
+}
+
+/* The whole columns of a value that is cut over n_rank ranks. */
+static void gather_columns(shard *x, int32_t v, int32_t n_rank) {
+    held *h = &x->of[v];
+    int32_t parts = new_value(x, v, n_rank, ml_cut_offset(h->cut, h->cut->n), h->dp);
+    ml_node *n = between(x, ML_OP_GATHER_COLS, h->local, parts, h->dp);
+
+    n->attr.dp = h->dp;
+    h->whole = new_value(x, v, 1, width_of(x, v), h->dp);
+    n = between(x, ML_OP_MERGE_COLS, parts, h->whole, h->dp);
+    n->attr.merge.n_rank = n_rank;
+    n->attr.merge.run = ml_cut_runs(x->a, h->cut, n_rank, &n->attr.merge.n_run);
+}
+
+/* The whole columns of a value, gathered where they are cut, in the rows of the node at
+ * hand. */
 static int32_t whole(shard *x, int32_t v) {
     held *h = &x->of[v];
-    int32_t parts;
-    ml_node *n;
 
-    if (h->whole != ML_NONE)
+    if (h->whole == ML_NONE) {
+        ML_BUG_IF(h->local == ML_NONE);
+        gather_columns(x, v, ranks_of(x, h->dp));
+    }
+    if (!h->dp || x->dp)
         return h->whole;
-    ML_BUG_IF(h->local == ML_NONE);
-    parts = new_value(x, v, x->n_rank, ml_cut_offset(h->cut, h->cut->n));
-    between(x, ML_OP_GATHER_COLS, h->local, parts);
-    h->whole = new_value(x, v, 1, width_of(x, v));
-    n = between(x, ML_OP_MERGE_COLS, parts, h->whole);
-    n->attr.merge.n_rank = x->n_rank;
-    n->attr.merge.run = ml_cut_runs(x->a, h->cut, x->n_rank, &n->attr.merge.n_run);
-    return h->whole;
+    if (h->all == ML_NONE) {
+        h->all = new_value(x, v, 1, width_of(x, v), false);
+        between(x, ML_OP_GATHER_ROWS, h->whole, h->all, false)->attr.dp = true;
+    }
+    return h->all;
+}
+
+/* The cut of a value's columns for the node at hand; NULL: it is whole, or cut for others. */
+static const ml_cut *cut_of(const shard *x, int32_t v) {
+    return x->of[v].dp == x->dp ? x->of[v].cut : NULL;
 }
 
 /* This rank's columns of a value; c NULL: all. */
@@ -254,12 +291,12 @@ static int32_t local(shard *x, int32_t v, const ml_cut *c) {
 
     if (!c)
         return whole(x, v);
-    if (h->local != ML_NONE && ml_cut_same(h->cut, c, x->n_rank))
+    if (h->local != ML_NONE && h->dp == x->dp && ml_cut_same(h->cut, c, x->n_rank))
         return h->local;
     ML_BUG_IF(c->n > ML_SLICE_PARTS);
     from = whole(x, v);
-    out = new_value(x, v, 1, ml_cut_offset(c, c->n));
-    n = between(x, ML_OP_SLICE, from, out);
+    out = new_value(x, v, 1, ml_cut_offset(c, c->n), x->dp);
+    n = between(x, ML_OP_SLICE, from, out, x->dp);
     n->attr.slice.group = width_of(x, v);
     n->attr.slice.n_group = 1;
     n->attr.slice.n_part = c->n;
@@ -276,8 +313,8 @@ static void give(shard *x, const ml_node *old, ml_node *n, int k, const ml_cut *
     held *h = &x->of[v];
 
     if (h->whole == ML_NONE && h->local == ML_NONE) { /* shared KV pages exist already */
-        int32_t id = new_value(x, v, 1, c ? ml_cut_offset(c, c->n) : width_of(x, v));
-        *h = (held){ c ? ML_NONE : id, c ? id : ML_NONE, c };
+        int32_t id = new_value(x, v, 1, c ? ml_cut_offset(c, c->n) : width_of(x, v), x->dp);
+        *h = (held){ c ? ML_NONE : id, c ? id : ML_NONE, c, x->dp, ML_NONE };
     }
     n->out[k] = c ? h->local : h->whole;
 }
@@ -288,7 +325,8 @@ static void give_kept(shard *x, const ml_node *old, ml_node *n, int k, int64_t c
     held *h = &x->of[old->out[k]];
 
     if (h->whole == ML_NONE)
-        h->whole = new_value(x, old->out[k], 1, width_of(x, old->out[k]) / of * count);
+        h->whole =
+            new_value(x, old->out[k], 1, width_of(x, old->out[k]) / of * count, x->dp);
     n->out[k] = h->whole;
 }
 
@@ -296,6 +334,7 @@ static ml_node *copy_node(shard *x, const ml_node *old, const int32_t *in) {
     ml_node *n = ml_build_node(&x->b, old->op);
 
     *n = *old;
+    n->dp = x->dp;
     memcpy(n->in, in, sizeof n->in);
     return n;
 }
@@ -411,10 +450,10 @@ static const ml_cut *common_cut(const shard *x, const ml_node *n) {
 
     for (int k = 0; k < ML_OP_IN; k++)
         if ((bits >> k & 1) && n->in[k] != ML_NONE) {
-            const held *h = &x->of[n->in[k]];
-            if (h->local == ML_NONE || (c && !ml_cut_same(c, h->cut, x->n_rank)))
+            const ml_cut *in = cut_of(x, n->in[k]);
+            if (!in || (c && !ml_cut_same(c, in, x->n_rank)))
                 return NULL;
-            c = h->cut;
+            c = in;
         }
     return c;
 }
@@ -442,7 +481,7 @@ static void shard_columns(shard *x, const ml_node *old) {
 }
 
 static void shard_norm(shard *x, const ml_node *old) {
-    const ml_cut *c = x->of[old->in[0]].cut;
+    const ml_cut *c = cut_of(x, old->in[0]);
     bool groups = old->op == ML_OP_ROPE ? in_groups(c, old->attr.rope.head_dim)
                                         : in_groups(c, old->attr.norm.width);
     int32_t in[ML_OP_IN] = { ML_NONE, ML_NONE, ML_NONE };
@@ -537,8 +576,32 @@ static bool shard_heads(shard *x, const ml_node *old, const ml_cut *c) {
     return true;
 }
 
+/* An adapter adds to the columns that its linear layer has computed: they are cut alike, and
+ * its matrices, too (lora.h). */
+static void shard_lora(shard *x, const ml_node *old) {
+    const ml_cut *c = cut_of(x, old->in[1]);
+    bool heads = old->attr.lora.n_head > 1;
+    int32_t in[ML_OP_IN];
+    ml_node *n;
+
+    if (!c) {
+        shard_none(x, old);
+        return;
+    }
+    in[0] = heads
+                ? local(x, old->in[0], row_of(x, width_of(x, old->in[0]), c->part[0].deal))
+                : whole(x, old->in[0]);
+    in[1] = local(x, old->in[1], c);
+    in[2] = old->in[2] == ML_NONE ? ML_NONE : whole(x, old->in[2]);
+    n = copy_node(x, old, in);
+    if (heads)
+        n->attr.lora.n_head =
+            old->attr.lora.n_head / c->part[0].deal->n_group * c->part[0].deal->count;
+    give(x, old, n, 0, c);
+}
+
 static void shard_groups(shard *x, const ml_node *old) {
-    const ml_cut *c = x->of[old->in[0]].cut;
+    const ml_cut *c = cut_of(x, old->in[0]);
     bool done;
 
     if (old->op == ML_OP_RMSNORM || old->op == ML_OP_ROPE) {
@@ -602,8 +665,18 @@ static void shard_rnn(shard *x, const ml_node *old) {
     cut_rows(x, old->w[0], ml_cut_row(x->a, n_head, head));
 }
 
+static void turn_to(shard *x, bool dp) {
+    x->dp = dp;
+    x->n_rank = ranks_of(x, dp);
+    x->rank = x->all_rank % x->n_rank;
+}
+
 static void shard_node(shard *x, const ml_node *n) {
     x->b.layer = n->layer;
+    if (n->op == ML_OP_LORA) {
+        shard_lora(x, n);
+        return;
+    }
     switch (ml_op_infos[n->op].cut) {
     case ML_CUT_NONE: shard_none(x, n); return;
     case ML_CUT_COLUMNS: shard_columns(x, n); return;
@@ -628,10 +701,13 @@ ml_status ml_spec_shard(ml_spec *s, int32_t n_rank, int32_t rank, ml_err *err) {
     int32_t n_node = s->n_node, n_value = s->n_value;
     shard x = { .b = { .spec = s, .layer = ML_NONE, .cap_param = s->n_param },
                 .a = &s->arena,
-                .n_rank = n_rank,
-                .rank = rank,
+                .n_all = n_rank,
+                .all_rank = rank,
+                .n_dp = s->attn_dp ? s->attn_dp : 1,
                 .value = s->value };
+    const bool *dp;
 
+    ML_BUG_IF(n_rank % x.n_dp != 0);
     ML_BUG_IF(n_rank < 1 || rank < 0 || rank >= n_rank || s->n_rank);
     if (s->critic)
         return ml_fail(err, ML_EUNSUP, "a critic cannot be cut for several ranks");
@@ -641,14 +717,21 @@ ml_status ml_spec_shard(ml_spec *s, int32_t n_rank, int32_t rank, ml_err *err) {
     x.made = ML_NEW(x.a, const ml_cut *, n_value);
     x.of = ML_NEW(x.a, held, n_value);
     for (int32_t v = 0; v < n_value; v++)
-        x.of[v] = (held){ ML_NONE, ML_NONE, NULL };
+        x.of[v] = (held){ ML_NONE, ML_NONE, NULL, false, ML_NONE };
+    dp = ml_spec_dp_nodes(s, x.n_dp, x.a, &x.divided);
     s->n_node = s->n_value = 0;
-    for (int32_t i = 0; i < n_node; i++)
+    for (int32_t i = 0; i < n_node; i++) {
+        turn_to(&x, dp[i]);
         make_output(&x, &node[i]);
-    for (int32_t i = n_node - 1; i >= 0; i--)
+    }
+    for (int32_t i = n_node - 1; i >= 0; i--) {
+        turn_to(&x, dp[i]);
         want_inputs(&x, &node[i]);
-    for (int32_t i = 0; i < n_node; i++)
+    }
+    for (int32_t i = 0; i < n_node; i++) {
+        turn_to(&x, dp[i]);
         shard_node(&x, &node[i]);
+    }
     s->n_rank = n_rank;
     ml_spec_index(s);
     return ML_OK;

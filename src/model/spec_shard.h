@@ -7,10 +7,20 @@
  * the ranks, and a MERGE_COLS, which puts the columns in order.  So all results have the
  * bits of one rank, for any number of ranks.
  *
+ * LORA ops are cut like the linear layers that they follow: A is whole, and so K never is
+ * divided here either; of B a rank has the rows of its outputs.
+ *
  * Attention's KV pages hold a rank's key heads.  The LM head is cut by vocabulary, and the
  * logits are gathered; its log-prob and entropy outputs are not those of whole rows.
  * Embedding tables, norms, routers and sparse attention's indexer are replicated.  All
  * ranks have the same shapes.
+ *
+ * Data-parallel attention (ml_spec.attn_dp, set before): consecutive ranks form DP groups, of
+ * which each has the KV pages and the recurrent state of its own sequences.  From the
+ * projections that lead to attention up to the one behind it, nodes compute the rows of their
+ * group (ml_node.dp), cut over the ranks of the group alone.  A GATHER_ROWS of the groups
+ * follows; residuals, MLPs, experts and the LM head have the rows of all groups, cut over all
+ * ranks.
  *
  * thread: one; afterwards the spec is immutable. */
 #ifndef ML_MODEL_SPEC_SHARD_H

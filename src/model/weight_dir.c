@@ -122,7 +122,7 @@ ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w
 }
 
 ml_status ml_weight_dir_write_adapter(ml_text *out, const char *dir, const ml_lora *l,
-                                      uint64_t version, ml_err *err) {
+                                      const ml_weights *w, uint64_t version, ml_err *err) {
     ml_text temp = { 0 };
     ml_status st = ml_dir_make(dir, err);
 
@@ -133,9 +133,9 @@ ml_status ml_weight_dir_write_adapter(ml_text *out, const char *dir, const ml_lo
     if (st == ML_OK)
         st = ml_dir_make(temp.ptr, err);
     if (st == ML_OK)
-        st = ml_lora_save(l, &l->weights, temp.ptr, err);
+        st = ml_lora_save(l, w, temp.ptr, err);
     if (st == ML_OK)
-        st = ml_weights_checksum(&l->weights, &l->spec, temp.ptr, err);
+        st = ml_weights_checksum(w, &l->spec, temp.ptr, err);
     if (st == ML_OK)
         st = replace(temp.ptr, out->ptr, err);
     if (st == ML_OK)

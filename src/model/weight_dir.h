@@ -28,9 +28,10 @@ ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w
                               const ml_spec *s, const ml_checkpoint *from,
                               int64_t shard_bytes, ml_err *err);
 
-/* The same for the adapter alone, as PEFT writes it, with a checksum. */
+/* The same for the adapter alone, as PEFT writes it, with a checksum.  w: all of its
+ * matrices. */
 ml_status ml_weight_dir_write_adapter(ml_text *out, const char *dir, const ml_lora *l,
-                                      uint64_t version, ml_err *err);
+                                      const ml_weights *w, uint64_t version, ml_err *err);
 
 /* Removes the versions for which is_old() returns true; `than` is passed to it.
  * Directories with such a name that were not written by this module are kept. */

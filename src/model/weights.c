@@ -9,8 +9,9 @@
 #include "base/log.h"
 #include "base/philox.h"
 #include "base/pool.h"
-#include "io/quant.h"
 #include "model/source.h"
+#include "model/weights_codes.h"
+#include "tensor/codes.h"
 
 #define VALUE_HEAD_STD 0.02
 
@@ -22,9 +23,13 @@ static size_t align64(size_t n) {
  * f32, all are widened. */
 ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
                                 ml_weight_dtype want) {
+    ml_dtype codes = ml_weights_code_dtype(p, c, want);
+
+    if (codes != ML_F32)
+        return codes;
     if (p->n_dim == 1 || p->keep_f32 || want == ML_WEIGHT_F32 || ml_param_is_value_head(p))
         return ML_F32;
-    if (want == ML_WEIGHT_BF16)
+    if (want == ML_WEIGHT_BF16 || !c)
         return ML_BF16;
     for (int32_t e = 0; e < p->n_stack; e++) {
         ml_source s = ml_source_of(c, p, e);
@@ -32,6 +37,13 @@ ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
             return ML_F32;
     }
     return ML_BF16;
+}
+
+const char *ml_weight_dtype_name(ml_weight_dtype t) {
+    static const char *const names[] = { "auto", "f32",           "bf16", "checkpoint",
+                                         "fp8",  "int8",          "int4", "int4-g128",
+                                         "nf4",  "fp8-blockwise", "int4", "int4-g128" };
+    return names[t];
 }
 
 ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype) {
@@ -68,9 +80,16 @@ ml_tensor ml_weights_part(const ml_param *p, ml_dtype dtype, ml_layout linear,
     return t;
 }
 
+/* Parts of parameters are not quantized. */
+static ml_weight_dtype dtype_of_parts(ml_weight_dtype dtype, const ml_shard_range *range) {
+    return range && dtype >= ML_WEIGHT_STORED ? ML_WEIGHT_AUTO : dtype;
+}
+
 size_t ml_weights_part_bytes(const ml_spec *s, const ml_checkpoint *c,
                              ml_weight_dtype dtype, const ml_shard_range *range) {
     size_t bytes = 0;
+
+    dtype = dtype_of_parts(dtype, range);
     for (int32_t i = 0; i < s->n_param; i++) {
         /* Panels are padded: no other layout takes more. */
         ml_tensor t = ml_weights_tensor(
@@ -99,11 +118,11 @@ ml_tensor ml_weights_view(const ml_weights *w, int32_t i, ml_shard_range r) {
 
 ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
                              ml_weight_dtype dtype) {
-    int64_t n[2] = { 0 }; /* elements in f32, in bf16 */
+    int64_t n[2] = { 0 }; /* elements in f32, in fewer bits */
 
     for (int32_t i = 0; i < s->n_param; i++)
         if (s->param[i].n_dim == 2)
-            n[ml_weights_param_dtype(&s->param[i], c, dtype) == ML_BF16] +=
+            n[ml_weights_param_dtype(&s->param[i], c, dtype) != ML_F32] +=
                 ml_param_count(&s->param[i]);
     return n[1] > n[0] ? ML_BF16 : ML_F32;
 }
@@ -113,23 +132,7 @@ ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
 /* Reads n values of a file tensor as f32, from element `at` on, with stride `step`. */
 static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step, int64_t n,
                      bool round_bf16) {
-    const unsigned char *p = (const unsigned char *)t->data;
-
-    if (t->quant) {
-        ml_quant_read(t->quant, at, step, n, out);
-    } else if (t->dtype == ML_ST_I64 || t->dtype == ML_ST_I32) {
-        for (int64_t i = 0; i < n; i++)
-            out[i] = (float)ml_source_integer(t, at + i * step);
-    } else if (t->dtype == ML_ST_F32) {
-        for (int64_t i = 0; i < n; i++)
-            memcpy(&out[i], p + (at + i * step) * 4, sizeof *out);
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            uint16_t h;
-            memcpy(&h, p + (at + i * step) * 2, sizeof h);
-            out[i] = t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
-        }
-    }
+    ml_source_f32(t, at, step, n, out);
     if (round_bf16 && (t->quant || t->dtype != ML_ST_BF16))
         for (int64_t i = 0; i < n; i++)
             out[i] = ml_bf16_to_f32(ml_f32_to_bf16(out[i]));
@@ -328,11 +331,37 @@ static void make_value_head(const packer *k, const ml_tensor *t) {
     k->be->dev->copy_in(k->be->stream, t->data, k->stage, bytes);
 }
 
+/* Member e as a matrix. */
+static ml_tensor member_of(const ml_tensor *t, int32_t e) {
+    int64_t rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2];
+    ml_tensor m = matrix_like(t, rows, t->shape[t->n_dim - 1]), one = m;
+
+    if (t->n_dim == 2) /* a stack of vectors has a row for each */
+        one.shape[0] = 1;
+    m.data = (unsigned char *)t->data + (size_t)e * ml_tensor_bytes(&one);
+    return m;
+}
+
+static void pack_codes(const packer *k, const ml_weights *w, int32_t i, const ml_param *p,
+                       const ml_checkpoint *c) {
+    for (int32_t e = 0; e < p->n_stack; e++) {
+        const ml_source src = ml_source_of(c, p, e);
+        const ml_tensor m = member_of(&w->t[i], e);
+        ml_weights_encode_source(&m, &src, k->pool);
+        if (src.file)
+            ml_st_forget(src.file, src.t);
+    }
+}
+
 static void pack_param(const packer *k, const ml_weights *w, int32_t i, const ml_param *p,
                        const ml_checkpoint *c) {
     ml_tensor rows = ml_weights_view(w, i, ml_weights_range(w, i));
     ml_strip s = { 0 };
 
+    if (ml_dtype_codes(w->t[i].dtype)) {
+        pack_codes(k, w, i, p, c);
+        return;
+    }
     while (ml_strip_next(&s, p, k->be->linear, ml_weights_range(w, i))) {
         ml_source src = ml_source_of(c, p, s.member);
         size_t at = (size_t)(s.at * rows.shape[1]) * ml_dtype_bytes(rows.dtype);
@@ -442,6 +471,11 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
     size_t at = 0;
     ml_status st;
 
+    dtype = dtype_of_parts(dtype, range);
+    if (dtype >= ML_WEIGHT_STORED && be->linear != ML_PANELS)
+        return ml_fail(err, ML_EUNSUP,
+                       "quantized weights (--quantization, --base-quantization) run on the "
+                       "CPU alone: add --device cpu, or remove the flag");
     *w = (ml_weights){
         .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param), .be = be, .range = range
     };
@@ -501,6 +535,20 @@ static void make_up(float *out, int64_t n, float size, uint64_t *state) {
     }
 }
 
+static void make_up_rows(const void *ud, int64_t row, int64_t n, float *out) {
+    const ml_tensor *m = ud;
+    uint64_t state = (uint64_t)row + 1;
+
+    make_up(out, n * m->shape[1], 1.0f / sqrtf((float)m->shape[1]), &state);
+}
+
+static void make_up_codes(const ml_tensor *t) {
+    for (int32_t e = 0; e < (t->n_dim == 3 ? t->shape[0] : 1); e++) {
+        const ml_tensor m = member_of(t, e);
+        ml_weights_encode(&m, make_up_rows, &m, NULL);
+    }
+}
+
 ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
                            uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err) {
     enum { PIECE = 65536 };
@@ -521,6 +569,10 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
         size_t size = ml_dtype_bytes(t->dtype);
         int64_t n = (int64_t)(ml_tensor_bytes(t) / size);
         float scale = 1.0f / sqrtf((float)t->shape[t->n_dim - 1]);
+        if (ml_dtype_codes(t->dtype)) {
+            make_up_codes(t);
+            continue;
+        }
         for (int64_t at = 0; at < n; at += PIECE) {
             int64_t part = n - at < PIECE ? n - at : PIECE;
             make_up(f32, part, scale, &seed);
@@ -608,17 +660,6 @@ static void load_f32(float *out, const ml_tensor *t, ml_row_walk row, int64_t c,
     }
 }
 
-/* Member e as a matrix. */
-static ml_tensor member_of(const ml_tensor *t, int32_t e) {
-    int64_t rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2];
-    ml_tensor m = matrix_like(t, rows, t->shape[t->n_dim - 1]), one = m;
-
-    if (t->n_dim == 2) /* a stack of vectors has a row for each */
-        one.shape[0] = 1;
-    m.data = (unsigned char *)t->data + (size_t)e * ml_tensor_bytes(&one);
-    return m;
-}
-
 static void unpack_rows(const ml_tensor *m, int64_t row, int64_t n, ml_dtype to,
                         unsigned char *out) {
     const int64_t cols = m->shape[1];
@@ -633,7 +674,10 @@ static void unpack_rows(const ml_tensor *m, int64_t row, int64_t n, ml_dtype to,
     for (int64_t r = row; r < row + n; r++)
         for (int64_t c = 0; c < cols; c += PACK_COLS) {
             int64_t k = cols - c < PACK_COLS ? cols - c : PACK_COLS;
-            load_f32(piece, m, ml_tensor_row(m, r), c, k);
+            if (ml_dtype_codes(m->dtype))
+                ml_codes_read(m, r, c, k, piece);
+            else
+                load_f32(piece, m, ml_tensor_row(m, r), c, k);
             store_f32(out, to, in_order, (r - row) * cols + c, piece, k);
         }
 }

@@ -1,7 +1,8 @@
 /* weights.h - the parameters of a model in memory, packed for the kernels.
  *
  * A set is one buffer with one tensor per parameter of the spec: matrices of linear
- * layers in the backend's layout, embedding tables row-major, vectors always f32.  The
+ * layers in the backend's layout, embedding tables row-major, vectors always f32.  Quantized
+ * matrices (weights_codes.h) are whole: ranks do not divide them.  The
  * file on disk is only the source: it is mapped, packed piece by piece, and its pages are
  * released.  Gradients are a set of the same layout in f32.
  *
@@ -21,11 +22,22 @@
 #include "model/spec.h"
 
 /* AUTO: as on disk, f16 widened to f32; on a GPU, its dtype of activations.  BF16 rounds
- * every value to bf16 (vectors too, which are then stored as f32). */
+ * every value to bf16 (vectors too, which are then stored as f32).  The others quantize
+ * linear layers (ml_param.linear; tensor/codes.h) and are AUTO for the rest: STORED keeps the
+ * codes and scales of a quantized checkpoint. */
 typedef enum ml_weight_dtype {
     ML_WEIGHT_AUTO,
     ML_WEIGHT_F32,
-    ML_WEIGHT_BF16
+    ML_WEIGHT_BF16,
+    ML_WEIGHT_STORED,
+    ML_WEIGHT_FP8,
+    ML_WEIGHT_INT8,
+    ML_WEIGHT_INT4,
+    ML_WEIGHT_INT4_G128,
+    ML_WEIGHT_NF4,
+    ML_WEIGHT_FP8_BLOCKWISE, /* inputs of these layers are rounded, too */
+    ML_WEIGHT_QAT,           /* INT4 where ml_param.qat */
+    ML_WEIGHT_QAT_G128
 } ml_weight_dtype;
 
 typedef struct ml_weights {
@@ -37,6 +49,8 @@ typedef struct ml_weights {
     const ml_shard_range *range; /* [n] the part of each parameter; NULL: all.  Not owned */
     const ml_lora_table *lora;   /* adapters on top of it; NULL: none.  Not owned */
 } ml_weights;
+
+const char *ml_weight_dtype_name(ml_weight_dtype t); /* as the flags have it */
 
 /* Resolves AUTO for this backend. */
 ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype);
@@ -99,6 +113,17 @@ ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *
 /* Copies the values and the version of a set of the same layout. */
 ml_status ml_weights_copy(ml_weights *to, const ml_weights *from, ml_backend *be,
                           ml_err *err);
+
+/* A quantized set of another one's values, whose parameters that are not quantized it shares:
+ * it must be closed first.  dtype: from FP8 on. */
+ml_status ml_weights_quantize(ml_weights *out, const ml_weights *from, const ml_spec *s,
+                              ml_weight_dtype dtype, ml_backend *be, ml_arena *a,
+                              ml_err *err);
+size_t ml_weights_code_bytes(const ml_spec *s, ml_weight_dtype dtype); /* its own */
+/* The values of `from` once more, after they have changed; and its version.  A set that does
+ * not share parameters gets copies of them. */
+ml_status ml_weights_requantize(ml_weights *to, const ml_weights *from, const ml_spec *s,
+                                int32_t n_thread, ml_err *err);
 
 /* Rows [row, row+n) of member e of parameter i, row-major, as disk dtype `to` (f32, bf16
  * or f16, rounded to nearest even).  A vector has one row.  Of a part, e and row count the

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/json_out.h"
 #include "plugin/python_host.h"
+#include "plugin/python_prompts.h"
 #include "rl/reward/request_json.h"
 
 static ml_python_worker worker;
@@ -172,6 +173,35 @@ static int add_metrics(const miles_answers *answers, const char *set,
     return failed;
 }
 
+/* Marks the groups of a list of numbers with a decision. */
+static void decide(const miles_waiting *w, const ml_json *list, int32_t *decision,
+                   int32_t what) {
+    int64_t at, size = w->n_group ? w->answers->n / w->n_group : 1;
+
+    for (const ml_json *v = list ? list->child : NULL; v; v = v->next)
+        for (int64_t g = 0; ml_json_i64(v, &at) && g < w->n_group; g++)
+            if (w->answers->answer[g * size]->group == at)
+                decision[g] = what;
+}
+
+static int select_waiting(const miles_waiting *w, int32_t *decision, miles_error *err) {
+    ml_python_call c;
+    int failed;
+
+    begin_with(&c, "custom-async-data-buffer-path", w->answers);
+    ml_text_printf(&c.text, ", \"n\": %lld, \"staleness\": [", (long long)w->n_want);
+    for (int64_t i = 0; i < w->n_group; i++)
+        ml_text_printf(&c.text, "%s%lld", i ? ", " : "", (long long)w->staleness[i]);
+    ml_text_printf(&c.text, "]");
+    failed = ml_python_call_run(&c, &worker, err);
+    if (!failed) {
+        decide(w, ml_json_get(c.answer, "train"), decision, MILES_TRAIN);
+        decide(w, ml_json_get(c.answer, "drop"), decision, MILES_DROP);
+    }
+    ml_python_call_end(&c);
+    return failed;
+}
+
 /* --- evaluations ----------------------------------------------------------------------- */
 
 /* As ml_python_parts.evaluate: the answers to all sets, generated and graded by the run. */
@@ -247,6 +277,7 @@ static miles_buffer_filter buffer_filter = { HEAD(miles_buffer_filter, MILES_BUF
 static miles_metrics metrics[2] = { { HEAD(miles_metrics, MILES_METRICS), add_metrics },
                                     { HEAD(miles_metrics, MILES_METRICS), add_metrics } };
 static miles_eval eval = { HEAD(miles_eval, MILES_EVAL), evaluate };
+static miles_buffer buffer = { HEAD(miles_buffer, MILES_BUFFER), select_waiting };
 static miles_rollout rollout = { HEAD(miles_rollout, MILES_ROLLOUT), no_rollout };
 
 static miles_extension *find(miles_kind kind, const char *flag) {
@@ -259,6 +290,8 @@ static miles_extension *find(miles_kind kind, const char *flag) {
     case MILES_METRICS: return &metrics[strstr(flag, "eval") != NULL].base;
     case MILES_EVAL: return &eval.base;
     case MILES_ROLLOUT: return &rollout.base;
+    case MILES_BUFFER: return &buffer.base;
+    case MILES_PROMPTS: return ml_python_prompts_base();
     default: return NULL;
     }
 }

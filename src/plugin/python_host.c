@@ -249,6 +249,81 @@ static ml_status get_samples(request *q, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status needs_rows(const request *q, ml_err *err) {
+    return q->run.rows
+               ? ML_OK
+               : ml_fail(err, ML_EUNSUP, "the run has no --prompt-data to read rows of");
+}
+
+static ml_status row_count(request *q, ml_err *err) {
+    ml_status st = needs_rows(q, err);
+
+    if (st == ML_OK)
+        ml_text_printf(q->out, "%lld", (long long)q->run.rows->rows.n);
+    return st;
+}
+
+static void put_source(ml_json_out *o, const char *key, const ml_prompt *p,
+                       const ml_json *v) {
+    ml_json_key(o, key);
+    if (v)
+        ml_json_raw(o, (ml_str){ p->source.ptr + v->begin, v->end - v->begin });
+    else
+        ml_json_null(o);
+}
+
+static void put_tree(ml_json_out *o, const char *key, const ml_json *v) {
+    ml_text t = { 0 };
+
+    ml_json_key(o, key);
+    if (v) {
+        ml_json_write(&t, v);
+        ml_json_raw(o, (ml_str){ t.ptr, t.len });
+    } else {
+        ml_json_null(o);
+    }
+    ml_text_release(&t);
+}
+
+static ml_status put_row(request *q, ml_json_out *o, int64_t row, ml_err *err) {
+    const ml_dataset *ds = q->run.rows;
+    ml_prompt p;
+    ml_status st;
+
+    if (row < 0 || row >= ds->rows.n)
+        return ml_fail(err, ML_EFORMAT,
+                       "there is no row %lld of the prompt data: it has %lld",
+                       (long long)row, (long long)ds->rows.n);
+    st = ml_dataset_prompt(&p, ds, row, q->arena, err);
+    if (st != ML_OK)
+        return st;
+    ml_json_begin(o, '{');
+    if (p.messages)
+        put_tree(o, "prompt", p.messages);
+    else
+        ml_json_put_str(o, "prompt", p.text);
+    put_source(o, "label", &p, p.label);
+    put_source(o, "metadata", &p, p.metadata);
+    put_tree(o, "tools", p.tools);
+    ml_json_end(o, '}');
+    return ML_OK;
+}
+
+static ml_status rows(request *q, ml_err *err) {
+    const ml_json *list = value_of(q, "rows");
+    ml_json_out o = { .to = q->out };
+    ml_status st = needs_rows(q, err);
+
+    ml_json_begin(&o, '[');
+    for (const ml_json *v = list ? list->child : NULL; v && st == ML_OK; v = v->next) {
+        int64_t row = -1;
+        ml_json_i64(v, &row);
+        st = put_row(q, &o, row, err);
+    }
+    ml_json_end(&o, ']');
+    return st;
+}
+
 static ml_status evaluate(request *q, ml_err *err) {
     if (!q->run.evaluate)
         return ml_fail(err, ML_EUNSUP, "only an evaluation function evaluates sets");
@@ -265,6 +340,7 @@ static const struct {
     { "decode", decode },     { "render", render },
     { "endpoint", endpoint }, { "get_samples", get_samples },
     { "evaluate", evaluate }, { "sessions", sessions },
+    { "rows", rows },         { "row_count", row_count },
 };
 
 static ml_status answer_to(request *q, ml_err *err) {

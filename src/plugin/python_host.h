@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "base/json.h"
+#include "rl/data/dataset.h"
 #include "text/chat/chat_template.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -20,6 +21,7 @@ typedef struct ml_python_parts {
     const ml_tokenizer *tokenizer;         /* NULL: none */
     const ml_chat_template *chat_template; /* NULL: none */
     const char *model;                     /* its directory */
+    const ml_dataset *rows;                /* of --prompt-data; NULL: none */
     const char *host, *key;                /* of the engine; NULL: it does not serve */
     int port;
     const char *session_host, *session_key; /* of the session server; NULL: there is none */

@@ -34,6 +34,7 @@ MODULE(miles_rollout_filter_hub, "miles/rollout/filter_hub/__init__.py");
 MODULE(miles_rollout_filter_hub_base_types, "miles/rollout/filter_hub/base_types.py");
 MODULE(miles_rollout_filter_hub_dynamic_sampling_filters,
        "miles/rollout/filter_hub/dynamic_sampling_filters.py");
+MODULE(miles_rollout_fully_async_data_buffer, "miles/rollout/fully_async_data_buffer.py");
 MODULE(miles_rollout_generate_hub, "miles/rollout/generate_hub/__init__.py");
 MODULE(miles_rollout_generate_hub_agentic_tool_call,
        "miles/rollout/generate_hub/agentic_tool_call.py");
@@ -101,6 +102,8 @@ const ml_python_module ml_python_modules[] = {
       ml_python_miles_rollout_filter_hub_base_types },
     { "miles.rollout.filter_hub.dynamic_sampling_filters",
       ml_python_miles_rollout_filter_hub_dynamic_sampling_filters },
+    { "miles.rollout.fully_async_data_buffer",
+      ml_python_miles_rollout_fully_async_data_buffer },
     { "miles.rollout.generate_hub", ml_python_miles_rollout_generate_hub },
     { "miles.rollout.generate_hub.agentic_tool_call",
       ml_python_miles_rollout_generate_hub_agentic_tool_call },

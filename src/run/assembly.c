@@ -11,6 +11,7 @@
 #include "plugin/python_extensions.h"
 #include "plugin/python_host.h"
 #include "rl/reward/reward_model.h"
+#include "run/python_rollout.h"
 #include "run/session_server.h"
 
 /* --- what will be requested ------------------------------------------------- */
@@ -202,9 +203,11 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
                         .extensions = e,
                         .publishes = e && !c->rollout.load_debug };
     ml_arena_init(&m->arena, "assembly");
-    ml_python_host_set(&(ml_python_parts){ .tokenizer = run->tokenizer,
-                                           .chat_template = run->chat_template,
-                                           .model = c->hf_checkpoint });
+    ml_python_host_set(
+        &(ml_python_parts){ .tokenizer = run->tokenizer,
+                            .chat_template = run->chat_template,
+                            .model = c->hf_checkpoint,
+                            .rows = run->rows.opts.path ? &run->rows : NULL });
     m->teaches = e && ml_run_ranks_first(&c->ranks);
     m->generates = m->publishes && (ml_run_ranks_first(&c->ranks) || !ml_run_elsewhere(c));
     if (!m->generates)
@@ -216,10 +219,11 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     if (st == ML_OK && ml_run_elsewhere(c)) /* after the engines were found */
         st = open_sender(m, c, err);
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
-    if (c->reward.model)
-        run->opts.engine_bytes += ml_reward_model_bytes(c->reward.model);
+    run->opts.reward_bytes = ml_reward_models_bytes(c);
     if (m->publisher && ml_run_ranks_divides(&c->ranks)) /* rank 0 collects them */
-        run->opts.engine_bytes += ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
+        run->opts.engine_bytes +=
+            ml_run_has_lora(c) ? ml_weights_bytes(&run->lora.spec, NULL, ML_WEIGHT_F32)
+                               : ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
     if (st == ML_OK && m->teaches)
         st = ml_run_teachers_open(&m->teachers, run, m->generator.engine.context, err);
     return st == ML_OK ? ml_generator_measure(&m->generator, err) : st;
@@ -244,10 +248,15 @@ void ml_assembly_close(ml_assembly *m) {
 /* Engines of this process read the weights of the run, or a copy of them; others get them
  * from the disk. */
 static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
-    const ml_weights *w = &m->run->weights;
+    const ml_weights *w = ml_train_run_read(m->run);
+    bool own = ml_generator_own_set(c);
 
     if (m->publisher)
         return ML_OK;
+    if (c->rollout_dtype || (c->qat && own))
+        return ml_publisher_quantized(&m->publisher, &m->run->weights, &m->run->spec,
+                                      c->qat ? c->qat : c->rollout_dtype, own,
+                                      &m->generator.be, err);
     if (ml_run_ranks_moves(&c->ranks))
         return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,
                                   c->debug.check_sync, err);
@@ -317,7 +326,7 @@ static ml_status open_sessions(ml_generator *g, const ml_run_opts *c, ml_err *er
 }
 
 static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
-    const ml_weights *w = &m->run->weights;
+    const ml_weights *w = ml_train_run_read(m->run);
     ml_status st = open_publisher(m, c, err);
 
     m->generator.serves = is_served(m);
@@ -361,9 +370,9 @@ static ml_status start_publishing(ml_assembly *m, const ml_run_opts *c, ml_err *
                                   c->publish.shard_bytes, err);
     if (st != ML_OK || m->generates)
         return st == ML_OK ? start_engines(m, c, err) : st;
-    return m->publisher
-               ? ml_publisher_start(m->publisher, &m->generator, &m->run->weights, err)
-               : ML_OK;
+    return m->publisher ? ml_publisher_start(m->publisher, &m->generator,
+                                             ml_train_run_read(m->run), err)
+                        : ML_OK;
 }
 
 static ml_status start_evaluator(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
@@ -377,8 +386,8 @@ static ml_status start_evaluator(ml_assembly *m, const ml_run_opts *c, ml_err *e
 ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     ml_status st = m->teaches ? ml_run_teachers_start(&m->teachers, err) : ML_OK;
 
-    if (st == ML_OK && c->reward.model)
-        st = ml_reward_model_start(c->reward.model, err);
+    if (st == ML_OK)
+        st = ml_reward_models_start(&c->reward, err);
     if (st == ML_OK)
         st = start_publishing(m, c, err);
     return st == ML_OK ? start_evaluator(m, c, err) : st;
@@ -455,7 +464,8 @@ static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts
         .post = m->extensions->reward_post,
         .filter = m->extensions->sample_filter,
         .metrics = m->extensions->metrics,
-        .hook = m->extensions->samples_hook
+        .hook = m->extensions->samples_hook,
+        .convert = m->extensions->converts ? ml_python_convert : NULL,
     };
     return ml_rollout_with_hooks(&m->hooks);
 }

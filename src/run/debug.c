@@ -95,7 +95,7 @@ static void set_observers(ml_train_debug *d, ml_train_run *run, const ml_display
                                     .n_rollout = c->record.memory_rollouts,
                                     .view = (ml_memory_view)c->record.recorder };
     /* The order is fixed: metrics are logged before a check can end the run; hooks and the
-     * status line come last. */
+     * live view come last. */
     if (d->coverage)
         observe(d, d->coverage, ml_coverage_on);
     observe(d, &run->log, ml_iteration_log);
@@ -113,7 +113,7 @@ static void set_observers(ml_train_debug *d, ml_train_run *run, const ml_display
     run->observers = (ml_observers){ d->at, d->n };
 }
 
-/* Lets the trainers count micro-batches for the status line. */
+/* Lets the trainers count micro-batches for the live view. */
 static void share_count(ml_train_run *run, ml_work_count *micro) {
     run->learner.work_count = micro;
     if (run->trainer)

@@ -137,7 +137,10 @@ static void serve_words(words *w, const ml_generator *g, const ml_run_opts *c,
         add(w, g->copy_dir);
     add_flag(w, "--host", "127.0.0.1");
     add_flag(w, "--port", "0"); /* the kernel chooses */
-    add_flag(w, "--dtype", dtype_of(&g->run->weights));
+    if (g->run->opts.dtype >= ML_WEIGHT_STORED)
+        add_flag(w, "--quantization", ml_weight_dtype_name(g->run->opts.dtype));
+    else
+        add_flag(w, "--dtype", dtype_of(&g->run->weights));
     add_flag(w, "--device", g->be.name);
     if (c->backend.cpu_level)
         add_flag(w, "--cpu-level", c->backend.cpu_level);

@@ -1,10 +1,13 @@
 #include "run/extensions.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/json_out.h"
 #include "plugin/extension.h"
 #include "plugin/python_extensions.h"
+#include "plugin/python_matcher.h"
 #include "plugin/python_train.h"
 #include "rl/builtins.h"
 
@@ -19,6 +22,13 @@ static const char *own_rollout(const char *path) {
             return NULL;
     }
     return path;
+}
+
+/* Miles' own data source, too. */
+static const char *own_source(const char *path) {
+    return path && strncmp(path, "miles.rollout.data_source.RolloutDataSource", 43) == 0
+               ? NULL
+               : path;
 }
 
 /* A built-in extension, one of a shared object, or a Python function, which is added to the
@@ -44,9 +54,50 @@ static ml_status find_one(const miles_extension **out, miles_kind kind,
     return ML_OK;
 }
 
+/* A function that must be in Python. */
+static ml_status add_python(const char *flag, const char *path, ml_python_function *python,
+                            int *n_python, ml_err *err) {
+    if (!path)
+        return ML_OK;
+    if (!ml_python_is(path))
+        return ml_fail(err, ML_EUSAGE,
+                       "--%s %s: expected package.module.name or ./file.py:name", flag,
+                       path);
+    python[(*n_python)++] = (ml_python_function){ flag, path, NULL };
+    return ML_OK;
+}
+
+static char *tools; /* of the process's run */
+
+/* Asks for the list of --generate-tool-specs-path. */
+static ml_status read_tools(ml_loop_extensions *e, ml_err *err) {
+    const ml_json *answer = NULL, *list;
+    ml_text out = { 0 };
+    ml_str text;
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "tools");
+    st = ml_python_extensions_call("generate-tool-specs-path", "", &a, &answer, &text, err);
+    list = st == ML_OK ? ml_json_get(answer, "tools") : NULL;
+    if (list) {
+        ml_json_write(&out, list);
+        free(tools);
+        tools = strdup(out.ptr);
+    } else if (st != ML_OK) {
+        ml_err_prefix(err, "--generate-tool-specs-path");
+    }
+    e->tools = tools;
+    ml_text_release(&out);
+    ml_arena_release(&a);
+    return st;
+}
+
 ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_paths *p,
                                      ml_err *err) {
     const miles_hook **hook = e->hooks.at;
+    const char *source = own_source(p->source);
+    bool makes = p->makes_prompts || (source && ml_python_is(source));
     /* miles_extension is the first member of its struct. */
     const struct {
         const char *path;
@@ -55,10 +106,8 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
         void *found; /* receives the extension's address */
     } rows[] = {
         { own_rollout(p->rollout), MILES_ROLLOUT, "rollout-function-path", &e->rollout },
-        { p->makes_prompts ? NULL : p->source, MILES_SOURCE, "data-source-path",
-          &e->source },
-        { p->makes_prompts ? p->source : NULL, MILES_PROMPTS, "data-source-path",
-          &e->prompts },
+        { makes ? NULL : source, MILES_SOURCE, "data-source-path", &e->source },
+        { makes ? source : NULL, MILES_PROMPTS, "data-source-path", &e->prompts },
         { own_rollout(p->eval), MILES_EVAL, "eval-function-path", &e->eval },
         { p->buffer, MILES_BUFFER, "custom-async-data-buffer-path", &e->buffer },
         { p->group_filter, MILES_GROUP_FILTER, "dynamic-sampling-filter-path",
@@ -86,7 +135,7 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
           &hook[MILES_WEIGHTS_WRITTEN] },
     };
     enum { N_ROWS = sizeof rows / sizeof *rows };
-    ml_python_function python[N_ROWS];
+    ml_python_function python[N_ROWS + 2];
     ml_status st = ML_OK;
     int n_python = 0;
 
@@ -96,14 +145,25 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
             st = find_one((const miles_extension **)rows[i].found, rows[i].kind,
                           &(ml_python_function){ rows[i].flag, rows[i].path }, python,
                           &n_python, err);
+    if (st == ML_OK)
+        st = add_python("custom-convert-samples-to-train-data-path", p->convert, python,
+                        &n_python, err);
+    if (st == ML_OK)
+        st = add_python("generate-tool-specs-path", p->tool_specs, python, &n_python, err);
+    e->converts = p->convert != NULL;
     if (st == ML_OK && n_python)
         st = ml_python_extensions_open(python, n_python, p->args, err);
+    if (st == ML_OK && p->tool_specs)
+        st = read_tools(e, err);
     return st == ML_OK ? ml_python_train_open(p->args, err) : st;
 }
 
 void ml_loop_extensions_close(void) {
     ml_python_extensions_close();
     ml_python_train_close();
+    ml_python_matcher_close();
+    free(tools);
+    tools = NULL;
 }
 
 /* --- the recipe ------------------------------------------------------------------ */

@@ -15,7 +15,7 @@ typedef struct ml_extension_paths {
     const char *rollout, *source, *group_filter, *buffer_filter;
     const char *reward_post, *sample_filter, *samples_hook, *metrics, *eval_metrics;
     const char *after_init, *before_log_prob, *before_train_step, *after_save;
-    const char *eval, *buffer;
+    const char *eval, *buffer, *convert, *tool_specs;
     bool makes_prompts; /* the source generates prompts instead of selecting rows */
     const char *data_ready, *weights_written;
     ml_str args; /* the flags of the run, a JSON object, for Python functions */
@@ -34,6 +34,8 @@ typedef struct ml_loop_extensions {
     const miles_samples_hook *samples_hook;
     const miles_metrics *metrics, *eval_metrics;
     ml_hooks hooks;
+    bool converts;     /* a Python function makes the training data of a rollout */
+    const char *tools; /* of rows without tools, a JSON array; NULL: none */
 } ml_loop_extensions;
 
 ml_status ml_loop_extensions_resolve(ml_loop_extensions *out,

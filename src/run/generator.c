@@ -4,6 +4,7 @@
 
 #include "comm/device/device_comm.h"
 #include "model/spec_shard.h"
+#include "run/rollouts.h"
 #include "run/session_server.h"
 #include "train/memory.h"
 
@@ -54,7 +55,8 @@ static size_t beside_pages(const ml_generator *g, const ml_engine_memory *m) {
     if (g->n_engine)
         weights = ml_weights_bytes(&g->run->spec, g->run->from, g->run->opts.dtype);
     else if (g->moves.n_rank)
-        weights = ml_moves_receiver_bytes(&g->moves);
+        weights = ml_moves_receiver_bytes(&g->moves) +
+                  (g->adapter.n_rank ? ml_moves_receiver_bytes(&g->adapter) : 0);
     return weights + m->act + m->scratch + (g->be.dev->host ? m->routing_record : 0);
 }
 
@@ -77,7 +79,8 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
     if (st == ML_OK)
         *out = (double)ml_train_run_free_bytes(g->run, &g->be) -
                (double)g->run->opts.memory_margin -
-               (double)(plan.total - req.base_bytes - (req.in_turns ? plan.trainer : 0)) -
+               (double)(plan.total + plan.in_turns - req.base_bytes -
+                        (req.in_turns ? plan.trainer : 0)) -
                (double)count_engines(g) * (double)beside_pages(g, &m);
     return st;
 }
@@ -89,7 +92,7 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
                              ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(g->spec, &g->be, 1);
     double left = 0, slots;
-    int64_t one, each, n;
+    int64_t one, each, groups, running, n;
     ml_status st;
 
     g->engine = engine_opts(g, d, c);
@@ -108,10 +111,12 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
     left = left > slots ? left - slots : 0;
     each = d->usual > 0 ? least(one, ml_kv_pages_for((int32_t)least(d->usual, INT32_MAX)))
                         : one;
-    n = most(one, least(d->n_running, c->engine.max_running) * each);
+    groups = g->spec->attn_dp > 1 ? g->spec->attn_dp : 1; /* a rank has the pages of one */
+    running = least(d->n_running, c->engine.max_running);
+    n = most(one, (running + groups - 1) / groups * each);
     n = least(n, (int64_t)(left / (double)page));
     if (c->rollout.max_total)
-        n = least(n, most(one, c->rollout.max_total / ML_PAGE));
+        n = least(n, most(one, c->rollout.max_total / groups / ML_PAGE));
     g->engine.kv_bytes = (size_t)(n * page);
     return ML_OK;
 }
@@ -161,13 +166,45 @@ static void list_receivers(ml_generator *g, const ml_run_ranks *ranks) {
     g->moves.to = to;
 }
 
+/* The same for the adapter.  Engines of several ranks have the rows of B that they need. */
+static void plan_adapter(ml_generator *g, const ml_run_opts *c) {
+    const ml_lora *l = &g->run->lora;
+    int32_t n = g->moves.n_rank;
+    const ml_shard_range **from = ML_NEW(&g->arena, const ml_shard_range *, n);
+    const ml_spec **to = ML_NEW(&g->arena, const ml_spec *, n);
+    ml_dtype *dtype = ML_NEW(&g->arena, ml_dtype, l->spec.n_param);
+    ml_shard_map map;
+
+    if (!l->n_site || c->lora.train_only)
+        return;
+    ml_lora_map(&map, &g->arena, l, &c->ranks.sizes);
+    for (int32_t r = 0; r < n; r++) {
+        ml_spec *mine = g->moves.to[r] ? ML_NEW(&g->arena, ml_spec, 1) : NULL;
+        if (mine)
+            *mine = ml_lora_cut_spec(&g->arena, l, g->moves.to[r]);
+        to[r] = mine;
+        if (r < ml_run_ranks_n_actor(&c->ranks))
+            from[r] = ml_shard_residents(&map, &g->arena, r);
+    }
+    for (int32_t i = 0; i < l->spec.n_param; i++)
+        dtype[i] = ML_F32;
+    g->adapter = g->moves;
+    g->adapter.whole = &l->spec;
+    g->adapter.dtype = dtype;
+    g->adapter.from = from;
+    g->adapter.to = to;
+    g->adapter.in_place = !ml_generator_own_set(c);
+}
+
 /* The specs of an engine's ranks. */
-static ml_status cut_spec(ml_generator *g, int32_t n, ml_err *err) {
+static ml_status cut_spec(ml_generator *g, int32_t n, int32_t dp, ml_err *err) {
+    ml_spec whole = g->run->spec;
     ml_status st = ML_OK;
 
+    whole.attn_dp = dp;
     g->part = ML_NEW(&g->arena, ml_spec, n);
     for (int32_t r = 0; r < n && st == ML_OK; r++)
-        st = ml_spec_shard_copy(&g->part[r], &g->run->spec, n, r, err);
+        st = ml_spec_shard_copy(&g->part[r], &whole, n, r, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--rollout-num-gpus-per-engine %d", n);
     return st;
@@ -183,21 +220,23 @@ static ml_status plan_moves(ml_generator *g, const ml_run_opts *c, ml_err *err) 
     ml_weight_dtype want = ml_weights_dtype(&g->run->be, g->run->opts.dtype);
     const ml_spec *s = &g->run->spec;
     ml_dtype *dtype = ML_NEW(&g->arena, ml_dtype, s->n_param);
-    ml_status st = cut_spec(g, ml_run_ranks_engine_size(ranks), err);
+    ml_status st = cut_spec(g, ml_run_ranks_engine_size(ranks), ranks->engine_dp, err);
 
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < s->n_param; i++)
         dtype[i] = ml_weights_param_dtype(&s->param[i], g->run->from, want);
-    g->moves = (ml_moves_opts){ .whole = s,
-                                .linear = g->run->be.linear,
-                                .dtype = dtype,
-                                .n_rank = ml_run_ranks_size(ranks),
-                                .rank = ranks->world ? ranks->world->rank : 0,
-                                .bucket_bytes = bucket_bytes(c),
-                                .in_place = !ml_generator_own_set(c) };
+    g->moves =
+        (ml_moves_opts){ .whole = s,
+                         .linear = g->run->be.linear,
+                         .dtype = dtype,
+                         .n_rank = ml_run_ranks_size(ranks),
+                         .rank = ranks->world ? ranks->world->rank : 0,
+                         .bucket_bytes = bucket_bytes(c),
+                         .in_place = !ml_generator_own_set(c) || ml_run_has_lora(c) };
     list_senders(g, ranks);
     list_receivers(g, ranks);
+    plan_adapter(g, c);
     if (ml_run_ranks_generates(ranks))
         g->spec = g->moves.to[g->moves.rank];
     return ML_OK;
@@ -237,6 +276,7 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
         .offload_train = c->mode.offload_train || turns,
         .offload_rollout = (c->mode.offload_rollout && !c->ranks.n_actor) || turns,
         .pauses = ml_run_ranks_size(&c->ranks) > 1 && together && !ml_generator_own_set(c),
+        .rewards = &c->reward,
         .external = ml_run_external(c),
         .n_engine = (int32_t)c->mode.n_engine
     };
@@ -279,6 +319,7 @@ void ml_generator_stop(ml_generator *g) {
 void ml_generator_close(ml_generator *g) {
     if (!g->run)
         return;
+    ml_grammar_cache_free(g->grammars);
     for (int32_t r = 0; g->part && r < g->run->opts.ranks.engine_size; r++)
         ml_spec_close(&g->part[r]);
     if (g->be.name && g->group)
@@ -325,6 +366,8 @@ ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err)
         g->local->pause(g->local);
     if (next == ML_PHASE_TRAIN && g->leads && g->offload_rollout)
         ml_local_release(g->local, true, false);
+    if (next == ML_PHASE_TRAIN && g->leads && g->offload_rollout)
+        ml_reward_models_stop(g->rewards);
     if (next == ML_PHASE_TRAIN)
         st = ml_comm_meet(g->group, err);
     if (st == ML_OK)
@@ -333,6 +376,8 @@ ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err)
         st = ml_comm_meet(g->group, err);
     if (st == ML_OK && begins && g->offload_rollout)
         st = ml_local_take(g->local, true, false, err);
+    if (st == ML_OK && begins && g->offload_rollout)
+        st = ml_reward_models_start(g->rewards, err);
     if (begins && g->pauses)
         g->local->resume(g->local);
     return st;
@@ -342,6 +387,8 @@ ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err)
 static ml_status open_local(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
                             ml_err *err) {
     ml_local_opts o = { .engine = g->engine, .spec = g->spec, .be = &g->be, .weights = w };
+    ml_grammar_opts grammar = { .tokenizer = g->run->tokenizer,
+                                .n_vocab = (int32_t)g->run->spec.n_vocab };
     ml_status st = ML_OK;
 
     if (!ml_run_ranks_generates(&c->ranks))
@@ -354,6 +401,8 @@ static ml_status open_local(ml_generator *g, const ml_weights *w, const ml_run_o
         g->steps->deadline_s = 60 * c->place.timeout_min;
         o.engine.comm = g->steps;
     }
+    if (g->run->tokenizer)
+        o.engine.grammars = g->grammars = ml_grammar_cache_new(&grammar);
     return ml_local_open(&g->local, &o, err);
 }
 

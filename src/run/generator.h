@@ -43,10 +43,13 @@ typedef struct ml_generator {
     const ml_spec *spec; /* of the engine in this process */
     ml_spec *part;       /* [engine_size] the specs of an engine's ranks; NULL: one rank */
     ml_moves_opts moves; /* from the trainer's ranks to the engines', if they move */
-    ml_comm *group;      /* this rank's engine, for its main threads; NULL: one rank */
-    ml_comm *steps;      /* the same, for the engines' threads */
+    ml_moves_opts adapter; /* likewise the adapter that is trained; zeros: none */
+    ml_comm *group;        /* this rank's engine, for its main threads; NULL: one rank */
+    ml_comm *steps;        /* the same, for the engines' threads */
     ml_engine_opts engine;
+    ml_grammar_cache *grammars; /* of requests of agents and functions; NULL: none */
     bool offload_train, offload_rollout; /* release their memory alternately */
+    const ml_reward_opts *rewards;       /* whose models do so, too */
     bool external;                       /* engines that run already */
     int32_t n_engine;                    /* engine processes started by this run */
     /* For engines in other processes: the directory of published weights, and where an

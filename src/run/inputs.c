@@ -177,7 +177,8 @@ static inputs inputs_of(ml_train_run *r, const ml_run_opts *c) {
     if (r->opts.teacher_load)
         all.in[all.n++] = dir_input(r, "--opd-teacher-load", r->opts.teacher_load);
     if (r->opts.data.path)
-        all.in[all.n++] = data_input("--prompt-data", r->opts.data.path, &r->dataset.rows);
+        all.in[all.n++] = data_input("--prompt-data", r->opts.data.path,
+                                     r->rows.opts.path ? &r->rows.rows : &r->dataset.rows);
     for (int i = 0; i + 1 < evals->n; i += 2)
         all.in[all.n++] = eval_input(r, evals->word[i], evals->word[i + 1]);
     return all;

@@ -155,18 +155,29 @@ static ml_status divide_context(ml_spec *out, const int32_t **stage, ml_arena *a
     return ML_OK;
 }
 
-static void add_bytes(ml_memory *m, const ml_plan *plan, bool train,
-                      const char *const *row) {
-    add(m, row[train ? GATHERED : SCORE_GATHERED], ml_plan_gather_bytes(plan));
-    add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
-    add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
+void ml_memory_plan_caps(const ml_memory_request *req, ml_batch_caps *train_caps,
+                         ml_batch_caps *score_caps) {
+    *train_caps = ml_memory_caps(tokens_of(req, false), n_context_of(req));
+    *score_caps = ml_memory_caps(tokens_of(req, true), n_context_of(req));
 }
 
-static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
-                          bool train, const char *const *row, ml_err *err) {
+/* Of the plans of a rank's pipeline stages. */
+typedef struct plan_bytes {
+    size_t act, scratch, gathered;
+} plan_bytes;
+
+static void add_bytes(plan_bytes *sum, const ml_plan *plan) {
+    sum->gathered += ml_plan_gather_bytes(plan);
+    sum->act += ml_plan_act_bytes(plan);
+    sum->scratch += ml_plan_scratch_bytes(plan);
+}
+
+static ml_status add_plan(ml_memory *m, plan_bytes *sum, const ml_memory_request *req,
+                          const ml_spec *spec, bool train, const char *const *row,
+                          ml_err *err) {
     ml_plan_opts opts = { .caps = ml_memory_caps(tokens_of(req, !train), n_context_of(req)),
                           .backward = train,
-                          .frozen = req->opts.lora && !spec->critic,
+                          .frozen = req->opts.lora && (!spec->critic || spec->reward),
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
@@ -193,7 +204,7 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
         plan = NULL;
         st = ml_plan_new(&plan, run, req->be, opts, err);
         if (st == ML_OK)
-            add_bytes(m, plan, train, row);
+            add_bytes(sum, plan);
         ml_plan_free(plan);
         if (st == ML_OK)
             add_on_host(m, req->be, row[CHOICES],
@@ -204,27 +215,52 @@ static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_s
     return st;
 }
 
+static size_t beyond(size_t bytes, size_t shared) {
+    return bytes > shared ? bytes - shared : 0;
+}
+
+/* Training and forward-only passes have their activations and scratch memory in turns
+ * (ml_plan_memory), except in a pipeline. */
+static ml_status add_plans(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
+                           const char *const *row, ml_err *err) {
+    plan_bytes train = { 0 }, score = { 0 };
+    bool turns = !req->opts.mesh || req->opts.mesh->sizes.size[ML_MESH_PP] < 2;
+    ml_status st = add_plan(m, &train, req, spec, true, row, err);
+
+    if (st == ML_OK && req->scores)
+        st = add_plan(m, &score, req, spec, false, row, err);
+    add(m, row[GATHERED], train.gathered);
+    add(m, row[ACT], train.act);
+    add(m, row[SCRATCH], train.scratch);
+    add(m, row[SCORE_GATHERED], score.gathered);
+    add(m, row[SCORE_ACT], turns ? beyond(score.act, train.act) : score.act);
+    add(m, row[SCORE_SCRATCH],
+        turns ? beyond(score.scratch, train.scratch) : score.scratch);
+    return st;
+}
+
 static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
                              const ml_spec *spec, size_t saved_bytes,
                              const char *const *row, ml_err *err) {
     ml_optimizer_opts opt = req->opts.optimizer;
-    const ml_lora *lora = spec->critic ? NULL : req->opts.lora;
+    const ml_lora *lora = spec->critic && !spec->reward ? NULL : req->opts.lora;
     const ml_spec *trained = lora ? &lora->spec : spec;
+    size_t adapter = lora ? ml_weights_bytes(trained, NULL, ML_WEIGHT_F32) : 0;
     bool bf16 = req->bf16 && !lora;
     const ml_shard_range *part;
     ml_arena a;
     size_t whole = ml_optimizer_saved_bytes(trained, &opt, bf16), state;
-    ml_status st;
 
     opt.mesh = req->opts.mesh;
-    opt.stage = req->opts.stage;
+    opt.stage = lora ? lora->stage : req->opts.stage;
     state = ml_optimizer_bytes(trained, &opt, bf16);
     ml_arena_init(&a, "parts of gradients");
-    part = ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
+    part = lora ? lora->weights.range
+                : ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
     add(m, row[GRADS],
         (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part)) +
             (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
-                ml_weights_part_bytes(trained, NULL, ML_WEIGHT_F32, lora ? NULL : part));
+                ml_weights_part_bytes(trained, NULL, ML_WEIGHT_F32, part));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))
@@ -234,24 +270,24 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     else if (!opt.offload_dir)
         add(m, row[STATE], state);
     add(m, row[STATE], ml_optimizer_scratch_bytes(trained, &opt, req->be));
-    add(m, row[RANKS], ml_optimizer_exchange_bytes(&opt));
+    add(m, row[RANKS], ml_optimizer_exchange_bytes(trained, &opt));
     if (req->async_save && (!opt.mesh || opt.mesh->rank == 0))
-        add_on_host(m, req->be, row[COPY],
-                    (lora ? lora->weights.buf.bytes : saved_bytes) + whole);
+        add_on_host(m, req->be, row[COPY], (lora ? adapter : saved_bytes) + whole);
     else if (part && opt.mesh->rank == 0)
         add_on_host(m, req->be, row[COPY],
-                    spec == req->critic ? req->critic_bytes : req->whole_bytes);
+                    lora                  ? adapter
+                    : spec == req->critic ? req->critic_bytes
+                                          : req->whole_bytes);
     ml_arena_release(&a);
-    st = add_plan(m, req, spec, true, row, err);
-    if (st == ML_OK && req->scores)
-        st = add_plan(m, req, spec, false, row, err);
-    return st;
+    return add_plans(m, req, spec, row, err);
 }
 
-/* The KV cache and training use the same memory alternately: the larger of the two
+/* The KV cache with the models of rewards and training use the same memory alternately: the larger of the two
  * counts, not the sum.  Optimizer state that the device releases is kept in host memory. */
 static void take_turns(ml_memory *m, const ml_memory_request *req) {
-    m->in_turns = m->trainer < req->kv_bytes ? m->trainer : req->kv_bytes;
+    size_t turn = req->kv_bytes + req->reward_bytes;
+
+    m->in_turns = m->trainer < turn ? m->trainer : turn;
     m->total -= m->in_turns;
     for (int i = 0; i < m->n && !req->be->dev->host; i++)
         if (m->row[i].what == actor_rows[STATE] || m->row[i].what == critic_rows[STATE])
@@ -282,8 +318,11 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     add(out, req->be->dev->host ? "program" : "device context", req->base_bytes);
     add(out, "generation", req->engine_bytes);
     add(out, "KV cache", req->kv_bytes);
+    add(out, "reward models", req->reward_bytes);
     for (const char *const *name = req->set; *name; name++)
         add(out, *name, req->weight_bytes);
+    if (req->quantized_bytes)
+        add(out, "quantized weights", req->quantized_bytes);
     if (req->critic)
         add(out, "critic weights", critic_part_bytes(req));
     models = out->total;

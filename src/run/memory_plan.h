@@ -30,9 +30,11 @@ typedef struct ml_memory_request {
     bool saves_ref;  /* snapshots include the reference weights */
     size_t
         base_bytes; /* in use before the run: the program, or the device's own overhead */
-    size_t engine_bytes; /* used by generation in the same memory */
-    size_t kv_bytes;     /* KV cache */
-    bool in_turns;       /* the KV cache and training use their memory alternately */
+    size_t engine_bytes;    /* used by generation in the same memory */
+    size_t kv_bytes;        /* KV cache */
+    size_t reward_bytes;    /* reward model and judge */
+    size_t quantized_bytes; /* of quantized copies of weights */
+    bool in_turns;          /* these and training use their memory alternately */
 } ml_memory_request;
 
 enum { ML_MEMORY_ROWS = 32 };
@@ -52,6 +54,10 @@ typedef struct ml_memory {
 } ml_memory;
 
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *err);
+
+/* The micro-batches that the plan is made for, for the trainer's options of this name. */
+void ml_memory_plan_caps(const ml_memory_request *req, ml_batch_caps *train_caps,
+                         ml_batch_caps *score_caps);
 
 /* The capacity of a full micro-batch, at 64 tokens per sequence; n_context ranks divide
  * each sequence into two pieces each. */

@@ -7,7 +7,9 @@
 
 #include "base/file.h"
 #include "rl/builtins.h"
+#include "plugin/python_matcher.h"
 #include "run/generator.h"
+#include "serve/session.h"
 #include "run/extensions.h"
 
 /* --- the architecture in flags, against config.json ------------------------------- */
@@ -268,6 +270,16 @@ static const char *optimizer_name(const ml_optim_rule_opts *o) {
     return names[o->kind];
 }
 
+static const char *quantization_of(const ml_run_opts *o, ml_arena *a) {
+    if (o->qat)
+        return ml_arena_printf(a, ", \"fake_quantization\": \"%s\"",
+                               ml_weight_dtype_name(o->qat));
+    if (o->dtype >= ML_WEIGHT_STORED)
+        return ml_arena_printf(a, ", \"base_quantization\": \"%s\"",
+                               ml_weight_dtype_name(o->dtype));
+    return "";
+}
+
 /* The settings that a resumed run must share with the one that saved. */
 static void share(ml_run_opts *o, ml_arena *a, const char *more) {
     const char *text = ml_arena_printf(
@@ -275,11 +287,12 @@ static void share(ml_run_opts *o, ml_arena *a, const char *more) {
         "{\"global_batch_size\": %lld, \"rollout_batch_size\": %lld, "
         "\"n_samples_per_prompt\": %d, \"lr\": %.17g, \"min_lr\": %.17g, "
         "\"weight_decay\": %.17g, \"optimizer\": \"%s\", \"rollout_seed\": %lld, "
-        "\"rollout_shuffle\": %s%s}",
+        "\"rollout_shuffle\": %s%s%s}",
         (long long)o->trainer.batch.global_batch_size, (long long)o->rollout_batch_size,
         o->source.n_samples_per_prompt, o->trainer.lr.lr, o->trainer.lr.min_lr,
         o->trainer.lr.end_weight_decay, optimizer_name(&o->trainer.optimizer.rule),
-        (long long)o->source.seed, o->source.shuffle ? "true" : "false", more);
+        (long long)o->source.seed, o->source.shuffle ? "true" : "false", more,
+        quantization_of(o, a));
 
     o->config = ml_str_of(text);
 }
@@ -330,15 +343,6 @@ ml_status ml_run_opts_dpo(ml_run_opts *o, ml_arena *a, ml_err *err) {
     return st;
 }
 
-/* An adapter does not contain the head, which must be trained. */
-static ml_status check_reward_model(const ml_run_opts *o, ml_err *err) {
-    if (ml_run_has_lora(o))
-        return ml_fail(err, ML_EUNSUP,
-                       "miles reward-model trains the whole model: remove --lora-rank and "
-                       "--lora-adapter-path");
-    return o->reward_labels ? ML_OK : check_preference(o, err);
-}
-
 ml_status ml_run_opts_reward_model(ml_run_opts *o, ml_arena *a, ml_err *err) {
     ml_status st;
 
@@ -347,8 +351,8 @@ ml_status ml_run_opts_reward_model(ml_run_opts *o, ml_arena *a, ml_err *err) {
     o->preference.kind = ML_PREFERENCE_REWARD;
     o->data.input_key = o->reward_labels ? "completion" : "chosen";
     st = ml_run_opts_complete(o, err);
-    if (st == ML_OK)
-        st = check_reward_model(o, err);
+    if (st == ML_OK && !o->reward_labels)
+        st = check_preference(o, err);
     o->recipe = (ml_recipe){ .num = { .size = sizeof(miles_algo) },
                              .preference = o->preference,
                              .reducer = o->reward_labels ? NULL : &ml_reducer_pairs,
@@ -389,6 +393,9 @@ ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
 
     if (st == ML_OK)
         st = ml_loop_extensions_resolve(e, &o->extensions.path, err);
+    if (st == ML_OK && o->sessions.kind &&
+        ml_message_matcher_find(o->sessions.matcher) == ML_MATCH_FUNCTION)
+        st = ml_python_matcher_open(o->sessions.matcher, o->extensions.path.args, err);
     if (st == ML_OK)
         st = ml_recipe_resolve(&o->recipe, &o->algo, err);
     if (st == ML_OK)
@@ -401,6 +408,7 @@ ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
     o->data.max_prompt_len = max_prompt(&o->rollout);
     o->data.path = o->rollout.load_debug ? NULL : o->data.path;
     o->data.make = o->rollout.load_debug ? NULL : e->prompts;
+    o->data.tools = e->tools;
     o->data.seed = o->source.seed;
     o->source.select = e->source;
     o->needs_template = o->data.apply_chat_template;

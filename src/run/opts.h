@@ -141,8 +141,8 @@ typedef struct ml_extension_opts {
 
 /* Sessions of agents; NULL: not given. */
 typedef struct ml_session_flags {
-    int kind;    /* 1 + ml_session_kind; 0: none */
-    int matcher; /* ml_message_matcher */
+    int kind; /* 1 + ml_session_kind; 0: none */
+    const char *matcher;
     const char *ip, *tito, *picker, *postprocessor, *agent;
     ml_string_list ports;
     int64_t max_tokens; /* 0: no limit */
@@ -188,6 +188,9 @@ typedef struct ml_record_opts {
 typedef struct ml_run_opts {
     const char *hf_checkpoint;
     ml_weight_dtype dtype;
+    /* AUTO: none.  Engines have a quantized copy of the weights, with other log-probs; or
+     * engines and trainer read one, and the weights are trained through it. */
+    ml_weight_dtype rollout_dtype, qat;
     ml_backend_opts backend;
     const char *chat_template; /* NULL: the checkpoint's own */
     ml_arch_flags arch;
@@ -288,9 +291,9 @@ typedef struct ml_run_opts {
     bool replay_rollout[ML_N_ROUTING]; /* replay the rollout's routing record */
     ml_hooks *hooks;                   /* NULL: none */
     bool second_set; /* generation has its own weights, for the memory plan */
-    /* For the memory plan: the bytes generation needs besides the KV cache, and for the KV
-     * cache; whether generation and training use the memory alternately. */
-    size_t engine_bytes, kv_bytes;
+    /* For the memory plan: the bytes generation needs besides the KV cache, for the KV
+     * cache, and for models of rewards; whether generation and training use the memory alternately. */
+    size_t engine_bytes, kv_bytes, reward_bytes;
     bool in_turns;
     ml_str config; /* options that a resumed run must share, a JSON object */
 } ml_run_opts;

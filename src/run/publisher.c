@@ -141,6 +141,67 @@ ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend 
     return ml_weights_clone(&c->copy, w, be, &c->arena, err);
 }
 
+/* --- a quantized copy ------------------------------------------------------------- */
+
+typedef struct quantizer {
+    ml_publisher of; /* first */
+    ml_arena arena;
+    ml_weights copy, base; /* base: copies of what is not quantized; zeros: shared */
+    const ml_weights *from;
+    const ml_spec *spec;
+    ml_backend *be;
+} quantizer;
+
+static ml_status quantize(quantizer *q, ml_err *err) {
+    return ml_weights_requantize(&q->copy, q->from, q->spec, q->be->n_thread, err);
+}
+
+static ml_status send_quantized(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    quantizer *q = (quantizer *)p;
+    ml_gen *gen = p->generator->local;
+    ml_status st;
+
+    (void)w;
+    gen->pause(gen);
+    st = quantize(q, err);
+    if (st == ML_OK)
+        st = ml_local_switch(gen, &q->copy, ML_SWITCH_RECOMPUTE, err);
+    gen->resume(gen);
+    return st;
+}
+
+static void close_quantized(ml_publisher *p) {
+    quantizer *q = (quantizer *)p;
+
+    ml_weights_close(&q->copy);
+    ml_weights_close(&q->base);
+    ml_arena_release(&q->arena);
+    free(q);
+}
+
+ml_status ml_publisher_quantized(ml_publisher **out, const ml_weights *w, const ml_spec *s,
+                                 ml_weight_dtype dtype, bool own, ml_backend *be,
+                                 ml_err *err) {
+    quantizer *q = make(
+        sizeof *q, (ml_publisher){ .send = send_quantized, .close = close_quantized }, err);
+    ml_status st = ML_OK;
+
+    *out = q ? &q->of : NULL;
+    if (!q)
+        return ML_ENOMEM;
+    q->be = be;
+    q->from = w;
+    q->spec = s;
+    q->of.weights = &q->copy;
+    ml_arena_init(&q->arena, "the engine's weights");
+    if (own)
+        st = ml_weights_clone(&q->base, w, be, &q->arena, err);
+    if (st == ML_OK)
+        st =
+            ml_weights_quantize(&q->copy, own ? &q->base : w, s, dtype, be, &q->arena, err);
+    return st == ML_OK ? quantize(q, err) : st;
+}
+
 /* --- an adapter's copy ------------------------------------------------------------- */
 
 /* The base is frozen, so that the engine reads the trainer's; the adapter is copied. */
@@ -176,23 +237,6 @@ static void close_adapter(ml_publisher *p) {
     free(c);
 }
 
-/* The sites of an adapter, with the matrices of its copy and without gradients. */
-static const ml_lora_site *copied_sites(adapter_copier *c) {
-    ml_lora_site *site = ML_NEW(&c->arena, ml_lora_site, c->from->n_site);
-    const char *old = c->from->weights.buf.ptr;
-    char *new = c->copy.buf.ptr;
-
-    for (int32_t i = 0; i < c->from->n_site; i++) {
-        const ml_lora_site *s = &c->from->site[i];
-        site[i] = (ml_lora_site){ .a = s->a, .b = s->b, .scale = s->scale };
-        if (!s->a.data)
-            continue;
-        site[i].a.data = new + ((const char *)s->a.data - old);
-        site[i].b.data = new + ((const char *)s->b.data - old);
-    }
-    return site;
-}
-
 ml_status ml_publisher_adapter(ml_publisher **out, const ml_weights *w, const ml_lora *l,
                                ml_backend *be, ml_err *err) {
     adapter_copier *c = make(
@@ -208,7 +252,7 @@ ml_status ml_publisher_adapter(ml_publisher **out, const ml_weights *w, const ml
     st = ml_weights_clone(&c->copy, &l->weights, be, &c->arena, err);
     if (st != ML_OK)
         return st;
-    c->site = copied_sites(c);
+    c->site = ml_lora_sites(l, &c->copy, &c->arena);
     c->table = (ml_lora_table){ .adapter = &c->site, .n_adapter = 1, .all = true };
     c->view = *w;
     c->view.buf.dev = NULL; /* not owned */
@@ -226,20 +270,35 @@ typedef struct mover {
     ml_moves plan;
     const ml_weights *from; /* NULL: this rank does not train */
     ml_weights set;         /* of the engine; zeros: this rank has none */
+    const ml_lora *lora;    /* NULL: engines have no adapter */
+    ml_moves adapter;       /* its rows: those of the base move once */
+    ml_weights rows;        /* that the engine has of it */
+    ml_lora_table table;
+    const ml_lora_site *site;
     bool check;
 } mover;
 
-static ml_status move_rows(mover *m, ml_err *err) {
-    ml_weights *to = m->of.weights ? &m->set : NULL;
+static ml_status move_set(const mover *m, const ml_moves *plan, const ml_weights *from,
+                          ml_weights *to, ml_err *err) {
+    ml_status st;
+
+    if (m->check && to)
+        ml_moves_spoil(plan, to);
+    st = ml_moves_run(plan, m->comm, from, to, err);
+    return st == ML_OK && m->check ? ml_moves_check(plan, m->comm, from, to, err) : st;
+}
+
+/* base: the rows of the weights, too, if there is an adapter. */
+static ml_status move_rows(mover *m, bool base, ml_err *err) {
+    bool gets = m->of.weights != NULL;
     uint64_t version = m->from ? m->from->version : 0;
     ml_status st = ml_comm_share(m->comm, &version, sizeof version, err);
 
-    if (st == ML_OK && m->check && to)
-        ml_moves_spoil(&m->plan, to);
-    if (st == ML_OK)
-        st = ml_moves_run(&m->plan, m->comm, m->from, to, err);
-    if (st == ML_OK && m->check)
-        st = ml_moves_check(&m->plan, m->comm, m->from, to, err);
+    if (st == ML_OK && (base || !m->lora))
+        st = move_set(m, &m->plan, m->from, gets ? &m->set : NULL, err);
+    if (st == ML_OK && m->lora)
+        st = move_set(m, &m->adapter, m->from ? &m->lora->weights : NULL,
+                      gets ? &m->rows : NULL, err);
     m->set.version = version;
     return ml_comm_agree(m->comm, st, err);
 }
@@ -255,7 +314,7 @@ static ml_status send_moves(ml_publisher *p, const ml_weights *w, ml_err *err) {
         gen->pause(gen);
     st = ml_comm_meet(m->world, err);
     if (st == ML_OK)
-        st = move_rows(m, err);
+        st = move_rows(m, false, err);
     if (st == ML_OK && gen)
         st = ml_local_switch(gen, &m->set, ML_SWITCH_RECOMPUTE, err);
     if (gen)
@@ -267,11 +326,31 @@ static void close_moves(ml_publisher *p) {
     mover *m = (mover *)p;
 
     ml_moves_close(&m->plan);
+    ml_moves_close(&m->adapter);
     ml_weights_close(&m->set);
+    ml_weights_close(&m->rows);
     if (m->comm)
         m->comm->close(m->comm);
     ml_arena_release(&m->arena);
     free(m);
+}
+
+static ml_status open_adapter(mover *m, ml_generator *g, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (!m->lora)
+        return ML_OK;
+    if (m->of.weights)
+        st = ml_moves_receiver(&m->rows, &g->adapter, &m->lora->weights, &g->be, &m->arena,
+                               err);
+    if (st != ML_OK)
+        return st;
+    ml_moves_plan(&m->adapter, &g->adapter);
+    if (m->of.weights)
+        m->site = ml_lora_sites(m->lora, &m->rows, &m->arena);
+    m->table = (ml_lora_table){ .adapter = &m->site, .n_adapter = 1, .all = true };
+    m->set.lora = &m->table;
+    return ML_OK;
 }
 
 /* Rank 0 has loaded the weights, and knows their dtypes. */
@@ -308,7 +387,12 @@ static ml_status open_moves(mover *m, ml_generator *g, const ml_run_ranks *ranks
     if (st != ML_OK)
         return st;
     ml_moves_plan(&m->plan, &g->moves);
-    return move_rows(m, err);
+    st = open_adapter(m, g, err);
+    if (st == ML_OK)
+        st = move_rows(m, true, err);
+    if (g->run->lora.n_site && !m->lora) /* the base alone: see ml_publisher_base */
+        m->set.version = 0;
+    return st;
 }
 
 ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_ranks *ranks,
@@ -322,6 +406,7 @@ ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_r
         return ML_ENOMEM;
     m->check = check;
     m->from = ml_run_ranks_trains(ranks) ? &g->run->weights : NULL;
+    m->lora = g->adapter.n_rank ? &g->run->lora : NULL;
     m->of.weights = ml_run_ranks_generates(ranks) ? &m->set : NULL;
     ml_arena_init(&m->arena, "the engine's weights");
     return open_moves(m, g, ranks, err);
@@ -336,7 +421,8 @@ typedef struct collector {
     ml_comm *world, *comm; /* all ranks; comm: with the time limit of training */
     ml_spec spec;          /* of the whole, as moves describe it */
     ml_moves plan;
-    ml_weights set; /* rank 0's: the whole model */
+    ml_weights set;      /* rank 0's: the whole model, or the adapter */
+    const ml_lora *lora; /* NULL: none */
 } collector;
 
 /* Ranks meet without a time limit: rank 0 may still be starting engines. */
@@ -345,11 +431,13 @@ static ml_status send_collected(ml_publisher *p, const ml_weights *w, ml_err *er
     ml_status st = ml_comm_meet(c->world, err);
 
     if (st == ML_OK)
-        st = ml_moves_run(&c->plan, c->comm, w, c->inner ? &c->set : NULL, err);
+        st = ml_moves_run(&c->plan, c->comm, c->lora ? &c->lora->weights : w,
+                          c->inner ? &c->set : NULL, err);
     c->set.version = w->version;
     if (st == ML_OK && c->inner) {
         c->inner->generator = p->generator;
-        st = c->inner->send(c->inner, &c->set, err);
+        c->inner->adapter = c->lora ? &c->set : NULL;
+        st = c->inner->send(c->inner, c->lora ? w : &c->set, err);
     }
     return st;
 }
@@ -370,19 +458,22 @@ static void close_collected(ml_publisher *p) {
 /* Rank 0 has loaded the weights, and knows their dtypes. */
 static ml_status describe_moves(collector *c, ml_moves_opts *o, ml_train_run *run,
                                 const ml_run_ranks *ranks, ml_err *err) {
-    int32_t n_rank = c->world->size, n = run->spec.n_param;
+    int32_t n_rank = c->world->size, n = o->whole->n_param;
     ml_dtype *dtype = ML_NEW(&c->arena, ml_dtype, n);
     const ml_shard_range **from = ML_NEW(&c->arena, const ml_shard_range *, n_rank);
     const ml_spec **to = ML_NEW(&c->arena, const ml_spec *, n_rank);
     ml_shard_map map;
 
-    ml_shard_map_init(&map, &c->arena, &run->spec, run->be.linear, &ranks->sizes,
-                      run->opts.trainer.stage);
+    if (c->lora)
+        ml_lora_map(&map, &c->arena, c->lora, &ranks->sizes);
+    else
+        ml_shard_map_init(&map, &c->arena, &run->spec, run->be.linear, &ranks->sizes,
+                          run->opts.trainer.stage);
     for (int32_t r = 0; r < n_rank; r++)
         from[r] = ml_shard_residents(&map, &c->arena, r);
-    to[0] = &c->spec;
+    to[0] = c->lora ? o->whole : &c->spec;
     for (int32_t i = 0; i < n; i++)
-        dtype[i] = run->weights.t[i].dtype;
+        dtype[i] = c->lora ? ML_F32 : run->weights.t[i].dtype;
     o->dtype = dtype;
     o->from = from;
     o->to = to;
@@ -391,12 +482,13 @@ static ml_status describe_moves(collector *c, ml_moves_opts *o, ml_train_run *ru
 
 static ml_status open_collected(collector *c, ml_train_run *run, const ml_run_ranks *ranks,
                                 int64_t bucket_bytes, ml_err *err) {
-    ml_moves_opts o = { .whole = &run->spec,
+    ml_moves_opts o = { .whole = c->lora ? &c->lora->spec : &run->spec,
                         .linear = run->be.linear,
                         .n_rank = ranks->world->size,
                         .rank = ranks->world->rank,
                         .bucket_bytes = (size_t)bucket_bytes,
                         .in_place = true };
+    const ml_weights *have = c->lora ? &c->lora->weights : &run->weights;
     ml_status st = ranks->world->split(ranks->world, &c->comm, 0, ranks->world->rank, err);
 
     if (st != ML_OK)
@@ -408,7 +500,7 @@ static ml_status open_collected(collector *c, ml_train_run *run, const ml_run_ra
     if (st == ML_OK)
         st = describe_moves(c, &o, run, ranks, err);
     if (st == ML_OK && c->inner)
-        st = ml_moves_receiver(&c->set, &o, &run->weights, &run->be, &c->arena, err);
+        st = ml_moves_receiver(&c->set, &o, have, &run->be, &c->arena, err);
     if (st == ML_OK)
         ml_moves_plan(&c->plan, &o);
     return st;
@@ -424,6 +516,7 @@ ml_status ml_publisher_collect(ml_publisher **out, ml_publisher *inner, ml_train
         return ML_ENOMEM;
     *out = &c->of;
     c->inner = inner;
+    c->lora = run->lora.n_site ? &run->lora : NULL;
     ml_arena_init(&c->arena, "collected weights");
     return open_collected(c, run, ranks, bucket_bytes, err);
 }
@@ -627,18 +720,27 @@ typedef struct adapter_sender {
     uint64_t crc64; /* of the base */
 } adapter_sender;
 
+/* The whole adapter. */
+static const ml_weights *values_of(const adapter_sender *p) {
+    return p->of.adapter ? p->of.adapter : &p->run->lora.weights;
+}
+
 /* The members that both ways of sending have. */
 static const char *write_adapter(adapter_sender *p, uint64_t version) {
+    const char *crc64 = ml_arena_printf(&p->arena, ",\"base_crc64\":\"%016llx\"",
+                                        (unsigned long long)p->crc64);
+
     return ml_arena_printf(&p->arena,
                            "\"lora_name\":\"" ML_TRAINED_ADAPTER "\",\"upsert\":true,"
-                           "\"weight_version\":\"%llu\",\"base_crc64\":\"%016llx\"",
-                           (unsigned long long)version, (unsigned long long)p->crc64);
+                           "\"weight_version\":\"%llu\"%s",
+                           (unsigned long long)version, p->crc64 ? crc64 : "");
 }
 
 static ml_status write_files(adapter_sender *p, ml_remote_step *step, uint64_t version,
                              ml_err *err) {
     ml_text path = { 0 }, quoted = { 0 };
-    ml_status st = ml_weight_dir_write_adapter(&path, p->dir, &p->run->lora, version, err);
+    ml_status st = ml_weight_dir_write_adapter(&path, p->dir, &p->run->lora, values_of(p),
+                                               version, err);
 
     if (st == ML_OK) {
         ml_json_quote(&quoted, ml_str_of(path.ptr));
@@ -670,7 +772,7 @@ static ml_status copy_tensors(adapter_sender *p, ml_text list[2], ml_err *err) {
         memcpy(t.shape, named[i].shape, sizeof named[i].shape);
         t.bytes = (size_t)(all.n_slice * all.n_value) * sizeof *v;
         t.data = v;
-        ml_named_read(&l->weights, &l->spec, &named[i], 0, all.n_slice, ML_F32, v);
+        ml_named_read(values_of(p), &l->spec, &named[i], 0, all.n_slice, ML_F32, v);
         st = ml_weight_source_add(p->source, &t, err);
         ml_text_printf(&list[0], i ? "," : "");
         ml_json_quote(&list[0], t.name);
@@ -725,8 +827,10 @@ static ml_status send_remote_adapter(ml_publisher *of, const ml_weights *w, ml_e
     adapter_sender *p = (adapter_sender *)of;
     ml_gen *gen = of->generator->gen;
     ml_remote_step *step = ML_NEW(&p->arena, ml_remote_step, 2);
-    ml_status st = p->crc64 ? ML_OK : ml_weights_crc64(&p->crc64, w, &p->run->spec, err);
+    ml_status st = ML_OK;
 
+    if (!p->crc64 && !w->range) /* of ranks that divide the base, none has the checksum */
+        st = ml_weights_crc64(&p->crc64, w, &p->run->spec, err);
     if (st == ML_OK)
         st = p->dir ? write_files(p, step, w->version, err)
                     : fill_adapter(p, step, w->version, err);
@@ -764,7 +868,7 @@ ml_status ml_publisher_remote_adapter(ml_publisher **out, const char *dir,
         return ML_OK;
     p->address = ml_arena_printf(&p->arena, "%s", address);
     p->timeout_s = wait_of(timeout_s);
-    p->of.bytes = run->lora.weights.buf.bytes;
+    p->of.bytes = ml_weights_bytes(&run->lora.spec, NULL, ML_WEIGHT_F32);
     st = ml_weight_source_open(&p->source, listens_at(address), p->timeout_s, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--update-weight-transfer-mode broadcast");

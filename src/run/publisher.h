@@ -2,6 +2,7 @@
  *
  *     shared  engine and trainer read one set of weights: a publication is a new version
  *     copy    the engine has its own set in this process: a publication copies
+ *     quantized  the engine has a quantized copy: a publication quantizes
  *     moves   the ranks of the engines have other rows than those that train, or are other
  *             ranks: rows are sent (model/moves.h), unless they lie in the memory of both
  *     tcp     engines of other processes get them over TCP (gen/weight_source.h)
@@ -26,6 +27,7 @@ struct ml_publisher {
     bool frozen;               /* the engines keep the weights that they have */
     bool moves;                /* `weights` are a rank's part */
     ml_async *async;           /* the rollout that counts versions; NULL: none */
+    const ml_weights *adapter; /* the whole one, if this rank trains a part of it */
     size_t bytes;              /* of host memory besides the weights above */
 };
 
@@ -49,6 +51,13 @@ ml_status ml_publisher_base(ml_publisher **out, const ml_weights *w, ml_err *err
 /* The backend must outlive it. */
 ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend *be,
                             ml_err *err);
+
+/* The engine reads a quantized copy of the weights w, which each publication quantizes again.
+ * own: the trainer changes w while the engine runs, so that what is not quantized is copied,
+ * too. */
+ml_status ml_publisher_quantized(ml_publisher **out, const ml_weights *w, const ml_spec *s,
+                                 ml_weight_dtype dtype, bool own, ml_backend *be,
+                                 ml_err *err);
 
 /* Collective; sends the weights once.  check: the received rows are overwritten before each
  * publication, and compared with the senders' afterwards. */

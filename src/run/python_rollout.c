@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "plugin/python_extensions.h"
 #include "plugin/python_host.h"
+#include "rl/rollout/prompt_results.h"
 
 /* A rollout while the function makes it. */
 typedef struct making {
@@ -134,12 +135,102 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
         st = read_samples(&m, out, a, ml_json_get(answer, "samples"), source, err);
     if (st == ML_OK) {
         read_metrics(out, a, ml_json_get(answer, "metrics"));
+        ml_prompt_results_batch(m.r->feed.source, out);
+        ml_prompt_results_report(m.r->feed.source, &out->metrics);
         ml_rollout_batch_report(out, m.r->feed.n_per_prompt, false);
     } else {
         ml_err_prefix(err, "--rollout-function-path");
     }
     ml_group_set_release(&m.set);
     ml_arena_release(&m.arena);
+    return st;
+}
+
+/* --- training data ---------------------------------------------------------------------- */
+
+#define CONVERT "custom-convert-samples-to-train-data-path"
+
+/* What the function does not return is that of the sample that the row was made of; records
+ * of single tokens only if the tokens are the same. */
+static void complete(ml_sample *s, const ml_sample *from) {
+    bool same = s->n_token == from->n_token && s->n_response == from->n_response &&
+                memcmp(s->token, from->token, (size_t)s->n_token * sizeof *s->token) == 0;
+    ml_sample own = *s;
+
+    *s = *from;
+    s->index = own.index;
+    s->rollout = own.rollout;
+    s->token = own.token;
+    s->n_token = own.n_token;
+    s->n_response = own.n_response;
+    s->mask = own.mask;
+    s->reward = own.reward;
+    s->has_reward = true;
+    s->remove = false; /* the masks say it */
+    if (own.logprob || !same)
+        s->logprob = own.logprob;
+    if (own.teacher_logprob || !same)
+        s->teacher_logprob = own.teacher_logprob;
+    if (own.opd_reverse_kl || !same)
+        s->opd_reverse_kl = own.opd_reverse_kl;
+    if (!same) {
+        s->version = NULL;
+        s->supports = (ml_str){ 0 };
+        memset(s->routed, 0, sizeof s->routed);
+    }
+}
+
+static ml_status read_row(ml_sample *s, ml_arena *a, const ml_json *row, ml_str source,
+                          const ml_rollout_batch *of, int64_t n_vocab, ml_err *err) {
+    const char *name = "the training data";
+    const ml_json *cut = ml_json_get(row, "truncated");
+    ml_status st = ml_sample_read(s, a, row, source, name, err);
+    int64_t from = -1;
+
+    if (st != ML_OK)
+        return st;
+    ml_json_i64(ml_json_get(row, "from"), &from);
+    if (from >= 0 && from < of->n)
+        complete(s, of->sample[from]);
+    if (s->group < 0)
+        s->group = s->index;
+    if (cut)
+        s->status = cut->type == ML_JSON_TRUE ? ML_SAMPLE_TRUNCATED : ML_SAMPLE_COMPLETED;
+    s->has_shaped = ml_json_f64(ml_json_get(row, "shaped"), &s->shaped);
+    if (s->n_response < 1)
+        return ml_fail(err, ML_EFORMAT, "%s: sample %lld has no response", name,
+                       (long long)s->index);
+    return ml_sample_check(s, n_vocab, name, err);
+}
+
+ml_status ml_python_convert(int64_t rollout, int64_t n_vocab, ml_rollout_batch *h,
+                            ml_arena *a, ml_err *err) {
+    const ml_json *answer = NULL, *rows;
+    const ml_sample **list;
+    ml_text more = { 0 };
+    ml_str source = { 0 };
+    int64_t n = 0;
+    ml_status st;
+
+    ml_text_printf(&more, ", \"rollout\": %lld, \"samples\": [", (long long)rollout);
+    for (int64_t i = 0; i < h->n; i++) {
+        ml_text_printf(&more, "%s", i ? ", " : "");
+        ml_sample_write(&more, h->sample[i]);
+    }
+    ml_text_printf(&more, "]");
+    st = ml_python_extensions_call(CONVERT, more.ptr, a, &answer, &source, err);
+    ml_text_release(&more);
+    rows = st == ML_OK ? ml_json_get(answer, "samples") : NULL;
+    list = ML_NEW(a, const ml_sample *, (rows ? rows->n : 0) + 1);
+    for (const ml_json *v = rows ? rows->child : NULL; v && st == ML_OK; v = v->next) {
+        ml_sample *s = ML_NEW(a, ml_sample, 1);
+        st = read_row(s, a, v, source, h, n_vocab, err);
+        list[n++] = s;
+    }
+    if (st != ML_OK)
+        ml_err_prefix(err, "--" CONVERT);
+    h->sample = list;
+    h->n = n;
     return st;
 }
 

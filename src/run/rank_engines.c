@@ -44,6 +44,7 @@ static ml_status open_server(ml_rank_engine *e, const ml_generator *g, const ml_
                          .gen = g->local,
                          .lora.trained = g->run->lora.n_site ? ML_TRAINED_ADAPTER : NULL,
                          .tokenizer = g->run->tokenizer,
+                         .grammars = g->grammars,
                          .chat = g->run->chat_template,
                          .n_vocab = (int32_t)g->run->spec.n_vocab,
                          .context = g->engine.context,

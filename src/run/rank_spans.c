@@ -90,7 +90,7 @@ static void put_span(ml_text *out, names *all, const ml_time_span *s, double off
     sent_span to = { .name = index_of(all, s->name),
                      .group = index_of(all, s->group),
                      .layer = s->layer,
-                     .track = s->track,
+                     .track = (int32_t)s->track,
                      .begin_s = s->begin_s + offset_s,
                      .end_s = s->end_s + offset_s };
 

@@ -7,8 +7,10 @@
 #include "plugin/reward_path.h"
 #include "plugin/python.h"
 #include "plugin/python_extensions.h"
+#include "plugin/python_prompts.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
+#include "rl/reward/judge_model.h"
 #include "rl/reward/reward_model.h"
 #include "run/python_rollout.h"
 
@@ -64,8 +66,10 @@ static ml_status check_type(const ml_json *type, const ml_run_opts *c, ml_arena 
         return ml_fail(err, ML_EUSAGE, "rm_type remote_rm needs --rm-url");
     if (ml_str_is(type->text, "reward_model") && !c->reward.model_path)
         return ml_fail(err, ML_EUSAGE, "rm_type reward_model needs --reward-model-path");
-    if (ml_str_is(type->text, "judge") && !c->reward.judge.url)
-        return ml_fail(err, ML_EUSAGE, "rm_type judge needs --judge-url");
+    if (ml_str_is(type->text, "judge") && !c->reward.judge.url &&
+        !c->reward.judge.model_path)
+        return ml_fail(err, ML_EUSAGE,
+                       "rm_type judge needs --judge-model-path or --judge-url");
     if (ml_str_is(type->text, "remote_rm") || ml_str_is(type->text, "reward_model") ||
         ml_str_is(type->text, "judge") || ml_str_is(type->text, "ifbench"))
         return ML_OK;
@@ -93,7 +97,8 @@ ml_status ml_reward_check(const ml_run_opts *c, const ml_dataset *ds, ml_err *er
     int64_t n = ds->opts.make ? 1 : ds->rows.n; /* of generated prompts, only the first */
     ml_status st = ML_OK;
 
-    if (c->reward.rm_type || c->custom_rm_path || ml_reward_from_environment(c))
+    if (c->reward.rm_type || c->custom_rm_path || ml_reward_from_environment(c) ||
+        ml_python_prompts_are(ds->opts.make))
         return ML_OK;
     for (int64_t i = 0; i < n && st == ML_OK; i++)
         st = check_row(ds, i, c, err);
@@ -108,18 +113,78 @@ ml_status ml_reward_opts_resolve(ml_reward_opts *out, const ml_run_opts *c, ml_a
     return ml_reward_path_resolve(out, a, c->custom_rm_path, err);
 }
 
-ml_status ml_reward_model_open_for(ml_run_opts *c, ml_err *err) {
+/* --- models of rewards ------------------------------------------------------ */
+
+static ml_backend_opts backend_of(const ml_run_opts *c, const char *device) {
+    ml_backend_opts o = c->backend;
+
+    o.device = device ? device : o.device;
+    return o;
+}
+
+static bool elsewhere(const ml_run_opts *c, const char *device) {
+    return device && c->backend.device && strcmp(device, c->backend.device) != 0;
+}
+
+static ml_status open_model(ml_run_opts *c, ml_err *err) {
     enum { TOKENS = 4096 };
     ml_reward_model_opts o = { .dir = c->reward.model_path,
                                .dtype = c->dtype,
-                               .backend = c->backend,
+                               .backend = backend_of(c, c->reward.model_device),
                                .max_tokens = c->trainer.batch.max_tokens };
 
-    if (!o.dir || !ml_run_ranks_first(&c->ranks))
-        return ML_OK;
     if (o.max_tokens < 1)
         o.max_tokens = TOKENS;
     return ml_reward_model_open(&c->reward.model, &o, err);
+}
+
+static ml_status open_judge(ml_run_opts *c, ml_err *err) {
+    enum { CHUNK = 2048 };
+    ml_judge_model_opts o = {
+        .dir = c->reward.judge.model_path,
+        .dtype = c->dtype,
+        .backend = backend_of(c, c->reward.judge.device),
+        .context = c->reward.judge.context,
+        .prefill_chunk = c->engine.chunk > 0 ? c->engine.chunk : CHUNK,
+    };
+
+    return ml_judge_model_open(&c->reward.judge.engine, &o, err);
+}
+
+ml_status ml_reward_models_open(ml_run_opts *c, ml_err *err) {
+    bool here = ml_run_ranks_first(&c->ranks);
+    ml_status st = here && c->reward.model_path ? open_model(c, err) : ML_OK;
+
+    return st == ML_OK && here && c->reward.judge.model_path ? open_judge(c, err) : st;
+}
+
+ml_status ml_reward_models_start(const ml_reward_opts *o, ml_err *err) {
+    ml_status st = o->model ? ml_reward_model_start(o->model, err) : ML_OK;
+
+    return st == ML_OK && o->judge.engine ? ml_judge_model_start(o->judge.engine, err) : st;
+}
+
+void ml_reward_models_stop(const ml_reward_opts *o) {
+    if (o->model)
+        ml_reward_model_stop(o->model);
+    if (o->judge.engine)
+        ml_judge_model_stop(o->judge.engine);
+}
+
+void ml_reward_models_close(ml_reward_opts *o) {
+    ml_reward_model_close(o->model);
+    ml_judge_model_close(o->judge.engine);
+}
+
+size_t ml_reward_models_bytes(const ml_run_opts *c) {
+    const ml_reward_opts *o = &c->reward;
+    size_t bytes = 0;
+
+    if (o->model && !elsewhere(c, o->model_device))
+        bytes += ml_reward_model_bytes(o->model);
+    if (o->judge.engine && !elsewhere(c, o->judge.device))
+        bytes += ml_judge_model_bytes(o->judge.engine);
+    return bytes;
 }
 
 ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,

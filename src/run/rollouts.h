@@ -54,8 +54,14 @@ ml_status ml_reward_check(const ml_run_opts *c, const ml_dataset *ds, ml_err *er
  * environment. */
 ml_status ml_reward_opts_resolve(ml_reward_opts *out, const ml_run_opts *c, ml_arena *a,
                                  ml_err *err);
-/* Opens the reward model of --reward-model-path, if there is one, on rank 0: reward.model. */
-ml_status ml_reward_model_open_for(ml_run_opts *c, ml_err *err);
+/* The models of rewards on rank 0, those of --reward-model-path and --judge-model-path, if there
+ * are any: reward.model, reward.judge.engine. */
+ml_status ml_reward_models_open(ml_run_opts *c, ml_err *err);
+ml_status ml_reward_models_start(const ml_reward_opts *o, ml_err *err);
+void ml_reward_models_stop(const ml_reward_opts *o); /* frees their memory until a start */
+void ml_reward_models_close(ml_reward_opts *o);
+/* Their memory on the device of the run. */
+size_t ml_reward_models_bytes(const ml_run_opts *c);
 /* Opens them; *out is unchanged if there are none. */
 ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,
                               ml_err *err);

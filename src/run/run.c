@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "plugin/model_family.h"
+#include "plugin/python_prompts.h"
 #include "rl/record/run_disk.h"
 #include "train/memory.h"
 
@@ -49,6 +50,24 @@ static void choose_padding(ml_train_run *r) {
         r->spec.pad_token = ml_tokenizer_role(r->tokenizer, ML_TOKEN_EOS);
 }
 
+/* A data source in Python reads the rows of --prompt-data, if there are any, and makes rows with
+ * the fields of a sample, whose text is rendered already. */
+static ml_status open_source_in_python(ml_train_run *r, ml_dataset_opts data, ml_err *err) {
+    ml_dataset_opts rows = data;
+    ml_status st = ML_OK;
+
+    rows.make = NULL;
+    if (data.path)
+        st = ml_dataset_open(&r->rows, &rows, err);
+    data.path = data.make->base.name; /* for messages */
+    data.input_key = "prompt";
+    data.label_key = "label";
+    data.metadata_key = data.tool_key = NULL;
+    data.apply_chat_template = false;
+    r->opts.source.pull = ml_python_prompts_pull;
+    return st == ML_OK ? ml_dataset_open(&r->dataset, &data, err) : st;
+}
+
 static ml_status open_data(ml_train_run *r, ml_err *err) {
     ml_dataset_opts data = r->opts.data;
     bool prompts = data.path || data.make;
@@ -59,8 +78,10 @@ static ml_status open_data(ml_train_run *r, ml_err *err) {
     if (st != ML_OK || !prompts || !ml_run_ranks_first(&r->opts.ranks))
         return st;
     data.text = ml_prompt_encoder_text(&r->prompter);
-    st = ml_dataset_open(&r->dataset, &data, err);
+    st = ml_python_prompts_are(data.make) ? open_source_in_python(r, data, err)
+                                          : ml_dataset_open(&r->dataset, &data, err);
     take_data_weights(r);
+    r->opts.source.curriculum.batch = r->opts.rollout_batch_size;
     return st == ML_OK ? ml_data_source_new(&r->source, &r->dataset, &r->opts.source, err)
                        : st;
 }
@@ -73,7 +94,8 @@ static int64_t samples_of_round(const ml_run_opts *o) {
 /* Rank 0 has the data set. */
 static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
     ml_run_opts *o = &r->opts;
-    int64_t rows = r->dataset.rows.n, batch = o->trainer.batch.global_batch_size;
+    int64_t rows = r->rows.rows.n ? r->rows.rows.n : r->dataset.rows.n,
+            batch = o->trainer.batch.global_batch_size;
     ml_status st;
 
     if (o->learns_nothing && !o->data.path)
@@ -165,6 +187,19 @@ static ml_status make_lora(ml_train_run *r, ml_err *err) {
     return st;
 }
 
+/* A rank keeps its part of the adapter.  The stages are those of the spec with LORA ops. */
+static ml_status divide_lora(ml_train_run *r, ml_err *err) {
+    const ml_run_opts *o = &r->opts;
+    const ml_mesh *mesh = o->trainer.mesh;
+    int32_t rank = !ml_run_ranks_trains(&o->ranks) ? ML_NONE : mesh ? mesh->rank : 0;
+    ml_status st =
+        ml_run_ranks_stages(&r->opts.trainer.stage, &r->arena, &o->place, &r->spec, err);
+
+    if (st != ML_OK || !o->ranks.sizes.gather)
+        return st;
+    return ml_lora_divide(&r->lora, &r->spec, &o->ranks.sizes, rank, o->trainer.stage, err);
+}
+
 /* The adapter is made before the memory is planned: LORA ops are part of the plans. */
 static ml_status open_lora(ml_train_run *r, ml_err *err) {
     bool *wanted;
@@ -175,13 +210,6 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
                        "--lora-rank: the backend %s does not compute adapters yet; use "
                        "--device cpu",
                        r->be.name);
-    if (ml_run_ranks_moves(&r->opts.ranks) || r->opts.ranks.sizes.size[ML_MESH_TP] > 1 ||
-        r->opts.ranks.sizes.size[ML_MESH_CP] > 1)
-        return ml_fail(err, ML_EUNSUP,
-                       "--lora-rank: every rank has the whole model (data parallelism); "
-                       "remove the flags that divide it (tensor, context, pipeline and "
-                       "expert parallel sizes, FSDP), --rollout-num-gpus-per-engine and "
-                       "--rollout-num-gpus");
     st = make_lora(r, err);
     if (st != ML_OK)
         return st;
@@ -197,11 +225,12 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
             r->spec.family);
     r->opts.trainer.dropout = r->opts.lora.dropout > 0;
     r->opts.trainer.dropout_seed = (uint64_t)r->opts.source.seed;
+    st = divide_lora(r, err);
     r->lora_site = r->lora.site;
     r->lora_table =
         (ml_lora_table){ .adapter = &r->lora_site, .n_adapter = 1, .all = true };
     r->opts.trainer.lora = &r->lora;
-    return ML_OK;
+    return st;
 }
 
 /* Training normalises over the tokens that a draw could have taken, where it can. */
@@ -273,12 +302,16 @@ void ml_train_run_close(ml_train_run *r) {
     ml_saver_close(r->saver);
     ml_trainer_close(r->trainer);
     ml_critic_close(&r->critic);
+    ml_weights_close(&r->quantized);
+    ml_weights_close(&r->quantized_ref);
     ml_weights_close(&r->weights);
     ml_weights_close(&r->ref);
     ml_weights_close(&r->teacher);
     ml_lora_close(&r->lora);
     ml_data_source_free(r->source);
     ml_dataset_close(&r->dataset);
+    ml_dataset_close(&r->rows);
+    ml_python_prompts_clear();
     if (r->prompter.tokenizer)
         ml_prompt_encoder_release(&r->prompter);
     ml_chat_template_close(r->chat_template);
@@ -310,6 +343,15 @@ static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
         r->set_name[(*n)++] = name;
 }
 
+/* The quantized copies of the actor's weights, and of the reference's. */
+static size_t quantized_bytes(const ml_train_run *r) {
+    const ml_run_opts *o = &r->opts;
+
+    if (o->qat)
+        return ml_weights_code_bytes(&r->spec, o->qat) * (o->wants_ref ? 2 : 1);
+    return ml_weights_code_bytes(&r->spec, o->rollout_dtype);
+}
+
 /* Sizes only; the longest sample is not known in advance. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     const ml_run_opts *o = &r->opts;
@@ -319,8 +361,10 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     bool critic = r->critic.from != NULL, trains = ml_run_ranks_trains(&o->ranks);
     int n = 0;
 
-    if (!r->base_bytes) /* the first call is before any allocation */
-        r->base_bytes = ml_memory_base(&r->be);
+    if (!r->base_bytes) /* the first call is before any allocation; a GPU counts for all */
+        r->base_bytes = r->be.dev->host
+                            ? ml_memory_base(&r->be)
+                            : ml_run_ranks_bytes(&o->ranks, ml_memory_base(&r->be), false);
     name_set(r, &n, trains, "actor weights");
     name_set(r, &n, trains && o->wants_ref && !ml_run_has_lora(o), "reference weights");
     name_set(r, &n, trains && o->teacher_load && !r->teacher_engine, "teacher weights");
@@ -349,7 +393,9 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         .base_bytes = r->base_bytes,
         .engine_bytes = o->engine_bytes,
         .kv_bytes = o->kv_bytes,
+        .reward_bytes = o->reward_bytes,
         .in_turns = o->in_turns,
+        .quantized_bytes = quantized_bytes(r),
     };
 }
 
@@ -412,6 +458,28 @@ ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
 
 /* --- saving ----------------------------------------------------------------- */
 
+static void add_members(ml_text *object, ml_str members) {
+    object->len--; /* the closing brace */
+    ml_text_printf(object, ", ");
+    ml_text_add(object, members.ptr, members.len);
+    ml_text_printf(object, "}");
+}
+
+/* The state of a data source in Python; unfinished groups read their rows again. */
+static ml_status save_source(ml_train_run *r, ml_text *data, ml_err *err) {
+    bool unfinished = r->opts.rollout.partial || r->opts.mode.fully;
+    ml_text more = { 0 };
+    ml_status st;
+
+    if (!r->source || !ml_python_prompts_are(r->opts.data.make))
+        return ML_OK;
+    st = ml_python_prompts_save(r->rollout, unfinished, &more, err);
+    if (st == ML_OK && more.len)
+        add_members(data, (ml_str){ more.ptr, more.len });
+    ml_text_release(&more);
+    return st;
+}
+
 ml_status ml_train_run_save(ml_train_run *r, ml_str more, ml_err *err) {
     ml_text data = { 0 };
     ml_status st;
@@ -422,18 +490,19 @@ ml_status ml_train_run_save(ml_train_run *r, ml_str more, ml_err *err) {
         ml_text_printf(&data, "{}");
     while (data.len && data.ptr[data.len - 1] == '\n')
         data.len--;
-    if (more.len) {
-        data.len--; /* the closing brace */
-        ml_text_printf(&data, ", %.*s}", (int)more.len, more.ptr);
-    }
-    st = ml_saver_save(r->saver,
-                       &(ml_save_models){ .actor = r->trainer,
-                                          .critic = r->critic.trainer,
-                                          .ref = r->opts.ref_interval ? &r->ref : NULL },
-                       &(ml_save_state){ .iteration = r->rollout,
-                                         .data = { data.ptr, data.len },
-                                         .config = r->opts.config },
-                       err);
+    if (more.len)
+        add_members(&data, more);
+    st = save_source(r, &data, err);
+    if (st == ML_OK)
+        st =
+            ml_saver_save(r->saver,
+                          &(ml_save_models){ .actor = r->trainer,
+                                             .critic = r->critic.trainer,
+                                             .ref = r->opts.ref_interval ? &r->ref : NULL },
+                          &(ml_save_state){ .iteration = r->rollout,
+                                            .data = { data.ptr, data.len },
+                                            .config = r->opts.config },
+                          err);
     ml_text_release(&data);
     return st;
 }

@@ -31,9 +31,12 @@ typedef struct ml_train_run {
     ml_chat_template *chat_template; /* NULL: the checkpoint has none */
     ml_prompt_encoder prompter;
     ml_dataset dataset;
+    ml_dataset rows;        /* of --prompt-data, which a data source in Python reads */
     ml_data_source *source; /* NULL: no prompts */
     ml_weights weights, ref, teacher;
-    ml_lora lora; /* the adapter on top of the weights; zeros: none */
+    ml_weights quantized,
+        quantized_ref; /* copies that are read instead (--fake-quantization) */
+    ml_lora lora;      /* the adapter on top of the weights; zeros: none */
     ml_lora_table lora_table;
     const ml_lora_site *lora_site;
     ml_trainer *trainer;
@@ -83,6 +86,9 @@ ml_status ml_train_run_check_dirs(ml_train_run *r, ml_err *err);
 
 /* ML_EIO if the disk has too little space for the saves. */
 ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);
+
+/* The weights that forward passes of the trainer and of engines here read. */
+ml_weights *ml_train_run_read(ml_train_run *r);
 
 /* Loads the weights, continues from a snapshot if there is one, and opens the output
  * files. */

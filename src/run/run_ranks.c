@@ -145,6 +145,7 @@ void ml_run_ranks_place(ml_run_opts *o) {
     o->place.apart =
         engines && o->place.rollout && !o->mode.colocate && !o->rollout.rollout_only;
     o->place.engine_size = engines ? o->place.engine_size : 1;
+    o->place.engine_dp = engines && o->place.dp_attention ? o->place.engine_dp : 1;
     o->place.plans = o->dry_run;
     o->place.whole = ml_optim_rule_is_whole(&o->trainer.optimizer.rule);
 }
@@ -214,6 +215,7 @@ static ml_status open_groups(ml_run_ranks *r, ml_comm *world, const ml_place_opt
     ml_status st = ml_run_ranks_hosts(r, world, err);
 
     r->engine_size = (int32_t)p->engine_size;
+    r->engine_dp = (int32_t)p->engine_dp;
     r->publish_s = 60 * p->timeout_min;
     if (st != ML_OK)
         return st;
@@ -355,7 +357,14 @@ static ml_status check_world(const ml_run_ranks *r, const ml_run_opts *o, ml_err
 
 static ml_status check_engines(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
     long long size = o->place.engine_size, n = ml_run_ranks_size(r) - r->n_actor;
+    long long dp = o->place.engine_dp;
 
+    if (dp > 1 && size % dp != 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "--sglang-dp-size is %lld, and an engine has %lld rank%s "
+                       "(--rollout-num-gpus-per-engine): use a divisor, or remove "
+                       "--sglang-enable-dp-attention",
+                       dp, size, size == 1 ? "" : "s");
     if (size < 2 || plans_one(r, o) || n % size == 0)
         return ML_OK;
     return ml_fail(err, ML_EUSAGE,

@@ -30,6 +30,7 @@ typedef struct ml_run_ranks {
     ml_comm *engine; /* the ranks of this rank's engine; NULL: it has one rank, or none */
     int32_t n_actor; /* ranks that train, if others generate; 0: all train */
     int32_t engine_size; /* 0: 1 */
+    int32_t engine_dp;   /* DP groups of attention in an engine; 0: 1 */
     ml_mesh_sizes sizes; /* of the mesh, on all ranks; zeros: one rank */
     double publish_s;    /* a wait for weights that takes longer fails; 0: none */
     char host[ML_HOST_NAME];
@@ -56,8 +57,10 @@ typedef struct ml_place_opts {
     bool whole;         /* the optimizer updates whole parameters: see ml_run_ranks_place */
     int64_t rollout;    /* ranks of all engines, if they are apart */
     int64_t engine_size; /* ranks of an engine */
-    bool apart;          /* engines have ranks of their own: see ml_run_ranks_place */
-    bool plans;          /* one process plans a rank of the job that the sizes name */
+    int64_t engine_dp;   /* groups of these, if dp_attention: see ml_run_ranks_place */
+    bool dp_attention;
+    bool apart; /* engines have ranks of their own: see ml_run_ranks_place */
+    bool plans; /* one process plans a rank of the job that the sizes name */
     /* Layers of the pipeline's ends, 0: their share.  Interleaved: layers of a stage, or
      * stages of a rank; 0: not given.  What counts as a layer, when they are dealt out. */
     int64_t first_layers, last_layers;

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/secret.h"
 #include "net/loop.h"
+#include "plugin/python_matcher.h"
 #include "serve/server.h"
 #include "serve/session_tokens.h"
 
@@ -53,6 +54,7 @@ static ml_status open_server(ml_session_server *s, const ml_generator *g,
                                      .n_host = 1 },
                          .gen = g->gen,
                          .tokenizer = run->tokenizer,
+                         .grammars = g->grammars,
                          .chat = run->chat_template,
                          .tools = c->turns.tools,
                          .n_vocab = (int32_t)run->spec.n_vocab,
@@ -67,9 +69,9 @@ static ml_status open_server(ml_session_server *s, const ml_generator *g,
                          .seed = (uint64_t)c->source.seed,
                          .max_body = MAX_BODY,
                          .max_connections = MAX_CONNECTIONS };
-    ml_status st =
-        ml_session_opts_make(&o.sessions, &s->arena, c->sessions.kind, c->sessions.matcher,
-                             c->sessions.tito, c->data.template_kwargs, err);
+    ml_status st = ml_session_opts_make(&o.sessions, &s->arena, c->sessions.kind,
+                                        c->sessions.matcher, ml_python_matcher_run,
+                                        c->sessions.tito, c->data.template_kwargs, err);
 
     if (st == ML_OK && !run->chat_template)
         st = ml_fail(err, ML_EUSAGE,

@@ -4,6 +4,7 @@
 #include "base/dir.h"
 #include "base/log.h"
 #include "io/dcp.h"
+#include "plugin/python_prompts.h"
 #include "run/inputs.h"
 #include "run/run.h"
 #include "train/memory.h"
@@ -100,6 +101,7 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
 static ml_status attach_lora(ml_train_run *r, const char *snapshot, ml_err *err) {
     r->weights.lora = &r->lora_table;
     r->lora.weights.version = 1;
+    ml_lora_take_head(&r->lora, &r->weights, snapshot || r->opts.lora.path);
     return snapshot ? ml_lora_restore(&r->lora, &r->spec, snapshot, err) : ML_OK;
 }
 
@@ -134,6 +136,33 @@ static ml_status load_other(ml_train_run *r, ml_weights *out, const char *flag,
     return st;
 }
 
+/* --- fake quantization ------------------------------------------------------------ */
+
+/* A quantized copy that is read instead of a set. */
+static ml_status quantize(ml_train_run *r, ml_weights *out, const ml_weights *from,
+                          ml_err *err) {
+    ml_status st =
+        ml_weights_quantize(out, from, &r->spec, r->opts.qat, &r->be, &r->arena, err);
+    return st == ML_OK ? ml_weights_requantize(out, from, &r->spec, r->be.n_thread, err)
+                       : st;
+}
+
+ml_weights *ml_train_run_read(ml_train_run *r) {
+    return r->opts.qat ? &r->quantized : &r->weights;
+}
+
+static ml_status quantize_actor(ml_train_run *r, ml_err *err) {
+    if (r->opts.qat && !ml_weights_code_bytes(&r->spec, r->opts.qat))
+        return ml_fail(err, ML_EUSAGE,
+                       "--fake-quantization: no layer of %s has rows of whole groups: use "
+                       "groups of 32 (int4), or remove the flag",
+                       r->opts.hf_checkpoint);
+    r->opts.trainer.trained = r->opts.qat ? &r->weights : NULL;
+    return r->opts.qat ? quantize(r, &r->quantized, &r->weights, err) : ML_OK;
+}
+
+/* --- other models --------------------------------------------------------------- */
+
 static ml_status load_reference(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     ml_status st;
@@ -151,7 +180,7 @@ static ml_status load_reference(ml_train_run *r, ml_err *err) {
         st = ml_fail(err, ML_EUSAGE,
                      "--ref-update-interval: the dtypes of the reference on disk differ "
                      "from the actor's; set one for both with --dtype");
-    return st;
+    return st == ML_OK && o->qat ? quantize(r, &r->quantized_ref, &r->ref, err) : st;
 }
 
 static ml_status load_teacher(ml_train_run *r, ml_err *err) {
@@ -173,6 +202,7 @@ static ml_trainer_opts critic_opts(const ml_run_opts *o) {
     t.dump_score = t.dump_train = NULL; /* dumps are of the actor only */
     t.optimizer.freeze = NULL;          /* its patterns name the actor's tensors */
     t.lora = NULL;                      /* it has no adapter */
+    t.trained = NULL;                   /* and is not quantized */
     t.dropout = false;
     memset(t.replay, 0, sizeof t.replay); /* the routing record is the actor's, too */
     return t;
@@ -389,18 +419,21 @@ static void make_learner(ml_train_run *r) {
     r->learner =
         (ml_learner){ .recipe = &o->recipe,
                       .trainer = r->trainer,
-                      .weights = &r->weights,
+                      .weights = ml_train_run_read(r),
                       .observers = &r->observers,
                       .steps_per_rollout = o->rollout_batch_size *
                                            o->source.n_samples_per_prompt /
                                            o->trainer.batch.global_batch_size,
-                      .ref = o->wants_ref ? &r->ref : NULL,
+                      .ref = !o->wants_ref ? NULL
+                             : o->qat      ? &r->quantized_ref
+                                           : &r->ref,
                       .teacher = o->teacher_load && !r->teacher_engine ? &r->teacher : NULL,
                       .critic = r->critic.trainer,
                       .n_critic_only = o->n_critic_only,
                       .ref_interval = o->ref_interval,
                       .keep_old_actor = o->keep_old_actor,
                       .reset_optimizer = o->reset_optimizer,
+                      .inexact = o->rollout_dtype != ML_WEIGHT_AUTO,
                       .on_policy = o->on_policy,
                       .entropy = o->entropy };
     r->learner.step_hook = o->hooks && o->hooks->at[MILES_BEFORE_TRAIN_STEP];
@@ -410,19 +443,36 @@ static void make_learner(ml_train_run *r) {
     }
 }
 
+/* A device's memory is taken as it was planned, from the first batch on.  The host's pages are
+ * taken when they are used. */
+static void plan_batches(ml_train_run *r) {
+    ml_trainer_opts *o = &r->opts.trainer;
+    ml_memory_request req;
+
+    ml_train_run_memory(r, &req);
+    if (!r->be.dev->host)
+        ml_memory_plan_caps(&req, &o->train_caps, &o->score_caps);
+}
+
 /* Creates the trainer, and restores its position. */
 static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     ml_status st = load_reference(r, err);
 
+    plan_batches(r);
+
     if (st == ML_OK)
         st = load_teacher(r, err);
     if (st == ML_OK)
-        st = ml_trainer_open(&r->trainer, &r->spec, &r->weights, &r->be, &o->trainer, err);
+        st = ml_trainer_open(&r->trainer, &r->spec, ml_train_run_read(r), &r->be,
+                             &o->trainer, err);
     if (st == ML_OK && snapshot && !o->finetune)
         st = go_on_from(r, snapshot, err);
     else if (st == ML_OK && r->critic.from)
         st = start_critic(r, NULL, err);
+    if (st == ML_OK && o->qat) /* a snapshot may have changed the weights */
+        st = ml_weights_requantize(&r->quantized, &r->weights, &r->spec, r->be.n_thread,
+                                   err);
     if (st == ML_OK && o->start_rollout >= 0)
         r->rollout = o->start_rollout;
     return st;
@@ -446,7 +496,7 @@ static ml_status share_position(ml_train_run *r, ml_err *err) {
                : ML_OK;
 }
 
-ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
+static ml_status start_run(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     const char *snapshot = NULL;
     ml_status st = open_dirs(r, err);
@@ -456,6 +506,8 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     if (st == ML_OK && ml_run_ranks_trains(&o->ranks))
         st = load_actor(r, snapshot, err);
     r->weights.version = 1; /* 0 means that weights have no version */
+    if (st == ML_OK && ml_run_ranks_trains(&o->ranks))
+        st = quantize_actor(r, err);
     if (st != ML_OK || o->learns_nothing)
         return st;
     if (ml_run_ranks_trains(&o->ranks))
@@ -466,6 +518,19 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
         return st;
     make_learner(r);
     return open_output(r, err);
+}
+
+/* A data source in Python continues after the last rollout of the snapshot. */
+static ml_status load_source(ml_train_run *r, ml_err *err) {
+    if (!r->source || !ml_python_prompts_are(r->opts.data.make))
+        return ML_OK;
+    return ml_python_prompts_load(r->rollout - 1, r->opts.save,
+                                  ml_data_source_next_group(r->source), r->saved, err);
+}
+
+ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
+    ml_status st = start_run(r, err);
+    return st == ML_OK ? load_source(r, err) : st;
 }
 
 /* If --load has no snapshot, the run starts from another checkpoint, as in Miles. */

@@ -164,7 +164,7 @@ static ml_status publish(ml_train_loop *l, ml_err *err) {
     ml_status st = ml_comm_meet(world_of(l), err);
 
     if (st == ML_OK && l->publisher)
-        st = ml_publisher_publish(l->publisher, &l->run->weights, err);
+        st = ml_publisher_publish(l->publisher, ml_train_run_read(l->run), err);
     return st == ML_OK ? ml_comm_meet(world_of(l), err) : st;
 }
 

@@ -39,6 +39,7 @@ static const struct {
     { "/v1/messages", ML_ACCESS_GENERATE },
     { "/v1/messages/", ML_ACCESS_GENERATE },
     { "/v1/responses", ML_ACCESS_GENERATE },
+    { "/v1/responses/", ML_ACCESS_GENERATE },
     { "/sessions", ML_ACCESS_GENERATE },
     { "/sessions/", ML_ACCESS_SESSION },
     { "/v1/embeddings", ML_ACCESS_GENERATE },

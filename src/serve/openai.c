@@ -74,7 +74,7 @@ static const ml_field stream_rows[] = {
     { 0 },
 };
 
-static bool is_base(const ml_server *s, ml_str model) {
+bool ml_openai_is_base(const ml_server *s, ml_str model) {
     return !model.len || ml_str_is(model, s->opts.model_name) ||
            ml_str_is(model, s->opts.model_path) || ml_str_is(model, "default");
 }
@@ -82,7 +82,7 @@ static bool is_base(const ml_server *s, ml_str model) {
 /* The rest of BASE:ADAPTER after the colon; names may have colons of their own. */
 static ml_str after_base(const ml_server *s, ml_str model) {
     for (size_t i = 1; i + 1 < model.len; i++)
-        if (model.ptr[i] == ':' && is_base(s, (ml_str){ model.ptr, i }))
+        if (model.ptr[i] == ':' && ml_openai_is_base(s, (ml_str){ model.ptr, i }))
             return (ml_str){ model.ptr + i + 1, model.len - i - 1 };
     return (ml_str){ 0 };
 }
@@ -93,7 +93,7 @@ static ml_status check_model(ml_job *j, ml_openai_body *b, ml_err *err) {
     const ml_server *s = j->server;
     ml_str name = after_base(s, b->model);
 
-    if (j->session || is_base(s, b->model))
+    if (j->session || ml_openai_is_base(s, b->model))
         return ML_OK;
     j->other_model = true;
     if (s->opts.lora.set) {

@@ -15,7 +15,8 @@ typedef struct ml_openai_body {
     /* completions */
     const ml_json *prompt;
     int32_t n_logprob; /* -1: no log-probabilities */
-    int32_t best_of;
+    int32_t best_of;   /* answers for each prompt, of which n_shown are returned */
+    int32_t n_shown;
     bool echo;
     ml_str *prompt_text; /* [n_prompt], set with echo */
     /* chat */
@@ -26,6 +27,7 @@ typedef struct ml_openai_body {
     /* A grammar makes the answer calls without other text; or, a JSON list of calls. */
     bool calls_only, calls_as_list;
     const char *call_prefix; /* of the ids of tool calls; NULL: "call_" */
+    bool keeps_text;         /* the whole answer is needed at its end, as in a session */
     /* from stream_options */
     bool usage, usage_each;
 } ml_openai_body;
@@ -35,6 +37,9 @@ extern const ml_field ml_openai_rows[]; /* the fields of both endpoints */
 /* Reads j->body by `rows` into j->ud, or into a new body if it is NULL, and checks the
  * common fields. */
 ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err);
+
+/* Whether the name of a model is that of the server's own, or empty. */
+bool ml_openai_is_base(const ml_server *s, ml_str model);
 
 /* Makes n choices for each of n_prompt prompts.  The caller fills in the first choice of
  * each prompt; ml_openai_copy_choices then copies it to the others. */
@@ -64,7 +69,7 @@ typedef struct ml_chat_choice {
     ml_text rest;      /* text after the reasoning, on its way to the reader of calls */
     int32_t sent_calls;
     bool ended;        /* the reader has seen the end of the text */
-    ml_text whole;     /* in a session: all text outside calls */
+    ml_text whole;     /* in a session, or if the body says so: all text outside calls */
     uint64_t call_key; /* makes the ids of its calls unique */
     /* Anthropic's streams: content blocks that have ended; whether one is open */
     int32_t n_block;
@@ -79,8 +84,11 @@ void ml_chat_read_text(ml_choice *c);
 void ml_chat_release(ml_choice *c); /* frees c->ud */
 /* The whole answer as a message, for a session. */
 void ml_chat_answer_write(const ml_choice *c, ml_json_out *o);
+/* Log-probabilities of the answer's tokens from `from` on, a list: empty unless requested. */
+void ml_chat_logprobs_write(const ml_choice *c, int32_t from, ml_json_out *o);
 extern const ml_api ml_chat_api;
-extern const ml_api ml_messages_api; /* anthropic.c */
+extern const ml_api ml_messages_api;  /* anthropic.c */
+extern const ml_api ml_responses_api; /* responses.c */
 #define ML_CALL_ID 40
 void ml_chat_call_id(const ml_choice *c, int32_t index, char out[ML_CALL_ID]);
 

@@ -178,6 +178,7 @@ void ml_chat_release(ml_choice *c) {
 /* --- the content of a choice ------------------------------------------------ */
 
 void ml_chat_read_text(ml_choice *c) {
+    const ml_openai_body *b = c->job->ud;
     ml_chat_choice *x = c->ud;
     size_t old = x->content.len;
     bool ends = c->finish != ML_FINISH_NOT && !x->ended;
@@ -196,7 +197,7 @@ void ml_chat_read_text(ml_choice *c) {
         ml_tool_reader_finish(&x->reader, &x->content);
         x->ended = true;
     }
-    if (c->job->session && x->content.len > old)
+    if ((c->job->session || b->keeps_text) && x->content.len > old)
         ml_text_add(&x->whole, x->content.ptr + old, x->content.len - old);
 }
 
@@ -281,20 +282,13 @@ static void write_token(const ml_server *s, int32_t id, float logprob, ml_json_o
     ml_text_release(&text);
 }
 
-static void write_logprobs(const ml_choice *c, ml_json_out *o) {
+void ml_chat_logprobs_write(const ml_choice *c, int32_t from, ml_json_out *o) {
     const ml_openai_body *b = c->job->ud;
     const ml_server *s = c->job->server;
     ml_scored v = ml_logprob_buffer_view(&c->answer);
 
-    ml_json_key(o, "logprobs");
-    if (!b->logprobs) {
-        ml_json_null(o);
-        return;
-    }
-    ml_json_begin(o, '{');
-    ml_json_key(o, "content");
     ml_json_begin(o, '[');
-    for (int32_t i = c->sent_tokens; i < v.n; i++) {
+    for (int32_t i = from; b->logprobs && i < v.n; i++) {
         ml_json_begin(o, '{');
         write_token(s, v.id[i], v.logprob[i], o);
         ml_json_key(o, "top_logprobs");
@@ -309,6 +303,19 @@ static void write_logprobs(const ml_choice *c, ml_json_out *o) {
         ml_json_end(o, '}');
     }
     ml_json_end(o, ']');
+}
+
+static void write_logprobs(const ml_choice *c, ml_json_out *o) {
+    const ml_openai_body *b = c->job->ud;
+
+    ml_json_key(o, "logprobs");
+    if (!b->logprobs) {
+        ml_json_null(o);
+        return;
+    }
+    ml_json_begin(o, '{');
+    ml_json_key(o, "content");
+    ml_chat_logprobs_write(c, c->sent_tokens, o);
     ml_json_end(o, '}');
 }
 

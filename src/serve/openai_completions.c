@@ -1,4 +1,7 @@
 /* POST /v1/completions */
+#include <math.h>
+#include <stdlib.h>
+
 #include "serve/openai.h"
 #include "serve/output_form.h"
 
@@ -72,6 +75,23 @@ static ml_status read_prompts(ml_job *j, ml_openai_body *b, int32_t n_prompt, ml
     return st;
 }
 
+/* best_of answers are generated, and the n with the highest mean log-probability returned. */
+static ml_status check_best_of(ml_openai_body *b, ml_err *err) {
+    b->n_shown = b->sampling.n;
+    if (!b->best_of || b->best_of == b->sampling.n)
+        return ML_OK;
+    if (b->best_of < b->sampling.n)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"best_of\" is %d and \"n\" %d; expected a best_of of at least n",
+                       (int)b->best_of, (int)b->sampling.n);
+    if (b->stream)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"best_of\" above \"n\" excludes \"stream\": the best answer is "
+                       "known when all have ended");
+    b->sampling.n = b->best_of;
+    return ML_OK;
+}
+
 static ml_status read_request(ml_job *j, ml_err *err) {
     ml_status st = ml_openai_read(j, rows, err);
     ml_openai_body *b = j->ud;
@@ -81,9 +101,9 @@ static ml_status read_request(ml_job *j, ml_err *err) {
         st = ml_response_format_read(j, b, err);
     if (st)
         return st;
-    if (b->best_of > 1)
-        return ml_fail(err, ML_EUNSUP,
-                       "\"best_of\" is not supported: request \"n\" and select one");
+    st = check_best_of(b, err);
+    if (st)
+        return st;
     if (n_prompt < 1 || n_prompt > ML_MAX_CHOICES)
         return ml_fail(err, ML_EUSAGE,
                        "expected \"prompt\": a string, token ids, or a list of either");
@@ -240,13 +260,13 @@ static void write_text(const ml_choice *c, bool first, ml_json_out *o) {
 }
 
 /* Writes the part of a choice that has not been sent yet. */
-static void write_choice(const ml_choice *c, bool first, ml_json_out *o) {
+static void write_choice(const ml_choice *c, int32_t index, bool first, ml_json_out *o) {
     const ml_openai_body *b = c->job->ud;
     ml_scored v = ml_logprob_buffer_view(&c->answer);
 
     ml_json_begin(o, '{');
     ml_json_key(o, "index");
-    ml_json_int(o, c->index);
+    ml_json_int(o, index);
     ml_json_key(o, "text");
     write_text(c, first, o);
     ml_json_key(o, "logprobs");
@@ -270,10 +290,53 @@ static void write_choice(const ml_choice *c, bool first, ml_json_out *o) {
     ml_json_end(o, '}');
 }
 
+/* Log-probability per token; an answer without tokens is the worst. */
+static double mean_logprob(const ml_choice *c) {
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
+    double sum = 0;
+
+    for (int32_t i = 0; i < v.n; i++)
+        sum += (double)v.logprob[i];
+    return v.n ? sum / v.n : -(double)INFINITY;
+}
+
+typedef struct ranked {
+    double mean;
+    int32_t at;
+} ranked;
+
+/* The better one first; of equal ones the first. */
+static int by_mean(const void *x, const void *y) {
+    const ranked *a = x, *b = y;
+
+    if (a->mean != b->mean)
+        return a->mean > b->mean ? -1 : 1;
+    return a->at < b->at ? -1 : 1;
+}
+
+/* The best n_shown of the answers to a prompt. */
+static void write_best(ml_job *j, int32_t prompt, ml_json_out *o) {
+    const ml_openai_body *b = j->ud;
+    int32_t n = b->sampling.n;
+    const ml_choice *c = &j->choice[prompt * n];
+    ranked *all = ML_NEW(&j->arena, ranked, n);
+
+    for (int32_t i = 0; i < n; i++)
+        all[i] = (ranked){ mean_logprob(&c[i]), i };
+    qsort(all, (size_t)n, sizeof *all, by_mean);
+    for (int32_t i = 0; i < b->n_shown; i++)
+        write_choice(&c[all[i].at], prompt * b->n_shown + i, true, o);
+}
+
 static void write_whole(ml_job *j, ml_json_out *o) {
+    const ml_openai_body *b = j->ud;
+
     ml_openai_begin(j, OBJECT, o);
     for (int32_t i = 0; i < j->n_choice; i++)
-        write_choice(&j->choice[i], true, o);
+        if (b->n_shown == b->sampling.n)
+            write_choice(&j->choice[i], j->choice[i].index, true, o);
+        else if (i % b->sampling.n == 0)
+            write_best(j, i / b->sampling.n, o);
     ml_openai_end(j, true, o);
 }
 
@@ -288,7 +351,7 @@ static void write_piece(ml_job *j, ml_choice *c) {
         return;
     j->out.len = 0;
     ml_openai_begin(j, OBJECT, &o);
-    write_choice(c, first, &o);
+    write_choice(c, c->index, first, &o);
     ml_openai_end(j, b->usage_each, &o);
     c->begun = true;
     c->sent_text = c->text.len;

@@ -13,6 +13,7 @@
 #include "base/json_out.h"
 #include "serve/adapters.h"
 #include "serve/output_queue.h"
+#include "serve/response_store.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 #include "serve/session_tokens.h"
@@ -145,6 +146,7 @@ struct ml_server {
     ml_adapters *adapters;
     ml_server_metrics *metrics;
     ml_session_table *sessions; /* NULL: none */
+    ml_response_store *responses;
     _Atomic int64_t n_mismatch[ML_MISMATCH_TYPES];
     ml_job *jobs;
     ml_probe *probes; /* of /health_generate */
@@ -237,7 +239,10 @@ ml_endpoint ml_serve_generate;                        /* generate.c */
 ml_endpoint ml_serve_completions;                     /* openai_completions.c */
 ml_endpoint ml_serve_chat;                            /* openai_chat.c */
 ml_endpoint ml_serve_messages, ml_serve_count_tokens; /* anthropic.c */
-ml_endpoint ml_serve_tokenize, ml_serve_detokenize;   /* tokenize.c */
+ml_endpoint ml_serve_responses,
+    ml_serve_stored_response;    /* responses.c; the latter for /v1/responses/ID */
+ml_endpoint ml_serve_embeddings; /* embeddings.c */
+ml_endpoint ml_serve_tokenize, ml_serve_detokenize; /* tokenize.c */
 ml_endpoint ml_serve_health, ml_serve_health_generate, ml_serve_model_info,
     ml_serve_server_info, ml_serve_weight_version, ml_serve_models; /* info.c */
 ml_endpoint ml_serve_metrics;                                       /* serve_metrics.c */

@@ -33,7 +33,9 @@ static const route routes[] = {
     { "/v1/completions", POST | WORK, ml_serve_completions },
     { "/v1/chat/completions", POST | WORK, ml_serve_chat },
     { "/v1/messages", POST | WORK, ml_serve_messages },
+    { "/v1/responses", POST | WORK, ml_serve_responses },
     { "/v1/messages/count_tokens", POST, ml_serve_count_tokens },
+    { "/v1/embeddings", POST | WORK, ml_serve_embeddings },
     { "/tokenize", POST, ml_serve_tokenize },
     { "/v1/tokenize", POST, ml_serve_tokenize },
     { "/detokenize", POST, ml_serve_detokenize },
@@ -70,9 +72,7 @@ static const route routes[] = {
     { "/load_lora_adapter", POST, ml_serve_load_lora },
     { "/load_lora_adapter_from_distributed", POST, ml_serve_receive_lora },
     { "/unload_lora_adapter", POST, ml_serve_unload_lora },
-    { "/encode", POST | PUT, NULL, "embedding models are not supported" },
-    { "/v1/embeddings", POST, NULL, "embedding models are not supported" },
-    { "/v1/responses", POST, NULL, "use /v1/chat/completions" },
+    { "/encode", POST | PUT, NULL, "use /v1/embeddings" },
     { "/open_session", POST, NULL, "use /sessions" },
     { 0 },
 };
@@ -110,9 +110,9 @@ static void refuse_method(ml_http_call *c, const route *r) {
     ml_reply_error(c, 405, message);
 }
 
-static bool is_session(ml_str path) {
-    static const char root[] = "/sessions";
-    size_t n = sizeof root - 1;
+/* Whether the path is `root` or below it. */
+static bool is_at(ml_str path, const char *root) {
+    size_t n = strlen(root);
 
     return path.len >= n && memcmp(path.ptr, root, n) == 0 &&
            (path.len == n || path.ptr[n] == '/');
@@ -125,8 +125,10 @@ static void on_call(void *ud, ml_http_call *c) {
     char message[400];
 
     ml_access_add_headers(&s->access, c);
-    if (is_session(path)) {
+    if (is_at(path, "/sessions")) {
         ml_serve_sessions(s, c);
+    } else if (!r && is_at(path, "/v1/responses")) {
+        ml_serve_stored_response(s, c);
     } else if (!r) {
         snprintf(message, sizeof message, "Unknown endpoint %.*s.",
                  (int)(path.len < 200 ? path.len : 200), path.ptr);
@@ -252,6 +254,7 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
     s->dispatcher = ml_dispatcher_open(l, &s->arena);
     s->metrics = ml_server_metrics_new(&s->arena);
     s->budget.max = opts->max_in_flight;
+    s->responses = ml_response_store_new();
     if (opts->sessions.on)
         s->sessions = ml_session_table_new(&opts->sessions);
     if (opts->tokenizer) {
@@ -323,6 +326,7 @@ void ml_server_close(ml_server *s) {
     while (s->jobs)
         ml_job_free(s->jobs);
     ml_session_table_free(s->sessions);
+    ml_response_store_free(s->responses);
     ml_adapters_close(s->adapters);
     ml_probes_free(s);
     ml_dispatcher_close(s->dispatcher);

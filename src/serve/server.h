@@ -54,9 +54,13 @@ typedef struct ml_server_opts {
     ml_status (*group)(ml_gen *g, ml_group_op op, const char *json, uint64_t version,
                        ml_switch how, ml_err *err);
     ml_server_lora lora;
-    const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
-    const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
-    ml_grammar_cache *grammars;    /* of the generator; NULL: it compiles them itself */
+    /* Embeddings, as in gen/local.h; NULL: none. */
+    ml_status (*embed)(ml_gen *g, const ml_embed_request *q, ml_err *err);
+    ml_pooling pooling;
+    int32_t embed_tokens, n_hidden; /* of the longest input; of a vector */
+    const ml_tokenizer *tokenizer;  /* NULL: requests and replies are token ids */
+    const ml_chat_template *chat;   /* NULL: no /v1/chat/completions */
+    ml_grammar_cache *grammars;     /* of the generator; NULL: it compiles them itself */
     ml_tool_format tools;
     const ml_reasoning_format *reasoning; /* NULL: reasoning stays in the text */
     ml_session_opts sessions;

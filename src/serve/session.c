@@ -221,11 +221,22 @@ static ml_status join_kwargs(ml_session_opts *o, ml_arena *a, const char *own,
     return ML_OK;
 }
 
-ml_status ml_session_opts_make(ml_session_opts *out, ml_arena *a, int kind, int matcher,
-                               const char *family, const char *kwargs, ml_err *err) {
+ml_message_matcher ml_message_matcher_find(const char *name) {
+    static const char *const names[] = { "strict", "loose_tool_call", "role_content_only" };
+
+    for (int i = 0; i < ML_MATCH_FUNCTION; i++)
+        if (strcmp(name, names[i]) == 0)
+            return (ml_message_matcher)i;
+    return ML_MATCH_FUNCTION;
+}
+
+ml_status ml_session_opts_make(ml_session_opts *out, ml_arena *a, int kind,
+                               const char *matcher, ml_match_fn match, const char *family,
+                               const char *kwargs, ml_err *err) {
     *out = (ml_session_opts){ .on = kind > 0,
                               .kind = (ml_session_kind)(kind > 0 ? kind - 1 : 0),
-                              .matcher = (ml_message_matcher)matcher };
+                              .matcher = ml_message_matcher_find(matcher),
+                              .match = match };
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (strcmp(families[i].name, family) == 0) {
             out->roles = families[i].roles;
@@ -306,38 +317,66 @@ bool ml_session_same_message(ml_message_matcher m, const ml_json *raw_a,
 
 /* --- attaching a request ---------------------------------------------------------------- */
 
+/* A comparison of a request's messages with the recorded ones. */
+typedef struct compare {
+    const ml_session_opts *opts;
+    const ml_session_turn *turn;
+    ml_status st; /* of the user's function */
+    ml_err *err;
+} compare;
+
+/* The number of messages of the node, from its first, that the request repeats. */
+static int32_t count_same(compare *c, const ml_session_node *n) {
+    const ml_json *raw = n->raw->child, *normal = n->normal->child, *raw_left = n->raw_left,
+                  *normal_left = n->normal_left;
+    int32_t k = 0;
+
+    if (c->opts->matcher == ML_MATCH_FUNCTION) {
+        if (c->st == ML_OK && raw_left)
+            c->st = c->opts->match(raw, raw_left, &k, c->err);
+        return c->st == ML_OK ? k : 0;
+    }
+    for (; raw && raw_left &&
+           ml_session_same_message(c->opts->matcher, raw, normal, raw_left, normal_left);
+         k++) {
+        raw = raw->next;
+        normal = normal->next;
+        raw_left = raw_left->next;
+        normal_left = normal_left->next;
+    }
+    return k;
+}
+
 /* Whether the request repeats the node's messages after those of its parent, whose result
  * is there already: parents are older than their children. */
-static bool pass_node(ml_message_matcher m, const ml_session_turn *t, ml_session_node *n) {
-    const ml_json *raw = n->raw->child, *normal = n->normal->child;
+static bool pass_node(compare *c, ml_session_node *n) {
     const ml_session_node *p = n->parent;
 
-    n->raw_left = p ? p->raw_left : t->raw->child;
-    n->normal_left = p ? p->normal_left : t->normal->child;
-    n->passed = !p || p->passed;
-    for (; n->passed && raw; raw = raw->next, normal = normal->next) {
-        n->passed = n->raw_left &&
-                    ml_session_same_message(m, raw, normal, n->raw_left, n->normal_left);
-        n->raw_left = n->passed ? n->raw_left->next : NULL;
-        n->normal_left = n->passed ? n->normal_left->next : NULL;
+    n->raw_left = p ? p->raw_left : c->turn->raw->child;
+    n->normal_left = p ? p->normal_left : c->turn->normal->child;
+    n->passed = (!p || p->passed) && count_same(c, n) == n->raw->n;
+    for (int32_t i = 0; n->passed && i < n->raw->n; i++) {
+        n->raw_left = n->raw_left->next;
+        n->normal_left = n->normal_left->next;
     }
     return n->passed;
 }
 
 /* The deepest node that the request repeats; of equal ones the latest. */
-static ml_session_node *deepest(const ml_session *s, ml_message_matcher m,
-                                const ml_session_turn *t) {
+static ml_session_node *deepest(const ml_session *s, compare *c) {
     ml_session_node *best = NULL;
 
     for (ml_session_node *n = s->first; n; n = n->next)
-        if (pass_node(m, t, n) && (!best || n->n_message >= best->n_message))
+        if (pass_node(c, n) && (!best || n->n_message >= best->n_message))
             best = n;
     return best;
 }
 
-static ml_status attach_tree(const ml_session *s, ml_message_matcher m, ml_session_turn *t,
+static ml_status attach_tree(const ml_session *s, compare *c, ml_session_turn *t,
                              ml_err *err) {
-    t->parent = deepest(s, m, t);
+    t->parent = deepest(s, c);
+    if (c->st != ML_OK)
+        return c->st;
     if (t->parent && t->parent->finish == ML_FINISH_LENGTH)
         return ml_fail(err, ML_EUSAGE,
                        "the answer to be continued was cut off (finish_reason length): a "
@@ -345,18 +384,18 @@ static ml_status attach_tree(const ml_session *s, ml_message_matcher m, ml_sessi
     return ML_OK;
 }
 
-static ml_session_node *path_pass(ml_message_matcher m, const ml_session_turn *t,
-                                  ml_session_node *n) {
-    ml_session_node *best = n->parent ? path_pass(m, t, n->parent) : NULL;
+static ml_session_node *path_pass(compare *c, ml_session_node *n) {
+    ml_session_node *best = n->parent ? path_pass(c, n->parent) : NULL;
 
-    return pass_node(m, t, n) ? n : best;
+    return pass_node(c, n) ? n : best;
 }
 
 /* Linear: the end of the path, or the node before it. */
-static ml_status attach_path(ml_session *s, ml_message_matcher m, ml_session_turn *t,
-                             ml_err *err) {
-    ml_session_node *best = s->head ? path_pass(m, t, s->head) : NULL;
+static ml_status attach_path(ml_session *s, compare *c, ml_session_turn *t, ml_err *err) {
+    ml_session_node *best = s->head ? path_pass(c, s->head) : NULL;
 
+    if (c->st != ML_OK)
+        return c->st;
     if (best != s->head && best != s->head->parent)
         return ml_fail(err, ML_EUSAGE,
                        "the messages differ from the recorded ones before the last "
@@ -372,11 +411,12 @@ static ml_status attach_path(ml_session *s, ml_message_matcher m, ml_session_tur
 
 ml_status ml_session_attach(ml_session *s, ml_session_turn *t, ml_err *err) {
     const ml_session_opts *o = s->opts;
+    compare c = { .opts = o, .turn = t, .err = err };
     ml_status st;
 
     pthread_mutex_lock(&s->lock);
-    st = o->kind == ML_SESSION_TREE ? attach_tree(s, o->matcher, t, err)
-                                    : attach_path(s, o->matcher, t, err);
+    st = o->kind == ML_SESSION_TREE ? attach_tree(s, &c, t, err)
+                                    : attach_path(s, &c, t, err);
     t->n_matched = t->parent ? t->parent->n_message : 0;
     t->n_change = s->n_change;
     t->seed = s->seed + 0x9E3779B97F4A7C15U * ++s->n_request;

@@ -28,7 +28,13 @@ typedef enum ml_message_matcher {
     ML_MATCH_STRICT,
     ML_MATCH_LOOSE_TOOL_CALL,   /* arguments that are equal as JSON are equal */
     ML_MATCH_ROLE_CONTENT_ONLY, /* neither reasoning nor tool calls are compared */
+    ML_MATCH_FUNCTION,          /* a function of the user's decides */
 } ml_message_matcher;
+
+/* How many messages of two lists, from their first, are the same: the recorded ones from
+ * `stored` on, the sent ones from `sent` on. */
+typedef ml_status (*ml_match_fn)(const ml_json *stored, const ml_json *sent, int32_t *n,
+                                 ml_err *err);
 
 typedef enum ml_session_kind { ML_SESSION_LINEAR, ML_SESSION_TREE } ml_session_kind;
 
@@ -36,14 +42,20 @@ typedef struct ml_session_opts {
     bool on;
     ml_session_kind kind;
     ml_message_matcher matcher;
+    ml_match_fn match;     /* of ML_MATCH_FUNCTION */
     const ml_json *kwargs; /* of the chat template, an object; NULL: none */
     const char *roles;     /* that a request may append, separated by spaces */
 } ml_session_opts;
 
-/* kind: 1 + ml_session_kind, 0: none.  family: --tito-model.  kwargs: JSON of further
- * template options, or NULL; an option that contradicts the family's is an error. */
-ml_status ml_session_opts_make(ml_session_opts *out, ml_arena *a, int kind, int matcher,
-                               const char *family, const char *kwargs, ml_err *err);
+/* The matcher of this name; ML_MATCH_FUNCTION: it is none of ours. */
+ml_message_matcher ml_message_matcher_find(const char *name);
+
+/* kind: 1 + ml_session_kind, 0: none.  matcher: a name, or that of a function, which is
+ * `match`.  family: --tito-model.  kwargs: JSON of further template options, or NULL; an option
+ * that contradicts the family's is an error. */
+ml_status ml_session_opts_make(ml_session_opts *out, ml_arena *a, int kind,
+                               const char *matcher, ml_match_fn match, const char *family,
+                               const char *kwargs, ml_err *err);
 
 typedef struct ml_session_node {
     ml_arena arena; /* of the node and what it points to */

@@ -5,7 +5,8 @@
  *   DELETE /sessions/ID
  *   POST   /sessions/ID/samples                  its training samples
  *   POST   /sessions/ID/v1/chat/completions      OpenAI's chat,
- *   POST   /sessions/ID/v1/messages              Anthropic's messages, whose answers are
+ *   POST   /sessions/ID/v1/messages              Anthropic's messages,
+ *   POST   /sessions/ID/v1/responses             OpenAI's responses, whose answers are
  *                                                recorded
  *
  * An id is 128 random bits: whoever knows it may use the session without an API key. */
@@ -317,6 +318,7 @@ static const struct {
     { "/samples", "POST", &samples_api, NULL },
     { "/v1/chat/completions", "POST", &ml_chat_api, NULL },
     { "/v1/messages", "POST", &ml_messages_api, NULL },
+    { "/v1/responses", "POST", &ml_responses_api, NULL },
     { "/v1/messages/count_tokens", "POST", NULL, ml_serve_count_tokens },
     { "/v1/models", "GET", NULL, ml_serve_models },
 };

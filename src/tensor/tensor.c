@@ -2,12 +2,24 @@
 
 #include <string.h>
 
+#include "tensor/codes.h"
+
 static const struct {
     const char *name;
     size_t bytes;
 } dtypes[] = {
-    [ML_F32] = { "f32", 4 }, [ML_BF16] = { "bf16", 2 }, [ML_F16] = { "f16", 2 },
-    [ML_I32] = { "i32", 4 }, [ML_U8] = { "u8", 1 },
+    [ML_F32] = { "f32", 4 },
+    [ML_BF16] = { "bf16", 2 },
+    [ML_F16] = { "f16", 2 },
+    [ML_I32] = { "i32", 4 },
+    [ML_U8] = { "u8", 1 },
+    [ML_FP8] = { "fp8", 1 },
+    [ML_INT8] = { "int8", 1 },
+    [ML_INT4] = { "int4", 1 },
+    [ML_INT4_G128] = { "int4-g128", 1 },
+    [ML_NF4] = { "nf4", 1 },
+    [ML_MXFP4] = { "mxfp4", 1 },
+    [ML_FP8_BLOCKWISE] = { "fp8-blockwise", 1 },
 };
 
 size_t ml_dtype_bytes(ml_dtype t) {
@@ -25,13 +37,22 @@ int64_t ml_tensor_count(const ml_tensor *t) {
     return n;
 }
 
+size_t ml_tensor_panel_bytes(const ml_tensor *t) {
+    const int64_t cols = t->shape[t->n_dim - 1];
+
+    if (ml_dtype_codes(t->dtype))
+        return ml_codes_panel_bytes(t->dtype, cols);
+    return (size_t)(ML_LANES * cols) * ml_dtype_bytes(t->dtype);
+}
+
 size_t ml_tensor_bytes(const ml_tensor *t) {
-    int64_t n = ml_tensor_count(t);
-    if (t->layout == ML_PANELS && n > 0) {
-        int64_t rows = t->shape[t->n_dim - 2];
-        n = n / rows * ((rows + ML_LANES - 1) / ML_LANES * ML_LANES);
-    }
-    return (size_t)n * ml_dtype_bytes(t->dtype);
+    int64_t n = ml_tensor_count(t), rows;
+
+    if (t->layout != ML_PANELS || n == 0)
+        return (size_t)n * ml_dtype_bytes(t->dtype);
+    rows = t->shape[t->n_dim - 2];
+    n /= rows * t->shape[t->n_dim - 1]; /* members of a stack */
+    return (size_t)(n * ((rows + ML_LANES - 1) / ML_LANES)) * ml_tensor_panel_bytes(t);
 }
 
 bool ml_tensor_has_pairs(const ml_tensor *t) {

@@ -8,7 +8,8 @@
  *                 [E][ceil(N/16)][K/2][16][2]    bf16 whose K is even: pairs
  *
  * This is the packed-panel order that the GEMM kernels read, forward and backward.  A
- * vector of bf16 pairs widens to two f32 vectors with one instruction each. */
+ * vector of bf16 pairs widens to two f32 vectors with one instruction each.  Quantized
+ * weights are always in panels, each with its scales before its codes (codes.h). */
 #ifndef ML_TENSOR_TENSOR_H
 #define ML_TENSOR_TENSOR_H
 
@@ -22,8 +23,23 @@
 #define ML_LANES 16 /* virtual vector width of the f32 contract */
 #define ML_DIMS 3
 
-/* ML_U8: bytes that communicators move; no op computes with them. */
-typedef enum ml_dtype { ML_F32, ML_BF16, ML_F16, ML_I32, ML_U8 } ml_dtype;
+/* ML_U8: bytes that communicators move; no op computes with them.  From ML_FP8 on: codes
+ * of quantized weights (codes.h), which linear layers of the CPU backend read. */
+typedef enum ml_dtype {
+    ML_F32,
+    ML_BF16,
+    ML_F16,
+    ML_I32,
+    ML_U8,
+    ML_FP8,
+    ML_INT8,
+    ML_INT4,
+    ML_INT4_G128,
+    ML_NF4,
+    ML_MXFP4,
+    ML_FP8_BLOCKWISE,
+    ML_N_DTYPE
+} ml_dtype;
 typedef enum ml_layout { ML_ROWS, ML_PANELS } ml_layout;
 
 typedef struct ml_tensor {
@@ -34,12 +50,15 @@ typedef struct ml_tensor {
     int64_t shape[ML_DIMS];
 } ml_tensor;
 
+/* Of a quantized dtype 1: ranges of its storage are counted in bytes. */
 size_t ml_dtype_bytes(ml_dtype t);
-const char *ml_dtype_name(ml_dtype t); /* "f32", "bf16", "f16", "i32", "u8" */
+const char *ml_dtype_name(ml_dtype t); /* "f32", "bf16", "f16", "i32", "u8", "fp8", .. */
 
 /* Number of elements of the shape; bytes of storage, padding of panels included. */
 int64_t ml_tensor_count(const ml_tensor *t);
 size_t ml_tensor_bytes(const ml_tensor *t);
+/* Bytes of one panel of a weight [.., N, K]. */
+size_t ml_tensor_panel_bytes(const ml_tensor *t);
 
 bool ml_tensor_has_pairs(const ml_tensor *t);
 

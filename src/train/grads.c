@@ -113,6 +113,7 @@ void ml_grads_zero(ml_grads *g) {
 
 void ml_grads_bind(const ml_grads *g, ml_run *run) {
     run->grads = g->lora ? NULL : &g->sum;
+    run->head_grad = g->lora && g->lora->head != ML_NONE ? &g->sum.t[g->lora->head] : NULL;
     run->embed_grad = g->embed_buf.ptr ? &g->embed : NULL;
     run->again_grads = g->again_buf.ptr ? g->again : NULL;
 }

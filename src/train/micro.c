@@ -132,6 +132,19 @@ void ml_micro_release(ml_micro *m) {
     *m = (ml_micro){ 0 };
 }
 
+static void find_samples(ml_micro *m) {
+    m->samples = is_divided(&m->context) ? &m->whole.rows : &m->batch.rows;
+}
+
+void ml_micro_swap(ml_micro *a, ml_micro *b) {
+    ml_micro x = *a;
+
+    *a = *b;
+    *b = x;
+    find_samples(a);
+    find_samples(b);
+}
+
 /* --- rows ------------------------------------------------------------------------- */
 
 /* Whether response token t of the sample has a row in the LM head. */
@@ -141,14 +154,17 @@ static bool scored(const ml_micro *m, const ml_loss_io *io, int32_t t) {
 
 static void add_sample(ml_micro *m, ml_batch *b, const ml_train_sample *x,
                        const ml_loss_io *io) {
-    int32_t first = x->n_token - x->n_response - 1; /* the row that predicts token 0 */
+    /* the row that predicts the first token */
+    int32_t first = x->n_token - x->n_response - (x->target ? 0 : 1);
     int32_t *target = m->target + b->rows.n_token;
 
     ML_BUG_IF(first < 0);
     for (int32_t i = 0; i < x->n_token; i++) {
         int32_t t = i - first;
         bool response = t >= 0 && t < x->n_response;
-        target[i] = response && scored(m, io, t) ? x->token[i + 1] : ML_TARGET_SKIP;
+        target[i] = !response || !scored(m, io, t) ? ML_TARGET_SKIP
+                    : x->target                    ? x->target[t]
+                                                   : x->token[i + 1];
     }
     ml_batch_add(b, x->token, target, x->n_token, 0, NULL);
 }

@@ -29,6 +29,9 @@ typedef struct ml_train_sample {
         *support; /* [n_response] sampling supports (support.h), of the trainer's own
                               weights; NULL: the whole vocabulary */
     bool idle;    /* the loss has no gradient with respect to it: see ml_schedule_opts */
+    /* NULL, or the tokens [n_response] to score instead of the response's own: the last
+     * n_response rows predict them, and the prompt may be empty. */
+    const int32_t *target;
 } ml_train_sample;
 
 /* Input and output of a loss for one sample.  Arrays are [n_response]; where the mask is
@@ -90,6 +93,8 @@ ml_batch_caps ml_micro_max(ml_batch_caps a, ml_batch_caps b);
 void ml_micro_init(ml_micro *m, ml_batch_caps caps, const ml_context_opts *context,
                    bool critic);
 void ml_micro_release(ml_micro *m); /* zero-initialized is allowed */
+/* Exchanges two micro-batches with their memory; filled ones must be filled again. */
+void ml_micro_swap(ml_micro *a, ml_micro *b);
 
 /* Fills the batch with the samples of a bin. */
 void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,

@@ -124,14 +124,15 @@ size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *o) {
     return (size_t)piece_of(o) * STATE_KINDS * sizeof(float);
 }
 
-size_t ml_optimizer_exchange_bytes(const ml_optimizer_opts *o) {
+size_t ml_optimizer_exchange_bytes(const ml_spec *s, const ml_optimizer_opts *o) {
     const ml_mesh_sizes *m = o->mesh ? &o->mesh->sizes : NULL;
-    int32_t stage = m ? ml_mesh_world(m) / m->size[ML_MESH_PP] : 1;
+    int32_t stage = m ? ml_mesh_world(m) / m->size[ML_MESH_PP] : 1, experts;
 
     if (!m)
         return 0;
-    return ml_ranks_stage_bytes(stage / m->gather) +
-           (m->ep * m->etp > 1 ? ml_ranks_stage_bytes(stage / (m->ep * m->etp)) : 0);
+    experts = m->ep * (s->adapter ? 1 : m->etp);
+    return ml_ranks_stage_bytes(stage / (s->adapter ? 1 : m->gather)) +
+           (experts > 1 ? ml_ranks_stage_bytes(stage / experts) : 0);
 }
 
 static float *stage_at(const ml_optimizer *o, int kind) {
@@ -248,6 +249,12 @@ static ml_status take_state(ml_optimizer *o, ml_err *err) {
     return st;
 }
 
+/* The ranks that exchange gradients and weights; NULL: one. */
+static ml_comm *group_of(const ml_optimizer *o, bool divided) {
+    const ml_mesh *m = o->opts.mesh;
+    return m ? m->group[ml_shard_sum_group(&o->map, divided)] : NULL;
+}
+
 ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
                             ml_backend *be, const ml_optimizer_opts *opts, ml_err *err) {
     ml_optimizer *o = out;
@@ -256,13 +263,12 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     *o = (ml_optimizer){ .opts = *opts, .spec = s, .weights = w, .be = be };
     ml_arena_init(&o->arena, "optimizer");
     ml_ranks_open(&o->ranks, opts->mesh ? opts->mesh->world : NULL, be);
-    ml_ranks_open(&o->same, opts->mesh ? opts->mesh->group[ML_GROUP_REPLICA] : NULL, be);
-    ml_ranks_open(&o->experts, opts->mesh ? opts->mesh->group[ML_GROUP_EXPERT_DATA] : NULL,
-                  be);
     o->frozen = find_frozen(&o->arena, s, opts);
     o->square = ML_NEW(&o->arena, double, s->n_param);
     o->factor = ML_NEW(&o->arena, double, s->n_param);
     map_for(&o->map, &o->arena, s, be->linear, opts);
+    ml_ranks_open(&o->same, group_of(o, false), be);
+    ml_ranks_open(&o->experts, group_of(o, true), be);
     st = ml_freeze_check(opts->freeze, s, err);
     if (st == ML_OK && !opts->no_state)
         st = ml_optim_rule_check(&opts->rule, be, err);
@@ -406,11 +412,11 @@ static ml_status exchange(ml_optimizer *o, exchange_fn *fn, const ml_weights *w,
 
     ml_arena_init(&a, "ranges of all ranks");
     if (o->same.comm->size > 1) {
-        s = spans_of(o, &a, &o->same, ML_GROUP_REPLICA, w);
+        s = spans_of(o, &a, &o->same, ml_shard_sum_group(&o->map, false), w);
         st = fn(&o->same, &s, err);
     }
     if (st == ML_OK && o->map.mesh.ep * o->map.mesh.etp > 1) {
-        s = spans_of(o, &a, &o->experts, ML_GROUP_EXPERT_DATA, w);
+        s = spans_of(o, &a, &o->experts, ml_shard_sum_group(&o->map, true), w);
         st = fn(&o->experts, &s, err);
     }
     ml_arena_release(&a);

@@ -33,8 +33,8 @@ typedef struct ml_optimizer_opts {
     bool offload_host;       /* keep the state in host memory, if the device has its own */
     int64_t offload_piece;   /* elements copied to the device at a time; 0: 4 M */
     bool no_state;           /* no step is taken: it only exchanges gradients */
-    /* The ranks that train together, NULL: one; and the pipeline stage of each node, NULL:
-     * one stage.  The trainer's. */
+    /* The ranks that train together, NULL: one; and the pipeline stages (shard_map.h), NULL:
+     * one.  The trainer's. */
     const ml_mesh *mesh;
     const int32_t *stage;
 } ml_optimizer_opts;
@@ -86,7 +86,7 @@ size_t ml_optimizer_saved_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
 bool ml_optimizer_is_staged(const ml_optimizer_opts *opts, const ml_device *dev);
 size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *opts);
 /* Bytes for what ranks exchange, at most. */
-size_t ml_optimizer_exchange_bytes(const ml_optimizer_opts *opts);
+size_t ml_optimizer_exchange_bytes(const ml_spec *s, const ml_optimizer_opts *opts);
 
 /* spec, weights and backend must outlive it.  A freeze pattern that matches nothing, or
  * everything, is ML_EUSAGE. */

@@ -64,6 +64,19 @@ static void stage_context(ml_trainer *t, const int32_t *origin) {
     t->stage = stage;
 }
 
+/* Rows that travel to experts on other ranks take the random numbers of dropout with them, in
+ * host memory. */
+static ml_status check_dropout(const ml_trainer *t, ml_err *err) {
+    if (!t->opts.dropout || t->be->dev->host || !t->opts.mesh ||
+        t->opts.mesh->sizes.ep == 1)
+        return ML_OK;
+    return ml_fail(
+        err, ML_EUNSUP,
+        "--lora-dropout: the backend %s has no dropout for experts of other ranks "
+        "yet; use --expert-model-parallel-size 1, --device cpu, or no dropout",
+        t->be->name);
+}
+
 /* Context parallel: plans run another spec, on pieces of samples. */
 static ml_status open_context(ml_trainer *t, ml_err *err) {
     const ml_mesh *m = t->opts.mesh;
@@ -120,13 +133,15 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
         return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
     t->opts.optimizer.mesh = opts->mesh;
-    t->opts.optimizer.stage = opts->stage;
+    t->opts.optimizer.stage = opts->lora ? opts->lora->stage : opts->stage;
     t->opts.optimizer.no_state = opts->use != ML_TRAINER_STEPS;
     t->opts.batch.n_rank = ml_trainer_shards(t);
     ML_BUG_IF(ml_trainer_shards(t) % ml_trainer_data_size(t));
     ml_arena_init(&t->arena, "trainer");
     open_map(t);
-    st = open_context(t, err);
+    st = check_dropout(t, err);
+    if (st == ML_OK)
+        st = open_context(t, err);
     if (st == ML_OK)
         st = ml_trainer_open_pipeline(t, err);
     if (st == ML_OK)
@@ -135,8 +150,10 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
         st = take_grads(t, err);
     if (st == ML_OK)
         st = ml_optimizer_open(&t->optimizer, trained_spec(t),
-                               opts->lora ? &opts->lora->weights : w, be,
-                               &t->opts.optimizer, err);
+                               opts->lora      ? &opts->lora->weights
+                               : opts->trained ? opts->trained
+                                               : w,
+                               be, &t->opts.optimizer, err);
     if (st == ML_OK)
         *out = t;
     else
@@ -156,6 +173,12 @@ static void close_runners(ml_runner *r) {
         close_runner(r);
 }
 
+static void close_plans(ml_trainer *t) {
+    close_runners(&t->train);
+    close_runners(&t->score);
+    ml_plan_memory_free(&t->memory);
+}
+
 static void free_grads(ml_trainer *t) {
     ml_grads_close(&t->grads);
     while (t->n_waiting > 0)
@@ -166,8 +189,7 @@ static void free_grads(ml_trainer *t) {
 void ml_trainer_close(ml_trainer *t) {
     if (!t)
         return;
-    close_runners(&t->train);
-    close_runners(&t->score);
+    close_plans(t);
     ml_optimizer_close(&t->optimizer);
     free_grads(t);
     ml_trainer_close_pipeline(t);
@@ -180,8 +202,7 @@ void ml_trainer_close(ml_trainer *t) {
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err) {
     if (t->released)
         return ML_OK;
-    close_runners(&t->train);
-    close_runners(&t->score);
+    close_plans(t);
     free_grads(t);
     t->released = true;
     return ml_optimizer_release(&t->optimizer, err);
@@ -195,6 +216,21 @@ ml_status ml_trainer_take(ml_trainer *t, ml_err *err) {
     t->released = false;
     st = ml_optimizer_take(&t->optimizer, err);
     return st == ML_OK ? take_grads(t, err) : st;
+}
+
+static void swap_runners(ml_runner *a, ml_runner *b) {
+    ml_plan *plan = a->plan;
+
+    ML_BUG_IF(a->next || b->next);
+    a->plan = b->plan;
+    b->plan = plan;
+    ml_micro_swap(&a->micro, &b->micro);
+}
+
+void ml_trainer_swap_plans(ml_trainer *a, ml_trainer *b) {
+    ML_BUG_IF(a->spec != b->spec || a->be != b->be || a->opts.mesh || b->opts.mesh);
+    swap_runners(&a->train, &b->train);
+    swap_runners(&a->score, &b->score);
 }
 
 const ml_weights *ml_trainer_grads(const ml_trainer *t) {
@@ -286,6 +322,17 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
            a.n_page >= b.n_page && a.n_share >= b.n_share;
 }
 
+static bool sends_rows(const ml_trainer *t) {
+    return t->opts.mesh && t->opts.mesh->sizes.ep > 1;
+}
+
+/* Twice what a rank's experts get of even routing, from ranks with so many tokens. */
+static int32_t rows_of_experts(const ml_trainer *t, int64_t n_token) {
+    int64_t n = 2 * n_token * t->spec->route[ML_ROUTING_EXPERTS].top_k;
+
+    return !sends_rows(t) ? 0 : (int32_t)(n < INT32_MAX / 4 ? n : INT32_MAX / 4);
+}
+
 /* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
  * it. */
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
@@ -298,13 +345,19 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
                           .loss_rows = t->opts.loss_rows,
                           .first = r->first,
                           .end = r->end,
-                          .n_set = r->n_set };
+                          .n_set = r->n_set,
+                          .memory = ml_trainer_is_pipeline(t) ? NULL : &t->memory };
+    ml_batch_caps planned = backward ? t->opts.train_caps : t->opts.score_caps;
     ml_status st;
 
     if (r->plan && covers(r->micro.caps, need) && r->expert_room >= r->expert_rows)
         return ML_OK;
-    opts.caps = ml_micro_max(need, r->micro.caps);
-    opts.expert_rows = r->expert_rows > r->expert_room ? r->expert_rows : r->expert_room;
+    opts.caps = ml_micro_max(ml_micro_max(need, r->micro.caps), planned);
+    opts.expert_rows = rows_of_experts(t, planned.n_token);
+    if (opts.expert_rows < r->expert_rows)
+        opts.expert_rows = r->expert_rows;
+    if (opts.expert_rows < r->expert_room)
+        opts.expert_rows = r->expert_room;
     memcpy(opts.given, t->opts.replay, sizeof opts.given);
     if (t->opts.mesh) {
         memcpy(opts.group, t->opts.mesh->group, sizeof opts.group);
@@ -331,20 +384,9 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     return ML_OK;
 }
 
-static bool sends_rows(const ml_trainer *t) {
-    return t->opts.mesh && t->opts.mesh->sizes.ep > 1;
-}
-
 bool ml_trainer_is_joint(const ml_trainer *t) {
     const ml_mesh_sizes *m = t->opts.mesh ? &t->opts.mesh->sizes : NULL;
     return sends_rows(t) || (m && (m->gather > 1 || m->etp > 1));
-}
-
-/* Twice what a rank's experts get of even routing, from ranks with so many tokens. */
-static int32_t rows_of_experts(const ml_trainer *t, int64_t n_token) {
-    int64_t n = 2 * n_token * t->spec->route[ML_ROUTING_EXPERTS].top_k;
-
-    return !sends_rows(t) ? 0 : (int32_t)(n < INT32_MAX / 4 ? n : INT32_MAX / 4);
 }
 
 ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_caps need,
@@ -370,11 +412,23 @@ ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_cap
     return st;
 }
 
+/* Whether the runner's passes drop inputs of the adapter: those of train steps. */
+static bool drops(const ml_trainer *t, const ml_runner *r) {
+    const ml_runner *x = t->opts.dropout ? &t->train : NULL;
+
+    while (x && x != r)
+        x = x->next;
+    return x != NULL;
+}
+
 void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, int32_t set,
                      bool backward) {
     static const float none[1];
     ml_context_rows nothing = { .n_rank = t->context.n_rank };
-    ml_rows rows = { .temperature = 1, .context = t->context.n_rank ? &nothing : NULL };
+    static const uint64_t no_key[1];
+    ml_rows rows = { .temperature = 1,
+                     .context = t->context.n_rank ? &nothing : NULL,
+                     .dropout_key = drops(t, r) ? no_key : NULL };
     ml_run run = { .weights = w, .rows = &rows, .set = set, .expert_rows = r->expert_rows };
 
     ml_grads_bind(&t->grads, &run);
@@ -399,13 +453,15 @@ static void set_dropout(const ml_trainer *t, ml_micro *m, const ml_bin *bin) {
 
     if (!m->dropout_key)
         m->dropout_key = ML_NEW(&m->arena, uint64_t, m->caps.n_token);
-    for (int32_t q = 0; q < r->n_seq; q++)
+    for (int32_t q = 0; q < r->n_seq; q++) {
+        uint64_t item = (uint64_t)bin->item[r->context ? r->context->seq[q] : q];
         for (int32_t i = r->seq_start[q]; i < r->seq_start[q + 1]; i++) {
-            ml_philox x = ml_philox_at(t->opts.dropout_seed,
-                                       (uint64_t)t->n_sample << 24 | (uint64_t)bin->item[q],
-                                       (uint64_t)r->pos[i]);
+            ml_philox x =
+                ml_philox_at(t->opts.dropout_seed, (uint64_t)t->n_sample << 24 | item,
+                             (uint64_t)r->pos[i]);
             m->dropout_key[i] = (uint64_t)x.word[0] << 32 | x.word[1];
         }
+    }
     r->dropout_key = m->dropout_key;
 }
 
@@ -415,7 +471,7 @@ ml_run ml_trainer_load(ml_trainer *t, ml_runner *r, const ml_weights *w,
     ml_run run = { .weights = w, .rows = &m->batch.rows, .expert_rows = r->expert_rows };
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
-    if (t->opts.dropout && r == &t->train)
+    if (drops(t, r))
         set_dropout(t, m, bin);
     if (w == t->weights) {
         ml_routing_replay_load(m, &run, s, bin);
@@ -818,6 +874,9 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
         t->weights->version = t->optimizer.weights->version;
         if (st == ML_OK && u.applied)
             st = ml_trainer_send_tied(t, t->weights, true, err);
+        if (st == ML_OK && t->opts.trained)
+            st = ml_weights_requantize(t->weights, t->opts.trained, t->spec,
+                                       t->be->n_thread, err);
         if (st == ML_OK)
             st = t->be->dev->sync(t->be->stream, err);
         if (st != ML_OK)

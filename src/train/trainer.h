@@ -49,7 +49,10 @@ typedef struct ml_trainer_opts {
     double temperature;       /* logits are divided by it; 0: 1 */
     ml_schedule_opts batch;   /* how samples are packed into micro-batches */
     int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as in batch */
-    bool score_logits;        /* see ml_trainer_score_logits */
+    /* What plans are built for from the first, so that the memory is that of the memory plan
+     * and does not grow later; zeros: for the batches that come. */
+    ml_batch_caps train_caps, score_caps;
+    bool score_logits; /* see ml_trainer_score_logits */
     ml_recompute recompute;
     bool keep_logits;  /* from forward to backward: faster, but needs vocab-size memory
                           per loss row */
@@ -69,6 +72,10 @@ typedef struct ml_trainer_opts {
     /* NULL, or the adapter on top of the weights (ml_weights.lora): it alone is trained, and
      * the weights have no gradients and no optimizer state.  Outlives the trainer. */
     ml_lora *lora;
+    /* NULL, or the weights whose quantized copy (ml_weights_quantize) the trainer reads: they
+     * are trained with the gradients of the copy (straight-through), which follows them after
+     * each step.  Outlive the trainer. */
+    ml_weights *trained;
     bool
         dropout; /* train steps drop inputs of the adapter: LORA ops have the probability */
     uint64_t dropout_seed;
@@ -92,6 +99,10 @@ void ml_trainer_close(ml_trainer *t); /* NULL is allowed */
  * may be called in between.  The training state is preserved. */
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err);
 ml_status ml_trainer_take(ml_trainer *t, ml_err *err);
+
+/* Exchanges the plans of two trainers of one spec, backend and options: trainers that run in
+ * turn, each with an adapter of its own, need the memory of one.  Not with ranks. */
+void ml_trainer_swap_plans(ml_trainer *a, ml_trainer *b);
 
 /* The steps and micro-batches of these samples, in the arena.  Idle samples get separate
  * micro-batches, so that only their forward pass runs. */

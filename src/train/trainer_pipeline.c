@@ -266,7 +266,8 @@ ml_status ml_trainer_send_tied(ml_trainer *t, const ml_weights *w, bool to_last,
     int32_t from = to_last ? 0 : c->size - 1, to = c->size - 1 - from;
     ml_tensor x;
 
-    if (table == ML_NONE || c->size == 1 || (c->rank != from && c->rank != to))
+    if (t->opts.lora || table == ML_NONE || c->size == 1 ||
+        (c->rank != from && c->rank != to))
         return ML_OK;
     x = ml_comm_bytes(w->t[table].data, ml_tensor_bytes(&w->t[table]));
     return c->rank == from ? c->send(c, t->be->stream, &x, to, err)

@@ -6,6 +6,8 @@
 
 #include "tests/checkop/checkop.h"
 
+#include "tensor/codes.h"
+
 void ck_name(ck_case *c, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -110,9 +112,47 @@ static void give_memory(ck_case *c, ml_tensor *t) {
     t->data = ml_arena_take(c->arena, bytes ? bytes : 1, 1);
 }
 
+/* A matrix of quantized stack t. */
+static ml_tensor coded_member(const ml_tensor *t, int64_t e) {
+    ml_tensor m = { .dtype = t->dtype, .layout = t->layout, .n_dim = 2 };
+    m.shape[0] = t->shape[t->n_dim - 2];
+    m.shape[1] = t->shape[t->n_dim - 1];
+    m.data = (char *)t->data + (size_t)e * ml_tensor_bytes(&m);
+    return m;
+}
+
+static int64_t n_member(const ml_tensor *t) {
+    return t->n_dim == 3 ? t->shape[0] : 1;
+}
+
+/* All codes but NaN; scales that bring them to at most `amp`. */
+static void fill_codes(ck_case *c, ml_tensor *t, float amp) {
+    const ml_codes *f = ml_dtype_codes(t->dtype);
+    const bool fp8 = f->bits == 8 && t->dtype != ML_INT8;
+    const float top = fp8 ? 448.0f : f->bits == 8 ? 128.0f : 8.0f;
+    const int64_t rows = t->shape[t->n_dim - 2], cols = t->shape[t->n_dim - 1];
+    uint8_t *code = ML_NEW(c->arena, uint8_t, cols);
+    float *scale = ML_NEW(c->arena, float, cols);
+
+    for (int64_t i = 0; i < n_member(t) * rows; i++) {
+        const ml_tensor m = coded_member(t, i / rows);
+        for (int64_t k = 0; k < cols; k++) {
+            code[k] = (uint8_t)ck_below(c, 1 << f->bits);
+            code[k] ^= fp8 && (code[k] & 127) == 127;
+            scale[k] = amp / top * (1.0f - 0.3f * (1.0f + ck_uniform(c, 1.0f)));
+        }
+        ml_codes_put(&m, i % rows, 0, cols, code);
+        ml_codes_put_scales(&m, i % rows, scale);
+    }
+}
+
 void ck_fill(ck_case *c, ml_tensor *t, float amp) {
     int64_t n = ml_tensor_count(t);
     give_memory(c, t);
+    if (ml_dtype_codes(t->dtype)) {
+        fill_codes(c, t, amp);
+        return;
+    }
     for (int64_t i = 0; i < n; i++)
         put(t, i, ck_uniform(c, amp));
 }
@@ -124,9 +164,25 @@ int32_t *ck_ints(ck_case *c, int64_t n, int32_t below) {
     return v;
 }
 
+static void coded_values(ml_arena *a, const ml_tensor *t, double *out) {
+    const int64_t rows = t->shape[t->n_dim - 2], cols = t->shape[t->n_dim - 1];
+    float *row = ML_NEW(a, float, cols);
+
+    for (int64_t i = 0; i < n_member(t) * rows; i++) {
+        const ml_tensor m = coded_member(t, i / rows);
+        ml_codes_read(&m, i % rows, 0, cols, row);
+        for (int64_t k = 0; k < cols; k++)
+            out[i * cols + k] = (double)row[k];
+    }
+}
+
 double *ck_values(ml_arena *a, const ml_tensor *t) {
     int64_t n = ml_tensor_count(t);
     double *v = ML_NEW(a, double, n ? n : 1);
+    if (ml_dtype_codes(t->dtype)) {
+        coded_values(a, t, v);
+        return v;
+    }
     for (int64_t i = 0; i < n; i++) {
         int64_t at = offset_of(t, i);
         if (t->dtype == ML_BF16)
@@ -137,6 +193,17 @@ double *ck_values(ml_arena *a, const ml_tensor *t) {
             v[i] = (double)((const float *)t->data)[at];
     }
     return v;
+}
+
+ml_tensor ck_widened(ck_case *c, const ml_tensor *t) {
+    const double *v = ck_values(c->arena, t);
+    ml_tensor w = *t;
+
+    w.dtype = ML_F32;
+    give_memory(c, &w);
+    for (int64_t i = 0; i < ml_tensor_count(&w); i++)
+        put(&w, i, (float)v[i]);
+    return w;
 }
 
 void ck_round_tensor(const ml_tensor *t) {
@@ -171,7 +238,7 @@ static float special_value(ck_case *c, int64_t row) {
 
 static void fill_special(ck_case *c, ml_tensor *t) {
     int64_t n = ml_tensor_count(t), cols = t->n_dim ? t->shape[t->n_dim - 1] : 1;
-    if (!t->data || t->dtype == ML_I32)
+    if (!t->data || t->dtype == ML_I32 || ml_dtype_codes(t->dtype))
         return;
     give_memory(c, t);
     for (int64_t i = 0; i < n; i++)

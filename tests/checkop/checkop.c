@@ -18,14 +18,47 @@
 #define SEED 1 /* of the committed hashes */
 
 static const ck_suite *const suites[] = {
-    &ck_embed,     &ck_rmsnorm,   &ck_rope_table,   &ck_rope,        &ck_add,
-    &ck_glu,       &ck_moe_route, &ck_moe_gather,   &ck_moe_combine, &ck_attn,
-    &ck_lmhead,    &ck_linear,    &ck_moe_linear,   &ck_head_linear, &ck_join,
-    &ck_pick,      &ck_conv,      &ck_rates,        &ck_recur,       &ck_row_gate,
-    &ck_scale,     &ck_moe_scale, &ck_layernorm,    &ck_index,       &ck_attn_chosen,
-    &ck_moe_weigh, &ck_merge,     &ck_split,        &ck_order,       &ck_col_scale,
-    &ck_tanh,      &ck_cutoff,    &ck_match_rms,    &ck_stream_mix,  &ck_hyper_coef,
-    &ck_compress,  &ck_lora,      &ck_lora_experts,
+    &ck_embed,
+    &ck_rmsnorm,
+    &ck_rope_table,
+    &ck_rope,
+    &ck_add,
+    &ck_glu,
+    &ck_moe_route,
+    &ck_moe_gather,
+    &ck_moe_combine,
+    &ck_attn,
+    &ck_lmhead,
+    &ck_linear,
+    &ck_moe_linear,
+    &ck_head_linear,
+    &ck_join,
+    &ck_pick,
+    &ck_conv,
+    &ck_rates,
+    &ck_recur,
+    &ck_row_gate,
+    &ck_scale,
+    &ck_moe_scale,
+    &ck_layernorm,
+    &ck_index,
+    &ck_attn_chosen,
+    &ck_moe_weigh,
+    &ck_merge,
+    &ck_split,
+    &ck_order,
+    &ck_col_scale,
+    &ck_tanh,
+    &ck_cutoff,
+    &ck_match_rms,
+    &ck_stream_mix,
+    &ck_hyper_coef,
+    &ck_compress,
+    &ck_lora,
+    &ck_lora_experts,
+    &ck_linear_codes,
+    &ck_linear_fp8,
+    &ck_moe_linear_codes,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -227,7 +260,8 @@ static uint64_t check_case(ck_case *c, const ck_bound *bound) {
     env.now = c;
     env.now_backend = 0;
     ck_check_forward(&env, c, &base.alone, bound);
-    ck_check_backward(&env, c, &base.alone, bound);
+    if (!c->suite->rounds)
+        ck_check_backward(&env, c, &base.alone, bound);
     ck_check_add(&env, c, &base.alone, &base.sum, bound);
     if (c->suite->also)
         c->suite->also(&env, c);

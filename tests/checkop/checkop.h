@@ -51,16 +51,18 @@ struct ck_suite {
     unsigned ref_out;  /* bit i: forward fills r->out[i], which is compared */
     unsigned grad_out; /* bit i: out[i] has a cotangent */
     bool frozen;       /* weights have no gradient */
-    unsigned row_out;  /* bit i: row t of out[i] depends on row t of in[] only; 0: none */
+    bool rounds; /* forward rounds its input: there are no differences to compare with */
+    unsigned row_out; /* bit i: row t of out[i] depends on row t of in[] only; 0: none */
     void (*also)(ck_env *e, const ck_case *c); /* further checks, or NULL */
 };
 
 extern const ck_suite ck_embed, ck_rmsnorm, ck_rope_table, ck_rope, ck_add, ck_glu,
     ck_moe_route, ck_moe_gather, ck_moe_combine, ck_attn, ck_lmhead, ck_linear,
-    ck_moe_linear, ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur,
-    ck_row_gate, ck_scale, ck_moe_scale, ck_layernorm, ck_index, ck_attn_chosen,
-    ck_moe_weigh, ck_merge, ck_split, ck_order, ck_col_scale, ck_tanh, ck_cutoff,
-    ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_compress, ck_lora, ck_lora_experts;
+    ck_moe_linear, ck_linear_codes, ck_linear_fp8, ck_moe_linear_codes, ck_head_linear,
+    ck_join, ck_pick, ck_conv, ck_rates, ck_recur, ck_row_gate, ck_scale, ck_moe_scale,
+    ck_layernorm, ck_index, ck_attn_chosen, ck_moe_weigh, ck_merge, ck_split, ck_order,
+    ck_col_scale, ck_tanh, ck_cutoff, ck_match_rms, ck_stream_mix, ck_hyper_coef,
+    ck_compress, ck_lora, ck_lora_experts;
 
 /* ---- building cases (build.c) ---- */
 
@@ -91,6 +93,8 @@ int32_t *ck_ints(ck_case *c, int64_t n, int32_t below);
 int64_t ck_offset(const ml_tensor *t, int64_t e, int64_t i, int64_t j);
 /* A tensor's values in f64, row-major. */
 double *ck_values(ml_arena *a, const ml_tensor *t);
+/* A matrix or stack in f32 panels with t's values. */
+ml_tensor ck_widened(ck_case *c, const ml_tensor *t);
 /* Rounds f32 to bf16: a tensor; all initial contents of a case. */
 void ck_round_tensor(const ml_tensor *t);
 void ck_round(ck_case *c);

@@ -10,6 +10,8 @@
 
 #include "tests/checkop/checkop.h"
 
+#include "tensor/codes.h"
+
 enum { ALIGN = 256, GUARD = 256, CANARY = 0xa5, POISON = 0xff };
 
 /* A tensor in the form of the case and in that of the device. */
@@ -396,6 +398,10 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
     memcpy(a.in, c->in, sizeof a.in);
     memcpy(a.out, c->out, sizeof a.out);
     memcpy(a.w, c->w, sizeof a.w);
+    if (ml_dtype_codes(c->w[0].dtype)) {
+        ml_fail(err, ML_EUNSUP, "backend %s has no quantized weights", be->name);
+        return false;
+    }
     return !be->ops->prepare ||
            be->ops->prepare(be->stream, c->suite->op, &a, true, err) == ML_OK;
 }

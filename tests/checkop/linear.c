@@ -1,5 +1,9 @@
 #include "tests/checkop/checkop.h"
 
+#include <string.h>
+
+#include "tensor/codes.h"
+
 #include <math.h>
 
 /* Sizes around a tile (14 or 6 rows, 16 columns), a block of depth (352), a span of
@@ -21,9 +25,7 @@ static const struct variant {
     { 15, 3, 2120, ML_BF16, true }, { 150, 1, 70, ML_F32, true, .exact = true },
 };
 
-static void build(ck_case *c, int i) {
-    const struct variant *v = &variants[i];
-
+static void build_variant(ck_case *c, const struct variant *v) {
     ck_name(c, "%s-m%d-n%d-k%d%s", ml_dtype_name(v->dtype), v->m, v->n, v->k,
             v->exact  ? "-value"
             : v->bias ? "-bias"
@@ -41,6 +43,10 @@ static void build(ck_case *c, int i) {
         ck_fill(c, &c->w[1], 1.0f);
     }
     c->out[0] = ck_mat(v->m, v->n);
+}
+
+static void build(ck_case *c, int i) {
+    build_variant(c, &variants[i]);
 }
 
 static double dot(const double *x, const double *w, int64_t k) {
@@ -154,6 +160,112 @@ const ck_suite ck_linear = {
     .also = also,
 };
 
+/* ---- quantized weights ---- */
+
+/* Sizes around a group of inputs, a chunk of the skinny GEMM (64) and a block of depth. */
+static const struct variant coded[] = {
+    { 1, 16, 8, ML_INT4, false },      { 1, 150, 576, ML_INT4, true },
+    { 3, 31, 33, ML_INT4_G128, true }, { 16, 140, 130, ML_INT4_G128, false },
+    { 17, 20, 2200, ML_INT4, true },   { 40, 33, 361, ML_INT4, false },
+    { 1, 129, 200, ML_NF4, true },     { 33, 17, 65, ML_NF4, false },
+    { 1, 40, 96, ML_MXFP4, true },     { 20, 48, 70, ML_MXFP4, false },
+    { 1, 260, 300, ML_FP8, true },     { 7, 130, 129, ML_FP8, false },
+    { 50, 33, 400, ML_FP8, true },     { 2, 144, 260, ML_INT8, false },
+    { 30, 16, 127, ML_INT8, true },    { 530, 20, 40, ML_INT8, false },
+};
+
+static void build_coded(ck_case *c, int i) {
+    build_variant(c, &coded[i]);
+}
+
+/* The bits of the same op over the dequantized weight, in f32. */
+static void same_as_f32(ck_env *e, const ck_case *c) {
+    ck_case wide = *c;
+    ck_mode mode = { .backward = true, .add = true, .in_place = CK_ALL, .only = CK_ALL };
+    ck_result a, b;
+
+    wide.w[0] = ck_widened(&wide, &c->w[0]);
+    mode.backend = e->n_backend - 1;
+    ck_run(e, c, mode, &a);
+    ck_run(e, &wide, mode, &b);
+    ck_same_result(e, "differs from the dequantized weight", &b, &a);
+}
+
+const ck_suite ck_linear_codes = {
+    .op = ML_OP_LINEAR,
+    .n_case = sizeof coded / sizeof *coded,
+    .build = build_coded,
+    .forward = forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .frozen = true,
+    .row_out = 1,
+    .also = same_as_f32,
+};
+
+/* ---- inputs in FP8 ---- */
+
+static const struct variant rounded[] = {
+    { 1, 130, 260, ML_FP8_BLOCKWISE, true },
+    { 9, 33, 128, ML_FP8_BLOCKWISE, false },
+    { 40, 20, 200, ML_FP8_BLOCKWISE, true },
+};
+
+static void build_rounded(ck_case *c, int i) {
+    build_variant(c, &rounded[i]);
+}
+
+/* A case whose input has the rounded values. */
+static ck_case round_input(const ck_case *c) {
+    ck_case r = *c;
+    const int64_t rows = c->in[0].shape[0], cols = c->in[0].shape[1];
+    float *x = ML_NEW(c->arena, float, rows *cols + 1);
+
+    for (int64_t i = 0; i < rows; i++)
+        ml_fp8_round((const float *)c->in[0].data + i * cols, cols, 0, cols, x + i * cols);
+    r.in[0].data = x;
+    return r;
+}
+
+static void forward_rounded(const ck_case *c, ck_ref *r) {
+    const ck_case x = round_input(c);
+
+    memcpy(r->in[0], ck_values(c->arena, &x.in[0]),
+           (size_t)ml_tensor_count(&x.in[0]) * sizeof(double));
+    forward(c, r);
+}
+
+/* Forward has the bits of f32 weights and the rounded input, backward those of FP8 weights. */
+static void same_as_rounded(ck_env *e, const ck_case *c) {
+    ck_case wide = round_input(c), plain = *c;
+    ck_mode mode = { .in_place = CK_ALL, .only = CK_ALL };
+    ck_result a, b;
+
+    wide.w[0] = ck_widened(&wide, &c->w[0]);
+    plain.w[0].dtype = ML_FP8;
+    mode.backend = e->n_backend - 1;
+    ck_run(e, c, mode, &a);
+    ck_run(e, &wide, mode, &b);
+    ck_same_result(e, "differs from the rounded input", &b, &a);
+    mode.backward = true;
+    ck_run(e, &plain, mode, &b);
+    ck_run(e, c, mode, &a);
+    ck_same(e, "the input's gradient differs from FP8 weights", &b.din[0], &a.din[0]);
+}
+
+const ck_suite ck_linear_fp8 = {
+    .op = ML_OP_LINEAR,
+    .n_case = sizeof rounded / sizeof *rounded,
+    .build = build_rounded,
+    .forward = forward_rounded,
+    .ref_out = 1,
+    .grad_out = 1,
+    .frozen = true,
+    .rounds = true,
+    .row_out = 1,
+    .also = same_as_rounded,
+};
+
 /* ---- moe-linear ---- */
 
 static const struct moe_variant {
@@ -162,9 +274,10 @@ static const struct moe_variant {
     ml_dtype dtype;
     bool bias;
 } moe_variants[] = {
-    { 1, 0, 4, 4, ML_F32 },          { 3, 1, 1, 1, ML_F32 },    { 4, 3, 17, 15, ML_BF16 },
-    { 8, 20, 33, 31, ML_BF16 },      { 60, 2, 16, 40, ML_F32 }, { 2, 400, 20, 16, ML_F32 },
-    { 6, 9, 20, 18, ML_BF16, true },
+    { 1, 0, 4, 4, ML_F32 },          { 3, 1, 1, 1, ML_F32 },
+    { 4, 3, 17, 15, ML_BF16 },       { 8, 20, 33, 31, ML_BF16 },
+    { 60, 2, 16, 40, ML_F32 },       { 2, 400, 20, 16, ML_F32 },
+    { 6, 9, 20, 18, ML_BF16, true }, { 3, 420, 136, 72, ML_BF16, true },
 };
 
 /* The starts of the experts' rows; the op reads nothing else of `group`. */
@@ -179,8 +292,12 @@ static ml_tensor group_of(ck_case *c, const struct moe_variant *v) {
     return t;
 }
 
-static void build_moe(ck_case *c, int i) {
-    const struct moe_variant *v = &moe_variants[i];
+static const struct moe_variant coded_moe[] = {
+    { 8, 3, 33, 40, ML_INT4, true },  { 4, 20, 17, 130, ML_FP8 }, { 9, 2, 16, 72, ML_NF4 },
+    { 3, 40, 20, 33, ML_INT8, true }, { 5, 4, 48, 64, ML_MXFP4 },
+};
+
+static void build_moe_variant(ck_case *c, const struct moe_variant *v) {
     int32_t rows;
 
     ck_name(c, "%s-e%d-n%d-k%d-rows%d", ml_dtype_name(v->dtype), v->experts, v->n, v->k,
@@ -214,6 +331,57 @@ static void forward_moe(const ck_case *c, ck_ref *r) {
                                        (c->w[1].data ? r->w[1][e * n + j] : 0.0);
 }
 
+/* A row has the same bits without the other rows of its expert. */
+static void check_expert_row(ck_env *e, const ck_case *c, const ml_tensor *all,
+                             int32_t row) {
+    const int32_t *start = c->in[1].data;
+    int32_t *alone = ML_NEW(c->arena, int32_t, c->in[1].shape[0]);
+    ck_mode mode = { .in_place = CK_ALL, .only = CK_ALL };
+    ml_tensor want = *all;
+    ck_case s = *c;
+    ck_result r;
+
+    for (int64_t i = 0; i < c->in[1].shape[0]; i++)
+        alone[i] = start[i] > row;
+    s.in[1].data = alone;
+    s.in[0].shape[0] = s.out[0].shape[0] = want.shape[0] = 1;
+    s.in[0].data = (char *)s.in[0].data + (size_t)row * ml_tensor_bytes(&s.in[0]);
+    want.data = (char *)want.data + (size_t)row * ml_tensor_bytes(&want);
+    mode.backend = e->n_backend - 1;
+    ck_run(e, &s, mode, &r);
+    ck_same(e, "differs from its row in the batch: out", &want, &r.out[0]);
+}
+
+static void also_moe(ck_env *e, const ck_case *c) {
+    ck_mode mode = { .in_place = CK_ALL, .only = CK_ALL };
+    int32_t rows = (int32_t)c->in[0].shape[0];
+    ck_result r;
+
+    mode.backend = e->n_backend - 1;
+    ck_run(e, c, mode, &r);
+    for (int32_t row = 0; row < rows; row += 1 + rows / 16)
+        check_expert_row(e, c, &r.out[0], row);
+}
+
+static void build_moe(ck_case *c, int i) {
+    build_moe_variant(c, &moe_variants[i]);
+}
+
+static void build_coded_moe(ck_case *c, int i) {
+    build_moe_variant(c, &coded_moe[i]);
+}
+
+const ck_suite ck_moe_linear_codes = {
+    .op = ML_OP_MOE_LINEAR,
+    .n_case = sizeof coded_moe / sizeof *coded_moe,
+    .build = build_coded_moe,
+    .forward = forward_moe,
+    .ref_out = 1,
+    .grad_out = 1,
+    .frozen = true,
+    .also = same_as_f32,
+};
+
 const ck_suite ck_moe_linear = {
     .op = ML_OP_MOE_LINEAR,
     .n_case = sizeof moe_variants / sizeof *moe_variants,
@@ -221,6 +389,7 @@ const ck_suite ck_moe_linear = {
     .forward = forward_moe,
     .ref_out = 1,
     .grad_out = 1,
+    .also = also_moe,
 };
 
 /* ---- head-linear ---- */
@@ -229,8 +398,9 @@ static const struct head_variant {
     int32_t rows, heads, n, k;
     ml_dtype dtype;
 } head_variants[] = {
-    { 0, 2, 4, 4, ML_F32 },    { 1, 1, 1, 1, ML_F32 },      { 5, 4, 32, 16, ML_F32 },
-    { 9, 3, 20, 33, ML_BF16 }, { 70, 16, 17, 24, ML_BF16 }, { 40, 2, 64, 40, ML_F32 },
+    { 0, 2, 4, 4, ML_F32 },       { 1, 1, 1, 1, ML_F32 },      { 5, 4, 32, 16, ML_F32 },
+    { 9, 3, 20, 33, ML_BF16 },    { 70, 16, 17, 24, ML_BF16 }, { 40, 2, 64, 40, ML_F32 },
+    { 100, 1, 136, 72, ML_BF16 },
 };
 
 static void build_head(ck_case *c, int i) {

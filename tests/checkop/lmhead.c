@@ -171,6 +171,101 @@ static void check_no_entropy(ck_env *e, const ck_case *c) {
     ck_same_result(e, "differs without an entropy gradient", &a, &b);
 }
 
+/* --- sampling supports --- */
+
+/* Of row i: the whole vocabulary, or about a third of it and the token. */
+static ml_str support_of(ck_case *c, int64_t i, bool *in) {
+    int64_t vocab = c->w[0].shape[0], n = 0;
+    int32_t *id = ML_NEW(c->arena, int32_t, vocab), own = c->rows.loss_id[i];
+    uint8_t *bytes = ML_NEW(c->arena, uint8_t, ml_support_max(vocab));
+
+    for (int32_t j = 0; j < vocab; j++) {
+        in[j] = i % 4 == 1 || j == own || ck_below(c, 3) == 0 || (own < 0 && j == 0);
+        if (in[j])
+            id[n++] = j;
+    }
+    return (ml_str){ (const char *)bytes,
+                     i % 4 == 1 ? 0 : ml_support_write(bytes, id, n, vocab) };
+}
+
+/* In f64: the log-prob of row i over its support; adds d times its gradient by x to dx, and
+ * the absolute values to size. */
+static double over_of(const ck_case *c, const ck_ref *r, int64_t i, const bool *in,
+                      double d, double *dx, double *size) {
+    int64_t vocab = c->w[0].shape[0], width = c->w[0].shape[1];
+    int32_t id = c->rows.loss_id[i];
+    double *z = ML_NEW(c->arena, double, vocab), t = (double)c->rows.temperature, l = 0;
+    double cap = (double)c->attr.logit_softcap, m = -(double)INFINITY;
+
+    logits_of(c, r, i, z);
+    for (int64_t j = 0; j < vocab; j++)
+        m = in[j] ? fmax(m, z[j] / t) : m;
+    for (int64_t j = 0; j < vocab; j++)
+        l += in[j] ? exp(z[j] / t - m) : 0;
+    for (int64_t j = 0; j < vocab && id >= 0; j++) {
+        double p = in[j] ? exp(z[j] / t - m) / l : 0, dz = d * ((j == id) - p) / t;
+        dz *= cap != 0 ? 1 - z[j] / cap * (z[j] / cap) : 1;
+        for (int64_t k = 0; k < width; k++) {
+            dx[k] += dz * r->w[0][j * width + k];
+            size[k] += fabs(dz * r->w[0][j * width + k]);
+        }
+    }
+    return id < 0 ? 0 : z[id] / t - m - log(l);
+}
+
+static void compare_over(ck_env *e, const ck_case *c, const ml_support_rows *s,
+                         bool *const *in, const ck_result *got) {
+    double rough = e->backend[0].act == ML_F32 ? 1e-5 : 0x1p-7;
+    int64_t width = c->w[0].shape[1];
+    ck_ref r = { .in[0] = ck_values(c->arena, &c->in[0]),
+                 .w[0] = ck_values(c->arena, &c->w[0]) };
+    double *from = ck_values(c->arena, &got->din[0]);
+
+    for (int64_t i = 0; i < c->rows.n_loss; i++) {
+        double *dx = ML_NEW(c->arena, double, width),
+               *size = ML_NEW(c->arena, double, width);
+        double want = over_of(c, &r, i, in[i], (double)s->dlogprob[i], dx, size);
+        if (!(fabs((double)s->logprob[i] - want) <= 1e-4 * (1 + fabs(want))))
+            ck_fail(e, "row %lld: log-prob over its support %g, expected %g", (long long)i,
+                    (double)s->logprob[i], want);
+        if (s->of[i].len == 0 && s->logprob[i] != at(&got->out[0], i))
+            ck_fail(e, "row %lld: log-prob over all tokens differs", (long long)i);
+        for (int64_t k = 0; k < width; k++)
+            if (!(fabs(from[c->rows.loss_row[i] * width + k] - dx[k]) <=
+                  rough * (size[k] + 1e-3)))
+                ck_fail(e, "row %lld: gradient %g, expected %g", (long long)i,
+                        from[c->rows.loss_row[i] * width + k], dx[k]);
+    }
+}
+
+/* The log-prob over the support of each row, and its gradient alone. */
+static void check_supports(ck_env *e, const ck_case *c) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+    int64_t n = c->rows.n_loss;
+    ml_str *of = ML_NEW(c->arena, ml_str, n + 1);
+    float *x = ML_NEW(c->arena, float, 4 * n + 1);
+    bool **in = ML_NEW(c->arena, bool *, n + 1);
+    ml_support_rows s = { .of = of, .logprob = x, .stat = x + n, .dlogprob = x + 3 * n };
+    ck_case over = *c;
+    ck_result r;
+
+    if (!e->backend[0].ops->supports)
+        return;
+    ck_name(&over, "%.60s (supports)", c->name);
+    for (int64_t i = 0; i < n; i++) {
+        in[i] = ML_NEW(c->arena, bool, c->w[0].shape[0]);
+        of[i] = support_of(&over, i, in[i]);
+        x[3 * n + i] = ck_uniform(&over, 1.0f);
+    }
+    over.rows.support = &s;
+    for (int k = 0; k < 2; k++)
+        over.dout[k].data = ml_arena_take(c->arena, ml_tensor_bytes(&c->dout[k]) + 1, 1);
+    m.backward = true;
+    ck_run(e, &over, m, &r);
+    compare_over(e, &over, &s, in, &r);
+    e->now = c;
+}
+
 static void also(ck_env *e, const ck_case *c) {
     ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backward = true };
     ck_result all;
@@ -180,6 +275,7 @@ static void also(ck_env *e, const ck_case *c) {
         check_stored(e, c, &all);
     check_alone(e, c, &all);
     check_no_entropy(e, c);
+    check_supports(e, c);
 }
 
 const ck_suite ck_lmhead = {

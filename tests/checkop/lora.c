@@ -23,6 +23,15 @@ static const struct variant {
     { 9, 17, 15, 4, 2, 1, false, 0.25f },
     { 300, 20, 19, 5, 2, 3, false, 0.5f },
     { 5, 300, 700, 3, 2, 1 },
+    /* Widths of tensor cores; rows beyond the limits at which kernels divide their work. */
+    { 130, 48, 72, 16, 2, 1 },
+    { 520, 136, 264, 20, 3, 1 },
+    { 1030, 8, 16, 2, 2, 1 },
+    { 70, 40, 48, 40, 2, 1 },
+    { 5, 304, 704, 3, 2, 1 },
+    { 9, 8, 16, 3, 2, 4 },
+    { 140, 16, 24, 18, 2, 2, true },
+    { 70, 24, 16, 5, 2, 2, false, 0.5f },
 };
 
 static float scale_of(int32_t adapter) {
@@ -188,7 +197,8 @@ static const struct expert_variant {
 } expert_variants[] = {
     { 1, 1, 2, 4, 4, 2, 1 },          { 9, 2, 4, 17, 15, 3, 2 },
     { 60, 4, 16, 20, 33, 8, 3 },      { 150, 2, 3, 18, 6, 17, 2 },
-    { 9, 2, 4, 17, 15, 3, 2, 0.25f },
+    { 9, 2, 4, 17, 15, 3, 2, 0.25f }, { 60, 4, 16, 24, 32, 8, 3 },
+    { 300, 2, 3, 16, 8, 40, 2 },
 };
 
 /* The table of MOE_ROUTE: starts of the experts' rows, and the pair of each row. */

@@ -234,7 +234,7 @@ const ck_suite ck_rates = {
 static const struct recur_variant {
     int32_t len[MAX_SEQ];
     int32_t n_key, n_head, dk, dv;
-    bool delta, skip, kept;
+    bool delta, skip, kept, strong; /* strong: decays of 1e-4 */
 } recur_variants[] = {
     { { 0 }, 1, 1, 8, 16, true, false, true },
     { { 1, 2, 17, 5 }, 1, 1, 16, 16, true, false, true },
@@ -248,6 +248,9 @@ static const struct recur_variant {
     { { 18, 5 }, 1, 2, 128, 66, true, false, true },
     { { 21 }, 2, 2, 128, 64, false, true, true },
     { { 10, 3 }, 1, 1, 150, 20, true, false, true },
+    { { 40, 5 }, 1, 2, 16, 20, true, false, true, true },
+    { { 40 }, 1, 2, 16, 20, false, false, false, true },
+    { { 260, 300 }, 1, 1, 12, 16, true, false, true },
 };
 
 static void build_recur(ck_case *c, int i) {
@@ -255,9 +258,9 @@ static void build_recur(ck_case *c, int i) {
     int64_t key = (int64_t)v->n_key * v->dk, value = (int64_t)v->n_head * v->dv, n;
     float *rate;
 
-    ck_name(c, "%s-len%d.%d.%d.%d-h%d.%d-d%d.%d%s", v->delta ? "delta" : "mamba", v->len[0],
-            v->len[1], v->len[2], v->len[3], v->n_key, v->n_head, v->dk, v->dv,
-            v->kept ? "-kept" : "");
+    ck_name(c, "%s-len%d.%d.%d.%d-h%d.%d-d%d.%d%s%s", v->delta ? "delta" : "mamba",
+            v->len[0], v->len[1], v->len[2], v->len[3], v->n_key, v->n_head, v->dk, v->dv,
+            v->kept ? "-kept" : "", v->strong ? "-strong" : "");
     build_rows(c, v->len);
     n = c->rows.n_token;
     c->attr.linear_rnn.n_key = v->n_key;
@@ -275,7 +278,10 @@ static void build_recur(ck_case *c, int i) {
     ck_fill(c, &c->in[1], 0.3f);
     rate = c->in[1].data;
     for (int64_t k = 0; k < ml_tensor_count(&c->in[1]); k++)
-        rate[k] += k / v->n_head % 2 ? 0.5f : 0.69f; /* keep: 0.39 to 0.99 */
+        if (k / v->n_head % 2)
+            rate[k] += 0.5f;
+        else /* keep: 0.39 to 0.99 */
+            rate[k] = (rate[k] + 0.69f) * (v->strong ? 1e-4f : 1.0f);
     if (v->skip) {
         c->w[0] = ck_vec(v->n_head);
         ck_fill(c, &c->w[0], 1.0f);

@@ -166,6 +166,10 @@ EXAMPLES = [  # module, folder of the checkout for PYTHONPATH, packages that it 
      "--custom-rm-path generate.reward_func --rollout-function-path generate.RolloutFn"),
     ("examples/on_policy_distillation/qwen3_5_35b_selfdistill/rm.py",
      "examples/on_policy_distillation/qwen3_5_35b_selfdistill", "", "--custom-rm-path rm.reward_func"),
+    ("tests/manual/compact_split_generate.py", "tests/manual", "", "--rm-type deterministic_random "
+     "--custom-generate-function-path compact_split_generate.generate"),
+    ("tests/e2e/sglang/utils/router_equivalence_generate.py", "tests/e2e/sglang/utils", "numpy",
+     "--rm-type deterministic_random --custom-generate-function-path router_equivalence_generate.generate"),
 ]
 
 

@@ -22,6 +22,7 @@ MISSING = GOLDEN + "/scripts/missing.txt"
 
 # A capability, and how errors speak of it.
 CAPABILITIES = [
+    ("FP8", r"--fp8"),  # with sizes that divide the model
     ("tensor parallel", r"--tensor-model-parallel-size|--sglang-tp-size|--rollout-num-gpus-per-engine"),
     ("pipeline parallel", r"--pipeline-model-parallel-size|--decoder-(first|last)-pipeline"),
     ("context parallel", r"--context-parallel-size|--allgather-cp"),
@@ -31,7 +32,6 @@ CAPABILITIES = [
     ("LoRA", r"LoRA"),
     ("speculative", r"speculative"),
     ("MTP training", r"multi-token prediction"),
-    ("FP8", r"--fp8"),
     ("fsdp", r"--train-backend"),
     ("muon", r"muon"),
     ("OPD top-k", r"top-k tokens|--opd-log-prob-top-k"),

@@ -8,8 +8,9 @@ skip() {
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 }
-command -v mpirun >/dev/null && [ -e "$build/libmiles_mpi.so" ] ||
+if ! command -v mpirun >/dev/null || [ ! -e "$build/libmiles_mpi.so" ]; then
     skip "mpirun or $build/libmiles_mpi.so is missing (tools/check-deps.sh --install ranks, then make)"
+fi
 command -v ip >/dev/null || skip "ip is missing (Debian: iproute2)"
 a=milesa$$ b=milesb$$
 ip netns add $a 2>/dev/null || skip "this user may not create network namespaces"
@@ -19,13 +20,14 @@ passed=0 failed=0 status=0
 build=$(realpath "$build")
 ip netns add $b
 ip link add ${a}0 netns $a type veth peer name ${b}0 netns $b || skip "this kernel has no veth"
+address=10.213.77.1
 for host in $a $b; do
-    address=10.213.77.$([ $host = $a ] && echo 1 || echo 2)
-    ip -n $host address add $address/24 dev ${host}0
-    ip -n $host link set ${host}0 up
-    ip -n $host link set lo up
-    mkdir -p /etc/netns/$host # `ip netns exec` mounts these over /etc
-    printf '127.0.0.1 localhost\n10.213.77.1 %s\n10.213.77.2 %s\n' $a $b >/etc/netns/$host/hosts
+    ip -n "$host" address add $address/24 dev "${host}0"
+    address=10.213.77.2
+    ip -n "$host" link set "${host}0" up
+    ip -n "$host" link set lo up
+    mkdir -p "/etc/netns/$host" # `ip netns exec` mounts these over /etc
+    printf '127.0.0.1 localhost\n10.213.77.1 %s\n10.213.77.2 %s\n' $a $b >"/etc/netns/$host/hosts"
 done
 clock=()
 unshare -T --fork --monotonic 100000 true 2>/dev/null && clock=(-T --fork --monotonic 100000)
@@ -75,13 +77,14 @@ check "it names both" grep -Eq "rank 1 +$b," "$log"
 
 for layout in '' '--tensor-model-parallel-size 4' '--tensor-model-parallel-size 2 --rollout-num-gpus-per-engine 2'; do
     log=$work/one.log
+    read -r -a sizes <<<"$layout"
     rm -rf "$work/one" "$work/two"
     OMPI_MCA_btl_vader_single_copy_mechanism=none timeout --kill-after=5 200 mpirun --oversubscribe --allow-run-as-root -n 4 \
-        "$build/miles" train "${flags[@]}" $layout --save "$work/one" --num-rollout 3 >"$log" 2>&1
+        "$build/miles" train "${flags[@]}" "${sizes[@]}" --save "$work/one" --num-rollout 3 >"$log" 2>&1
     status=$?
     check "one host, $layout: trains" ended
     log=$work/two.log
-    on_hosts 4 "$build/miles" train "${flags[@]}" $layout --save "$work/two" --num-rollout 3 --profile \
+    on_hosts 4 "$build/miles" train "${flags[@]}" "${sizes[@]}" --save "$work/two" --num-rollout 3 --profile \
         --actor-num-nodes 2 --actor-num-gpus-per-node 2 >"$log" 2>&1
     status=$?
     check "two hosts, $layout: train" ended

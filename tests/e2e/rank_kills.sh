@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# rank_kills.sh BUILD [N] - kills or stops a random rank of a job at N (6) random moments: each time the job
-# ends with a named cause, and in the end it has the bytes of a job that was left alone.  SEED: of the moments.
+# rank_kills.sh BUILD [N [FLAGS...]] - kills or stops a random rank of a job at N (6) random moments: each time the
+# job ends with a named cause, and in the end it has the bytes of a job that was left alone.  FLAGS: of miles train.
+# SEED: of the moments.
 set -u
 build=$1 kills=${2:-6}
 if ! command -v mpirun >/dev/null || [ ! -e "$build/libmiles_mpi.so" ]; then
@@ -12,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 RANDOM=${SEED:-$$}
 echo "seed ${SEED:-$$}"
-ranks=3 layout=(--tensor-model-parallel-size 3) limit_s=3
+ranks=3 layout=(--tensor-model-parallel-size 3 "${@:3}") limit_s=3
 passed=0 failed=0 status=0
 "$build/tools/quickstart_make" "$work" 1 >/dev/null
 

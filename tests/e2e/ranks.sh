@@ -101,6 +101,14 @@ check "a pipeline and an engine: the snapshot of one rank" same_snapshot n1 pipe
 check "engines of two ranks: the metrics of four" same n4/metrics.jsonl engines-of-2/metrics.jsonl
 check "ranks that generate: the metrics of two that train" same n2/metrics.jsonl apart/metrics.jsonl
 check "ranks that generate: the snapshot of two that train" same_snapshot n2 apart 0000002
+if [ "$long" ]; then
+    divided dp-attention 4 --rollout-num-gpus-per-engine 4 --colocate --sglang-enable-dp-attention --sglang-dp-size 2
+    check "data-parallel attention: the metrics of four" same n4/metrics.jsonl dp-attention/metrics.jsonl
+    divided dp-apart 3 --rollout-num-gpus 2 --sglang-tp-size 2 --sglang-enable-dp-attention --sglang-dp-size 2
+    log=$work/dp-size.log
+    train 4 dp-size --num-rollout 1 --rollout-num-gpus-per-engine 4 --sglang-enable-dp-attention --sglang-dp-size 3
+    check "DP groups that do not divide an engine are refused" says_once '^miles train: --sglang-dp-size is 3, and an engine has 4 ranks'
+fi
 log=$work/engine-size.log
 train 4 engine-size --num-rollout 1 --rollout-num-gpus-per-engine 3
 check "a size of engines that does not divide is refused" says_once '^miles train: --rollout-num-gpus-per-engine is 3, but 4 ranks generate: use a divisor of 4'
@@ -243,7 +251,7 @@ if [ "$long" ]; then
     done
 fi
 
-# --- an adapter: every rank has the model, and the adapter's gradients are added up ---
+# --- an adapter, on ranks that have the model or divide it ---
 
 shards=2
 [ -n "$long" ] && shards=4
@@ -255,9 +263,51 @@ for n in 1 2 ${long:+4}; do
     check "$n ranks: the metrics of one that trains an adapter" same lora1/metrics.jsonl "lora$n/metrics.jsonl"
     check "$n ranks: its adapter" same_snapshot lora1 "lora$n" 0000002
 done
-log=$work/lora-divided.log
-train 2 lora-divided --num-rollout 1 --tensor-model-parallel-size 2 "${lora[@]}"
-check "an adapter of a divided model is refused" says_once '^miles train: --lora-rank: every rank has the whole model'
+samples lora1
+head -n 1 "$work/lora1/metrics.jsonl" >"$work/lora1.first"
+adapted() { # adapted RUN N FLAGS...: a run over N ranks draws the samples of one
+    local run=$1 n=$2
+    shift 2
+    log=$work/$run.log
+    train "$n" "$run" --num-rollout 3 --check-weight-update-equal "${lora[@]}" "$@"
+    check "$run: trains" ended
+    samples "$run"
+    head -n 1 "$work/$run/metrics.jsonl" >"$work/$run.first"
+    check "$run: the samples of one rank" same lora1.samples "$run.samples"
+    check "$run: its rollout metrics" same lora1.first "$run.first"
+    check "$run: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$run/metrics.jsonl")" = 3 ]
+    check "$run: equal log-probs" [ "$(grep -c '"train/train_rollout_logprob_abs_diff": 0,' "$work/$run/metrics.jsonl")" = 3 ]
+}
+adapted lora-stages 2 --pipeline-model-parallel-size 2 --sglang-tp-size 2 --gradient-shards "$shards"
+check "an adapter in a pipeline: the snapshot of one rank" same_snapshot lora1 lora-stages 0000002
+if [ "$long" ]; then
+    adapted lora-gathered 4 --tensor-model-parallel-size 2 --colocate --sglang-tp-size 4
+    adapted lora-fsdp 2 --train-backend fsdp
+    adapted lora-pieces 2 --context-parallel-size 2
+    adapted lora-mesh 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --rollout-num-gpus-per-engine 2
+    adapted lora-apart 4 --tensor-model-parallel-size 2 --actor-num-nodes 1 --actor-num-gpus-per-node 2 \
+        --rollout-num-gpus 2 --sglang-tp-size 2
+    adapted lora-processes 2 --pipeline-model-parallel-size 2 --rollout-num-engines 2
+    adapted lora-files 2 --tensor-model-parallel-size 2 --rollout-num-engines 1 --update-weight-transfer-mode disk
+    apart=()
+    for n in 1 3; do # one rank; a pipeline of two, and an engine
+        log=$work/lora-async$n.log
+        miles $n train-async lora-async$n --prompt-data "$work/prompts.jsonl" --label-key label --apply-chat-template \
+            --rm-type deterministic_random --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 8 \
+            --num-rollout 3 --use-tis "${lora[@]}" "${apart[@]}"
+        apart=(--pipeline-model-parallel-size 2 --actor-num-nodes 1 --actor-num-gpus-per-node 2 --rollout-num-gpus 1)
+        check "$n ranks train an adapter asynchronously" ended
+        check "$n ranks: the asynchronous metrics of one" same lora-async1/metrics.jsonl lora-async$n/metrics.jsonl
+        check "$n ranks: the asynchronous adapter of one" same_snapshot lora-async1 lora-async$n 0000002
+    done
+    for n in 1 2; do # what four ranks saved
+        cp -r "$work/lora-mesh" "$work/lora-from$n"
+        log=$work/lora-from$n.log
+        train $n lora-from$n --load "$work/lora-from$n" --num-rollout 4 "${lora[@]}" --tensor-model-parallel-size $n
+        check "four ranks save an adapter, $n resume" ended
+        check "$n ranks: resumed without a mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/lora-from$n/metrics.jsonl")" = 4 ]
+    done
+fi
 
 # --- snapshots ---
 
@@ -393,6 +443,18 @@ score score-pp2 qwen3_moe 2 --grads --pipeline-model-parallel-size 2
 check "score: a pipeline writes the bytes of one rank" same score1 score-pp2
 score score-ep2 qwen3_moe 2 --grads --expert-model-parallel-size 2
 check "score: experts over two ranks" close score1 score-ep2
+if [ "$long" ]; then
+    adapted=(--hf-checkpoint tests/golden/adapters/models/qwen3_moe
+        --lora-adapter-path tests/golden/adapters/lora/qwen3_moe_shared_outer --grads)
+    score score-lora qwen3_moe 1 "${adapted[@]}"
+    check "one rank scores an adapter" ended
+    score score-lora-mesh qwen3_moe 8 "${adapted[@]}" --tensor-model-parallel-size 2 \
+        --pipeline-model-parallel-size 2 --expert-model-parallel-size 4
+    check "score: an adapter on eight ranks" close score-lora score-lora-mesh
+    score score-lora-list qwen3_moe 2 "${adapted[@]:0:2}" --lora-paths \
+        a=tests/golden/adapters/lora/qwen3_moe_shared_outer
+    check "score: several adapters need one rank" says_once '^miles score: --lora-paths: several ranks score'
+fi
 score score-one qwen3_next 1
 score score-cp2 qwen3_next 4 --context-parallel-size 2
 check "score: pieces of sequences on two times two ranks" same score-one score-cp2

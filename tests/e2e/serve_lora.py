@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """LoRA adapters of `miles serve`: against PEFT, mixed in a batch, loaded, evicted, refused.
 
-    tests/e2e/serve_lora.py --miles build/release/miles
+    tests/e2e/serve_lora.py --miles build/release/miles [--ranks 3]
 """
 import argparse
 import json
@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
-from serve_setup import Server, bits, write_safetensors, write_tokenizer
+from serve_setup import Server, bits, run_on_ranks, write_safetensors, write_tokenizer
 
 LORA = os.path.abspath("tests/golden/adapters/lora")
 QWEN = "tests/golden/adapters/models/qwen3"
@@ -177,7 +177,11 @@ def test_eviction(miles, want):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
-    miles = parser.parse_args().miles
+    parser.add_argument("--ranks", type=int, default=1)
+    args = parser.parse_args()
+    miles = args.miles
+    if not run_on_ranks(miles, args.ranks):
+        return
     tests = (test_peft, test_mixed, test_prefix_cache, test_names, test_loads)
     with server(miles) as s:
         for test in tests:

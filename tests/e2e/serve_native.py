@@ -8,12 +8,11 @@ import argparse
 import http.client
 import json
 import os
-import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from serve_setup import GOLDEN, Server, bits, score
+from serve_setup import GOLDEN, Server, bits, run_on_ranks, score
 
 MILES_PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 40, "stop": None,
                 "stop_token_ids": None, "skip_special_tokens": False, "no_stop_trim": True,
@@ -249,13 +248,6 @@ def test_lost_rank(miles):
     assert wrong.returncode != 0 and "--tp-size is 7, and the launcher started" in wrong.stderr, wrong.stderr
 
 
-def run_on_ranks(n):
-    os.environ.update({"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-                       "MILES_DEVICE": "cpu"})
-    Server.launcher = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", str(n)]
-    Server.ranks = ["--tp-size", str(n), "--context-length", "512"]  # ranks share cores here
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
@@ -263,12 +255,8 @@ def main():
     args = parser.parse_args()
     miles = args.miles
     n = 0
-    if args.ranks > 1:
-        library = os.path.join(os.path.dirname(miles), "libmiles_mpi.so")
-        if not shutil.which("mpirun") or not os.path.exists(library):
-            print(f"skipped: mpirun or {library} is missing (tools/check-deps.sh --install ranks, then make)")
-            return
-        run_on_ranks(args.ranks)
+    if not run_on_ranks(miles, args.ranks):
+        return
     with Server(miles) as s:
         for test in (test_bits, test_seeds, test_masks, test_stream, test_abort, test_gone, test_weights,
                      test_memory, test_health):

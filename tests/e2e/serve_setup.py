@@ -185,3 +185,18 @@ def score(miles, model, ids):
 
 def bits(x):
     return struct.pack("<f", x)
+
+
+def run_on_ranks(miles, n):
+    """Servers that start from now on have n ranks.  False: they cannot; the test has said so."""
+    if n == 1:
+        return True
+    library = os.path.join(os.path.dirname(miles), "libmiles_mpi.so")
+    if not shutil.which("mpirun") or not os.path.exists(library):
+        print(f"skipped: mpirun or {library} is missing (tools/check-deps.sh --install ranks, then make)")
+        return False
+    os.environ.update({"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+                       "MILES_DEVICE": "cpu"})
+    Server.launcher = ["mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", str(n)]
+    Server.ranks = ["--tp-size", str(n), "--context-length", "512"]  # ranks share cores here
+    return True

@@ -26,6 +26,7 @@ TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "
 ENDS = {"logit_bias": {str(len(CHARS) + SPECIAL.index("<|im_end|>")): 6}}  # answers end soon
 HELLO = [{"role": "user", "content": "hello"}]
 AGENTS = '''
+import json
 import os
 import anthropic
 import openai
@@ -63,6 +64,48 @@ async def claude(base_url, prompt, request_kwargs, metadata):
                 break
             messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "more"}]
     return {"reward": float(n % 5)}
+
+def respond(base_url, prompt, request_kwargs, metadata):
+    """OpenAI's Responses API: the second turn continues the first by its id, the third by its items."""
+    client = CLIENT.with_options(base_url=base_url + "/v1")
+    more = {"model": "policy", "max_output_tokens": request_kwargs["max_tokens"], "extra_body": {"logit_bias": {"60": 5}}}
+    items = list(prompt)
+    first = client.responses.create(input=items, **more)
+    if first.status == "incomplete":
+        return {"reward": 0.0}
+    items += [x.model_dump() for x in first.output] + [{"role": "user", "content": "more"}]
+    second = client.responses.create(input="more", previous_response_id=first.id, **more)
+    if second.status == "incomplete":
+        return {"reward": 1.0}
+    items += [x.model_dump() for x in second.output] + [{"role": "user", "content": "still more"}]
+    last = list(client.responses.create(input=items, stream=True, **more))[-1].response
+    return {"reward": float(len(last.output_text) % 3), "turns": 3}
+
+PICK = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "required": ["way"], "properties": {
+    "way": {"enum": ["up", "down"]}}, "additionalProperties": False}}}
+
+def descend(base_url, prompt, request_kwargs, metadata):
+    """Five calls of a tool; the reward is the share of those that go down, which the model seldom does at first."""
+    client = CLIENT.with_options(base_url=base_url + "/v1")
+    messages, depth = list(prompt), 0
+    for turn in range(5):
+        answer = client.chat.completions.create(model="policy", messages=messages, tools=[PICK], tool_choice="required",
+                                                parallel_tool_calls=False, max_tokens=90,
+                                                logit_bias={"57": -20, "58": -20}).choices[0]  # no spaces
+        if answer.finish_reason != "tool_calls":
+            break
+        call = answer.message.tool_calls[0]
+        depth += json.loads(call.function.arguments)["way"] == "down"
+        messages += [answer.message.model_dump(exclude_none=True),
+                     {"role": "tool", "tool_call_id": call.id, "content": str(depth)}]
+    return {"reward": depth / 5, "turns": turn + 1}
+
+def same(stored, new):
+    """As --session-message-matcher role_content_only."""
+    return all((stored.get(key) or "") == (new.get(key) or "") for key in ("role", "content"))
+
+def broken(stored, new):
+    return "yes"
 
 def fails(base_url, prompt, request_kwargs, metadata):
     talk(base_url, prompt, request_kwargs, metadata, turns=1)
@@ -185,6 +228,23 @@ def test_tree(miles):
         assert session.samples(max_seq_len=3)["empty_reason"] == "all_truncated"
 
 
+def test_matcher(miles):
+    """A matcher that returns no bool is an error of the server, with its function and what it returned."""
+    with tempfile.TemporaryDirectory(prefix="miles-sessions-") as out:
+        with open(out + "/agents.py", "w") as f:
+            f.write(AGENTS.replace("import anthropic", "").replace("CLAUDE =", "#"))
+        with Server(miles, "--api-key", "k", "--use-session-server", "--session-message-matcher",
+                    out + "/agents.py:broken", make=make_session_model,
+                    env={**os.environ, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]}) as s:
+            session = Session(s, seed=1)
+            answer = session.chat(HELLO, max_tokens=4).choices[0].message
+            try:
+                session.chat(HELLO + [answer.model_dump(exclude_none=True), *HELLO], max_tokens=4)
+                raise AssertionError("the matcher returned a string")
+            except openai.InternalServerError as e:
+                assert "--session-message-matcher" in e.message and "expected bool" in e.message
+
+
 def test_hang_up(miles):
     """A client that disconnects loses its request, not the session."""
     with Server(miles, "--api-key", "k", "--use-session-server", make=make_session_model) as s:
@@ -232,14 +292,40 @@ def test_training(miles):
         said = train(miles, out, "agents.claude", "--use-session-server", "v2", "--save", out + "/c",
                      "--session-message-matcher", "role_content_only")
         assert int(re.search(r"(\d+) samples of 2 prompts", said).group(1)) > 8, said  # several of a conversation
+        by_function = train(miles, out, "agents.claude", "--use-session-server", "v2", "--save", out + "/f",
+                            "--session-message-matcher", "agents.same")
+        assert same_file(out + "/c/iter_0000001/model.safetensors", out + "/f/iter_0000001/model.safetensors"), by_function
+        train(miles, out, "agents.respond", "--use-session-server", "--save", out + "/g")
         said = train(miles, out, "agents.fails", "--use-session-server", "--save", out + "/d", "--rm-type", "zero")
         assert "the agent gives up" in said
         train(miles, out, "agents.dies", "--use-session-server", "--save", out + "/e")
         assert os.path.exists(out + "/died")
 
 
+def test_learning(miles):
+    """A task of five tool calls over OpenAI's client: the reward rises."""
+    with tempfile.TemporaryDirectory(prefix="miles-sessions-") as out:
+        os.mkdir(out + "/model")
+        make_session_model(out + "/model")
+        with open(out + "/model/config.json") as f:
+            config = json.load(f)
+        with open(out + "/model/config.json", "w") as f:  # the letter c ends an answer otherwise
+            json.dump({**config, "eos_token_id": len(CHARS) + SPECIAL.index("<|im_end|>")}, f)
+        with open(out + "/agents.py", "w") as f:
+            f.write(AGENTS)
+        with open(out + "/rows.jsonl", "w") as f:
+            for word in ("a hill", "a tower", "the stairs", "a tree"):
+                f.write(json.dumps({"messages": [{"role": "user", "content": word}], "metadata": {}}) + "\n")
+        train(miles, out, "agents.descend", "--use-session-server", "--save", out + "/h", "--num-rollout", "10",
+              "--lr", "3e-3", "--lr-decay-style", "constant", "--rollout-max-response-len", "600",
+              "--rollout-max-context-len", "900", "--generate-tool-call-parser", "qwen25")
+        with open(out + "/h/metrics.jsonl") as f:
+            rewards = [json.loads(line)["rollout/raw_reward"] for line in f if "rollout/raw_reward" in line]
+        assert len(rewards) == 10 and sum(rewards[-3:]) / 3 > rewards[0] + 0.3, rewards
+
+
 def test_many(miles, n):
-    """Sessions at the same time, each with two turns; none is lost."""
+    """Sessions at the same time, each with two turns; none is lost, and memory stays flat."""
     with Server(miles, "--api-key", "k", "--use-session-server", "--max-queued-requests", str(n),
                 make=make_session_model) as s:
         def one(i):
@@ -251,9 +337,14 @@ def test_many(miles, n):
             assert session.delete() == 204
             return sum(sample["loss_mask"])
 
-        with concurrent.futures.ThreadPoolExecutor(n) as pool:
-            drawn = list(pool.map(one, range(n)))
-        assert len(drawn) == n and all(x > 0 for x in drawn)
+        memory = []
+        for _ in range(3):
+            with concurrent.futures.ThreadPoolExecutor(n) as pool:
+                drawn = list(pool.map(one, range(n)))
+            assert len(drawn) == n and all(x > 0 for x in drawn)
+            with open(f"/proc/{s.proc.pid}/statm") as f:
+                memory.append(int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        assert memory[2] < 1.05 * memory[1] + (8 << 20), memory  # flat: deleted sessions leave nothing behind
 
 
 def main():
@@ -263,10 +354,12 @@ def main():
     args = parser.parse_args()
     test_linear(args.miles)
     test_tree(args.miles)
+    test_matcher(args.miles)
     test_hang_up(args.miles)
     test_training(args.miles)
+    test_learning(args.miles)
     test_many(args.miles, 1000 if args.long else 20)
-    print("5 passed, 0 failed, 0 skipped")
+    print("7 passed, 0 failed, 0 skipped")
 
 
 main()

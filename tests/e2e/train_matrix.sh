@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# train_matrix.sh BUILD [NAME...] - the table of docs/ALGORITHMS.md: every objective, optimizer and
-# preference loss, killed and resumed, with an adapter, in bf16, and over ranks.
+# train_matrix.sh BUILD [NAME...] - the table of docs/ALGORITHMS.md: every objective, optimizer,
+# preference loss and reward, killed and resumed, with an adapter, in bf16, and over ranks.
 #
 # A run that kill -9 ends once it has saved, and that is then started again, leaves the metrics and
 # the last snapshot of an undisturbed one.  With an adapter, in bf16 and over ranks rollout and
@@ -21,6 +21,7 @@ failed=0
   --no-recompute-loss-function --save "$dir/sft" > "$dir/log"
 "$build/miles" convert --hf-checkpoint "$dir/sft/iter_0000003" --save-hf "$dir/half" --dtype bf16 > "$dir/log"
 pairs=tests/golden/preference
+echo "Grade {response} to {prompt}. Score:" > "$dir/judge.txt"
 
 ranks=0
 if command -v mpirun > /dev/null && [ -e "$build/libmiles_mpi.so" ]; then
@@ -55,6 +56,8 @@ rows=(
   "overlong $train --overlong-buffer-len 4 --overlong-penalty-factor 0.5 --length-reward-coef 0.2"
   "nucleus $train --rollout-top-p 0.7"
   "mixed $train --prompt-data $dir/prompts.jsonl@[0:40],$dir/prompts.jsonl@[40:80] --prompt-data-weights 3 1"
+  "hard $train --prompt-sampling hard --replay-hard-prompts 0.25 --replay-hard-pass-rate 0.5"
+  "difficulty $train --prompt-sampling difficulty --prompt-data-weights 1 1 --prompt-data $dir/prompts.jsonl@[0:40],$dir/prompts.jsonl@[40:80]"
   "sgd $train --optimizer sgd"
   "muon $train --optimizer muon"
   "adafactor $train --optimizer adafactor"
@@ -66,6 +69,11 @@ rows=(
   "simpo $dpo simpo"
   "orpo $dpo orpo"
   "kto dpo --prompt-data $pairs/single.jsonl --preference-loss kto"
+  "reward_pairs reward-model --prompt-data $pairs/texts.jsonl"
+  "reward_labels reward-model --prompt-data tests/golden/reward_model/scores.jsonl --reward-model-loss labels"
+  "judge $train --rm-type judge --judge-model-path $pairs/model --judge-prompt-path $dir/judge.txt --judge-score-regex [0-9]
+    --judge-temperature 1.5 --judge-max-tokens 60"
+  "reward_model $train --rm-type reward_model --reward-model-path tests/golden/reward_model/model"
 )
 
 # run NAME FLAGS...: before: what starts the program
@@ -105,21 +113,25 @@ killed() {
   run "$name" "$@" --save-interval 1
 }
 
+trains() { # trains NAME FLAGS...: a run whose rollouts and training agree
+  if ! run "$@" || ! agrees "$1"; then fail "$1"; fi
+}
+
 row() {
   local name=$1 start model=$dir/sft/iter_0000003 half=$dir/half n
   shift
-  [ "$1" = dpo ] && model=$pairs/model && half=$pairs/model
+  [ "$1" != train ] && model=$pairs/model && half=$pairs/model
   start=("$@" --hf-checkpoint "$model")
   before=()
-  run "$name" "${start[@]}" && agrees "$name" || { fail "$name" && return; }
-  killed "$name.killed" "${start[@]}" 2> /dev/null && same "$name" "$name.killed" || fail "$name.killed"
-  run "$name.lora" "${start[@]}" --lora-rank 4 --target-modules all-linear && agrees "$name.lora" || fail "$name.lora"
-  run "$name.bf16" "$@" --hf-checkpoint "$half" --dtype bf16 && agrees "$name.bf16" || fail "$name.bf16"
+  if ! run "$name" "${start[@]}" || ! agrees "$name"; then fail "$name" && return; fi
+  if ! killed "$name.killed" "${start[@]}" 2> /dev/null || ! same "$name" "$name.killed"; then fail "$name.killed"; fi
+  trains "$name.lora" "${start[@]}" --lora-rank 4 --target-modules all-linear
+  trains "$name.bf16" "$@" --hf-checkpoint "$half" --dtype bf16
   for n in "" tensor-model pipeline-model context; do
     [ $ranks = 1 ] || continue
     case $name.$n in muon.tensor-model | adafactor.tensor-model) continue ;; esac # refused, below
     before=(mpirun --oversubscribe --allow-run-as-root -n 2)
-    run "$name.${n:-data}" "${start[@]}" ${n:+--$n-parallel-size 2} && agrees "$name.${n:-data}" || fail "$name.${n:-data}"
+    trains "$name.${n:-data}" "${start[@]}" ${n:+"--$n-parallel-size" 2}
   done
   rm -rf "$dir/$name".*
   echo "done $name"
@@ -149,8 +161,10 @@ refused "--exp-avg-dtype and --exp-avg-sq-dtype are for --optimizer adam" "${wor
 
 [ $ranks = 0 ] || for optimizer in muon adafactor; do
   before=(mpirun --oversubscribe --allow-run-as-root -n 2)
-  ! run "$optimizer.whole" "${words[@]}" --hf-checkpoint "$dir/sft/iter_0000003" --optimizer $optimizer \
-    --tensor-model-parallel-size 2 && [ ! -e "$dir/$optimizer.whole/metrics.jsonl" ] || fail "$optimizer.whole"
+  if run "$optimizer.whole" "${words[@]}" --hf-checkpoint "$dir/sft/iter_0000003" --optimizer $optimizer \
+    --tensor-model-parallel-size 2 || [ -e "$dir/$optimizer.whole/metrics.jsonl" ]; then
+    fail "$optimizer.whole"
+  fi
 done
 
 echo "$failed failed"

@@ -203,6 +203,31 @@ static void gguf_llama_k(void) {
     check_gguf(ROOT "gguf", "llama_k-q4_K_M");
 }
 
+/* The same file with the other value of tokenizer.ggml.pre, of the same length. */
+static void gguf_single_digits(void) {
+    const char *path = ROOT "gguf/llama_k-q4_K_M.gguf", *copy = ml_test_path("digits.gguf");
+    const char *digits = "{\"type\": \"Digits\", \"individual_digits\": true}";
+    char inner[1024], *at;
+    ml_file file = { 0 }, json = { 0 };
+    ml_text bytes = { 0 };
+    ml_err err = { 0 };
+
+    CHECK(ml_file_map(&file, path, &err) == ML_OK);
+    ml_text_add(&bytes, file.bytes.ptr, file.bytes.len);
+    ml_file_unmap(&file);
+    at = memmem(bytes.ptr, bytes.len, "llama-bpe", 9);
+    CHECK(at != NULL);
+    if (at)
+        memcpy(at, "starcoder", 9);
+    CHECK(ml_file_replace(copy, (ml_str){ bytes.ptr, bytes.len }, &err) == ML_OK);
+    ml_text_release(&bytes);
+    snprintf(inner, sizeof inner, "%s/tokenizer.json", copy);
+    CHECK(ml_file_map(&json, inner, &err) == ML_OK);
+    CHECK(memmem(json.bytes.ptr, json.bytes.len, digits, strlen(digits)));
+    ml_file_unmap(&json);
+    check_tokenizer(copy, ROOT "gguf/llama_k-q4_K_M.gguf.golden.json");
+}
+
 static void gguf_fixture(const char *name) {
     char folder[1024];
     snprintf(folder, sizeof folder, "%s/formats/gguf", ml_test_fixtures());
@@ -754,6 +779,7 @@ static const ml_test tests[] = {
     { "a GGUF file of Gemma 3 in Q4_0 gives ggml's tensors, ids and logits", gguf_gemma3 },
     { "a GGUF file of Qwen3 in Q8_0 gives ggml's tensors, ids and logits", gguf_qwen3 },
     { "a GGUF file of Llama in Q4_K gives ggml's tensors, ids and logits", gguf_llama_k },
+    { "GGUF: digits are words of their own", gguf_single_digits },
     { "a GGUF file of Llama in F32 gives ggml's tensors, ids and logits", gguf_llama_f32,
       .fixtures = "formats/gguf" },
     { "a GGUF file of Llama in Q8_0 gives ggml's tensors, ids and logits", gguf_llama_q8,

@@ -1,4 +1,4 @@
-/* Optimizers against torch's AdamW and Muon and transformers' Adafactor, to 1e-6 after five
+/* Optimizers against torch's AdamW, SGD and Muon and transformers' Adafactor, to 1e-6 after five
  * steps (tools/gen_optimizer_golden.py); their bits on other threads and levels; moments in
  * fewer bits. */
 #include <math.h>
@@ -163,6 +163,10 @@ static void muon_is_that_of_torch(void) {
     o.muon_nesterov = false;
     o.muon_iter = 3;
     follows("muon_original", o, 1e-3);
+}
+
+static void sgd_is_that_of_torch(void) {
+    follows("sgd", (ml_optim_rule_opts){ .kind = ML_OPTIMIZER_SGD, .momentum = 0.9 }, 1e-2);
 }
 
 static void adafactor_is_that_of_transformers(void) {
@@ -332,6 +336,7 @@ static void fp8_trains_like_f32(void) {
 static const ml_test tests[] = {
     { "AdamW is that of torch, with bf16 moments, too", adamw_is_that_of_torch },
     { "Muon is that of torch", muon_is_that_of_torch },
+    { "SGD is that of torch", sgd_is_that_of_torch },
     { "Adafactor is that of transformers", adafactor_is_that_of_transformers },
     { "updates of whole matrices and FP8 have the same bits on all threads and levels",
       bits_do_not_depend_on_threads },

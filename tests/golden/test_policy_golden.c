@@ -7,6 +7,7 @@
 #include "rl/learn/advantage/advantages.h"
 #include "rl/learn/advantage/reward_norm.h"
 #include "rl/builtins.h"
+#include "rl/rollout/reward_shaping.h"
 #include "tests/support/recorded_step.h"
 #include "tests/support/test.h"
 
@@ -342,8 +343,6 @@ static void play_rloo(ml_case *c) {
 static void objective_equal(ml_case *c, ml_recorded_step *p) {
     double n = (double)p->b.of.n;
 
-    if (p->recipe.reducer) /* which has cancelled the step's denominator, the samples */
-        n /= p->step.policy_divisor[0];
     for (int64_t i = 0; i < p->b.of.n; i++)
         for (int64_t t = 0; t < p->b.sample[i].n; t++)
             p->d_log_prob[i][t] /= n;
@@ -352,26 +351,112 @@ static void objective_equal(ml_case *c, ml_recorded_step *p) {
                            "d_log_probs");
 }
 
+/* Samples with one reward of each of these names, a column of the arguments. */
+static ml_sample **rewarded(ml_case *c, int64_t n, const char *const *key, int32_t n_key) {
+    const double *of = ml_record_row(c, ml_json_get(c->args, "groups"));
+    ml_sample **s = ML_NEW(&c->arena, ml_sample *, n);
+
+    for (int64_t i = 0; i < n; i++) {
+        s[i] = ML_NEW(&c->arena, ml_sample, 1);
+        *s[i] = (ml_sample){ .index = i, .rollout = i, .has_reward = true };
+        s[i]->group = of ? (int64_t)of[i] : 0;
+        for (int32_t k = 0; k < n_key; k++) {
+            double value = ml_record_row(c, ml_json_get(c->args, key[k]))[i];
+            if (k == 0)
+                s[i]->reward = value;
+            else
+                s[i]->part[s[i]->n_part++] = (ml_reward_value){ .value = value };
+            if (k > 0)
+                snprintf(s[i]->part[k - 1].name, sizeof s[i]->part->name, "%s", key[k]);
+        }
+    }
+    return s;
+}
+
+static void shape(ml_case *c, const ml_reward_shaping *o, ml_sample **s, int64_t n) {
+    ml_metrics metrics;
+    ml_err err = { 0 };
+
+    ml_metrics_init(&metrics, &c->arena);
+    ml_record_expect(c, ml_reward_shape(o, s, n, &metrics, &c->arena, &err) == ML_OK,
+                     err.msg);
+}
+
+static void play_gdpo(ml_case *c) {
+    static const char *const key[] = { "reward", "format" };
+    int64_t n = ml_json_get(c->args, "groups")->n;
+    ml_sample **s = rewarded(c, n, key, 2);
+    double *got = ML_NEW(&c->arena, double, n);
+
+    shape(c,
+          &(ml_reward_shaping){ .key = key,
+                                .weight = ml_record_row(c, ml_json_get(c->args, "weights")),
+                                .n_key = 2 },
+          s, n);
+    for (int64_t i = 0; i < n; i++)
+        got[i] = s[i]->shaped;
+    ml_record_equal_row(c, got, n, ml_json_get(c->out, "advantages"), other, "advantages");
+}
+
+static void play_overlong(ml_case *c) {
+    const double *length = ml_record_row(c, ml_json_get(c->args, "lengths"));
+    int64_t n = ml_json_get(c->args, "lengths")->n;
+    ml_sample **s = rewarded(c, n, NULL, 0);
+    double *got = ML_NEW(&c->arena, double, n);
+
+    for (int64_t i = 0; i < n; i++)
+        s[i]->n_response = (int32_t)length[i];
+    shape(c,
+          &(ml_reward_shaping){ .max_response = (int64_t)ml_record_member(c->args, "max"),
+                                .overlong_buffer =
+                                    (int64_t)ml_record_member(c->args, "buffer"),
+                                .overlong_factor = 1 },
+          s, n);
+    for (int64_t i = 0; i < n; i++)
+        got[i] = s[i]->reward;
+    ml_record_equal_row(c, got, n, ml_json_get(c->out, "rewards"), other, "rewards");
+}
+
+/* Those whose loss is that of GRPO: GSPO's ratio, and reductions. */
+static bool choose_reduction(ml_recipe *r, const char *kind) {
+    bool dapo = strcmp(kind, "dapo") == 0, drgrpo = strcmp(kind, "drgrpo") == 0;
+    bool luspo = strcmp(kind, "luspo") == 0;
+
+    r->num.sequence_ratio = luspo || strcmp(kind, "gspo") == 0;
+    r->num.drgrpo_divisor = 8;
+    if (dapo || drgrpo)
+        r->num.eps_clip_c = 3;
+    r->reducer = luspo    ? &ml_reducer_luspo
+                 : dapo   ? &ml_reducer_dapo
+                 : drgrpo ? &ml_reducer_drgrpo
+                          : NULL;
+    return r->reducer || r->num.sequence_ratio;
+}
+
 static void play_objective(ml_case *c) {
-    static const miles_loss *const losses[] = { &ml_loss_sapo, &ml_loss_gmpo,
+    static const miles_loss *const losses[] = { &ml_loss_sapo,  &ml_loss_gmpo,
                                                 &ml_loss_vespo, &ml_loss_clip_cov,
-                                                &ml_loss_kl_cov };
+                                                &ml_loss_cispo, &ml_loss_kl_cov };
+    static const struct {
+        const char *kind;
+        void (*play)(ml_case *c);
+    } others[] = { { "rloo", play_rloo },
+                   { "gdpo", play_gdpo },
+                   { "overlong", play_overlong } };
     const char *kind = ml_record_text(c, c->kind);
     ml_recorded_step p = { .recipe = { .num = objective_algo(), .loss = &ml_loss_policy } };
 
-    if (strcmp(kind, "rloo") == 0) {
-        play_rloo(c);
-        return;
-    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(others[i].kind, kind) == 0) {
+            others[i].play(c);
+            return;
+        }
     for (size_t i = 0; i < sizeof losses / sizeof *losses; i++)
         if (strcmp(losses[i]->base.name, kind) == 0)
             p.recipe.loss = losses[i];
-    if (strcmp(kind, "luspo") == 0) {
-        p.recipe.num.sequence_ratio = true;
-        p.recipe.reducer = &ml_reducer_luspo;
-    } else {
-        ml_record_expect(c, p.recipe.loss != &ml_loss_policy, "another objective");
-    }
+    ml_record_expect(c,
+                     choose_reduction(&p.recipe, kind) || p.recipe.loss != &ml_loss_policy,
+                     "another objective");
     ml_record_batch_init(&p.b, c, ml_json_get(c->args, "loss_masks"), "loss_masks");
     ml_record_column(&p.b, c, "old_log_probs", offsetof(miles_sample, old_log_prob));
     ml_record_column(&p.b, c, "log_probs", offsetof(miles_sample, log_prob));

@@ -162,6 +162,7 @@ static void curves_are_those_of_trl(void) {
     follows("text", PAIRS_OF "/texts.jsonl", "");
     follows("margin", GOLDEN "/margins.jsonl", "--center-rewards-coefficient 0.05");
     follows("regression", GOLDEN "/scores.jsonl", "--reward-model-loss labels");
+    follows("lora", PAIRS_OF "/chats.jsonl", "--lora-adapter-path " GOLDEN "/adapter");
 }
 
 /* --- rewards -------------------------------------------------------------------------- */
@@ -172,8 +173,8 @@ static double reward_at(const char *line) {
     return at ? strtod(at + strlen("{\"reward\": "), NULL) : (double)NAN;
 }
 
-static void rewards_are_those_of_transformers(void) {
-    static char out[40000];
+static void compare_rewards(const char *name, const char *model) {
+    static char out[40000], args[1000];
     const ml_json *root, *pair, *v;
     const char *line = out;
     ml_file f = { 0 };
@@ -182,10 +183,12 @@ static void rewards_are_those_of_transformers(void) {
     ml_arena_init(&a, "golden");
     MUST(ml_file_map(&f, GOLDEN "/golden.json", &err));
     MUST(ml_json_parse(&root, &a, f.bytes, "golden.json", &err));
-    CHECK(ml_test_miles(out, sizeof out,
-                        "reward --rm-type reward_model --reward-model-path " GOLDEN
-                        "/model < " GOLDEN "/samples.jsonl") == 0);
-    for (pair = ml_json_get(root, "rewards")->child; pair; pair = pair->next)
+    snprintf(args, sizeof args,
+             "reward --rm-type reward_model --reward-model-path %s < " GOLDEN
+             "/samples.jsonl",
+             model);
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    for (pair = ml_json_get(root, name)->child; pair; pair = pair->next)
         for (v = pair->child; v && line; v = v->next) {
             double want = 0;
             CHECK(ml_json_f64(v, &want));
@@ -198,6 +201,24 @@ static void rewards_are_those_of_transformers(void) {
     CHECK(line != NULL);
     ml_file_unmap(&f);
     ml_arena_release(&a);
+}
+
+/* An adapter of PEFT, with its head, is merged into the model that it was made for; or into a
+ * language model, which gets the head. */
+static void rewards_are_those_of_transformers(void) {
+    static char out[20000], args[1000];
+
+    compare_rewards("rewards", GOLDEN "/model");
+    for (int language = 0; language < 2; language++) {
+        snprintf(args, sizeof args,
+                 "convert --hf-checkpoint %s --lora-adapter-path " GOLDEN
+                 "/adapter --save-hf %s --dtype f32",
+                 language ? PAIRS_OF "/model" : GOLDEN "/model",
+                 ml_test_path(language ? "with-head" : "merged"));
+        if (ml_test_miles(out, sizeof out, args) != 0)
+            ml_test_fail(__FILE__, __LINE__, "miles %s: %s", args, out);
+        compare_rewards("lora_rewards", ml_test_path(language ? "with-head" : "merged"));
+    }
 }
 
 static void a_language_model_is_no_reward_model(void) {
@@ -243,20 +264,27 @@ static void a_policy_gains_reward(void) {
 /* --- snapshots ------------------------------------------------------------------------- */
 
 /* From a language model: the head is new. */
-static void a_resumed_run_has_the_same_bytes(void) {
-    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+static void resume(const char *name, const char *flags, const char *word,
+                   const char *file) {
+    char whole[500], parts[500], command[4000];
     const char *model = PAIRS_OF "/model", *data = PAIRS_OF "/chats.jsonl";
-    char command[1200];
 
-    run_training(model, whole, data, 3, "--save-interval 1");
-    run_training(model, parts, data, 2, "--save-interval 1");
-    run_training(model, parts, data, 3, "--save-interval 1");
+    snprintf(whole, sizeof whole, "%s.whole", ml_test_path(name));
+    snprintf(parts, sizeof parts, "%s.parts", ml_test_path(name));
+    run_training(model, whole, data, 3, flags);
+    run_training(model, parts, data, 2, flags);
+    run_training(model, parts, data, 3, flags);
     snprintf(command, sizeof command,
              "diff -r %s/iter_0000002 %s/iter_0000002 >&2 && cmp %s/metrics.jsonl "
-             "%s/metrics.jsonl >&2 && grep -q Qwen3ForSequenceClassification "
-             "%s/iter_0000002/config.json",
-             whole, parts, whole, parts, whole);
+             "%s/metrics.jsonl >&2 && grep -q %s %s/iter_0000002/%s",
+             whole, parts, whole, parts, word, whole, file);
     CHECK(system(command) == 0);
+}
+
+static void a_resumed_run_has_the_same_bytes(void) {
+    resume("model", "--save-interval 1", "Qwen3ForSequenceClassification", "config.json");
+    resume("adapter", "--save-interval 1 --lora-rank 4 --target-modules all-linear",
+           "base_model.model.score.weight", "adapter_model.safetensors");
 }
 
 static void refused(const char *model, const char *data, const char *flags,
@@ -272,8 +300,6 @@ static void what_cannot_be_trained_is_refused(void) {
     static char out[20000];
     const char *data = PAIRS_OF "/chats.jsonl";
 
-    refused(GOLDEN "/model", data, "--lora-rank 4 --target-modules all-linear",
-            "miles reward-model trains the whole model");
     refused(GOLDEN "/model", data, "--global-batch-size 4", "one step on a rollout batch");
     refused(GOLDEN "/model", PAIRS_OF "/single.jsonl", "", "chosen");
     CHECK(ml_test_miles(out, sizeof out,
@@ -291,7 +317,7 @@ static const ml_test tests[] = {
     { "a policy gains reward of a trained reward model", a_policy_gains_reward, 300 },
     { "a resumed run of miles reward-model has the same bytes",
       a_resumed_run_has_the_same_bytes, 300 },
-    { "reward models refuse adapters, several steps and other data",
+    { "reward models refuse several steps and other data",
       what_cannot_be_trained_is_refused, 60 },
     { 0 },
 };

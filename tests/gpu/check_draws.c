@@ -4,7 +4,8 @@
  *
  * Rows of made-up logits, many of them equal; top-k, top-p and min-p, alone and together.  A draw
  * must be a token that the filters keep, the one that its random number points at, and have the
- * very log-prob that scoring it has. */
+ * very log-prob that scoring it has.  Its support is what the filters keep, and its log-prob over it
+ * that of double precision. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,7 +67,10 @@ static void make_draws(const float *there) {
         draws[i] = (ml_draw){ .logits = there + (size_t)(i / FILTERS) * VOCAB,
                               .opts = &opts[i],
                               .n_history = 3 + i % 4,
+                              .support = malloc(ml_support_max(VOCAB)),
                               .given = -1 };
+        if (!draws[i].support)
+            die("no memory");
     }
 }
 
@@ -133,6 +137,33 @@ static const char *judge(const ml_draw *w, const float *z) {
     return NULL;
 }
 
+/* The same of a draw's support; `kept` is of its row.  Of tokens at the edge of top-p, rounding
+ * may keep one more or less. */
+static const char *judge_support(const ml_draw *w) {
+    static int32_t id[VOCAB];
+    static bool in[VOCAB];
+    int64_t n = ml_support_ids(
+        id, (ml_str){ (const char *)w->support, (size_t)w->n_support }, VOCAB);
+    double sum = 0, want;
+    int other = 0;
+
+    memset(in, 0, sizeof in);
+    for (int64_t i = 0; i < n; i++) {
+        in[id[i]] = true;
+        sum += weight(id[i]);
+    }
+    for (int32_t i = 0; i < VOCAB; i++)
+        other += in[i] != kept[i];
+    want = -(double)distance[w->id] - log(sum);
+    if (!in[w->id])
+        return "is not in its support";
+    if (other > (w->opts->top_p < 1))
+        return "has another support than the filters keep";
+    if (!(fabs((double)w->support_logprob - want) <= 1e-4 * (1 + fabs(want))))
+        return "has a wrong log-prob over its support";
+    return NULL;
+}
+
 static int compare(void) {
     int bad = 0;
 
@@ -140,6 +171,8 @@ static int compare(void) {
         const char *wrong = judge(&draws[i], logits + (size_t)(i / FILTERS) * VOCAB);
         if (!wrong && memcmp(&draws[i].logprob, &again[i].logprob, sizeof(float)) != 0)
             wrong = "has another log-prob when it is given";
+        if (!wrong)
+            wrong = judge_support(&draws[i]);
         if (wrong)
             printf("draw %d (row %d, filter %d): token %d %s\n", i, i / FILTERS,
                    i % FILTERS, draws[i].id, wrong);

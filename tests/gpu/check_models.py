@@ -10,10 +10,12 @@ A family that needs an op without a CUDA kernel is skipped, with the backend's r
 """
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -61,6 +63,7 @@ def together(result, names):
 
 
 def peer_logits(model, tokens, dtype):
+    torch.backends.cuda.matmul.allow_tf32 = False
     # Its grouped products do not take widths as small as those of the goldens.
     net = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager",
                                                experts_implementation="eager").cuda()
@@ -68,8 +71,24 @@ def peer_logits(model, tokens, dtype):
     with torch.no_grad():
         for name in sorted(n for n in tokens if n.startswith("tokens.")):
             ids = tokens[name].long().cuda()[None]
-            out["logits." + name[7:]] = net(ids).logits[0].float().cpu()
+            out["logits." + name[7:]] = net(ids).logits[0].float().cpu().numpy()
     return out
+
+
+worker = None
+
+
+def in_worker(function, *args):
+    """What the function returns, and why not.  A failed kernel ends the CUDA context of its process,
+    and with it every later call: after a failure the next call has a new process."""
+    global worker
+    worker = worker or ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        return worker.submit(function, *args).result(), None
+    except Exception as e:
+        worker.shutdown()
+        worker = None
+        return None, (str(e).strip().splitlines() or [repr(e)])[0][:100]
 
 
 def golden(miles, family):
@@ -93,12 +112,14 @@ def against_peer(miles, name, model, tokens, path):
     got = score(miles, model, path, "--logits", "--grads", "--dtype", "bf16")
     if got is None:
         return
-    try:
-        exact = peer_logits(model, tokens, torch.float32)
-        peer = peer_logits(model, tokens, torch.bfloat16)
-    except Exception as e:  # e.g. a release of transformers without the family
-        skip(f"{name} bf16", f"transformers: {str(e).splitlines()[0][:100]}")
-        return
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        logits, why = in_worker(peer_logits, model, tokens, dtype)
+        if why:  # e.g. a release of transformers without the family
+            skip(f"{name} bf16", f"transformers in {dtype}: {why}")
+            return
+        results.append({n: torch.from_numpy(x) for n, x in logits.items()})
+    exact, peer = results
     names = sorted(exact)
     ours = relative(together(got, names), together(exact, names))
     theirs = relative(together(peer, names), together(exact, names))
@@ -122,8 +143,28 @@ def make_model(folder, family, **sizes):
     return tokens
 
 
-def parity(miles, name, model, path):
-    ways = {w: score(miles, model, path, "--entropy", "--batching", w)
+def make_adapters(folder, tokens):
+    """Two adapters of different rank on all linear layers, and sequences with either or none."""
+    weights = {n[:-len(".weight")]: w for n, w in load_file(f"{folder}/model.safetensors").items()
+               if n.endswith("_proj.weight")}
+    for name, rank in (("small", 8), ("large", 36)):
+        os.mkdir(f"{folder}/{name}")
+        with open(f"{folder}/{name}/adapter_config.json", "w") as f:
+            json.dump({"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank,
+                       "target_modules": sorted({n.split(".")[-1] for n in weights})}, f)
+        tensors = {}
+        for n, w in weights.items():
+            tensors[f"base_model.model.{n}.lora_A.weight"] = torch.randn(rank, w.shape[1]) * 0.05
+            tensors[f"base_model.model.{n}.lora_B.weight"] = torch.randn(w.shape[0], rank) * 0.05
+        save_file(tensors, f"{folder}/{name}/adapter_model.safetensors")
+    chosen = {f"adapter.{i}": torch.tensor(i % 3 - 1, dtype=torch.int32)
+              for i in range(len(tokens))}
+    save_file({**tokens, **chosen}, f"{folder}/adapted.safetensors")
+    return ["--lora-paths", f"small={folder}/small", f"large={folder}/large"]
+
+
+def parity(miles, name, model, path, *more):
+    ways = {w: score(miles, model, path, "--entropy", "--batching", w, *more)
             for w in ("packed", "single", "tokenwise")}
     if any(v is None for v in ways.values()):
         return
@@ -177,6 +218,8 @@ def main():
             against_peer(miles, name, folder, tokens, path)
             gradients(miles, name, folder, tokens)
             parity(miles, name, folder, path)
+            parity(miles, f"{name} and adapters", folder, f"{folder}/adapted.safetensors",
+                   *make_adapters(folder, tokens))
     print(json.dumps({"passed": count[True], "failed": count[False], "skipped": skipped}))
     print(f"{count[True]} passed, {count[False]} failed, {skipped} skipped")
     sys.exit(count[False] > 0)

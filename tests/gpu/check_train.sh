@@ -3,8 +3,9 @@
 #
 # GRPO with a mixture of experts: those that the rollout chose are replayed, and the profile has
 # the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers; memory in
-# turns, or optimizer state in a file, gives the same bytes.  GRPO with adapters, of experts too.  In
-# every round the log-probs of training are those of the rollout.
+# turns, or optimizer state in a file, gives the same bytes.  GRPO with adapters, of experts too; with
+# top-p and top-k, over sampling supports.  In every round the log-probs of training are those of the
+# rollout.
 set -euo pipefail
 build=$1
 work=$2/train
@@ -29,6 +30,7 @@ train() { # train NAME FAMILY FLAG...
 train moe qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --profile
 train lora qwen3 --advantage-estimator grpo --lora-rank 8 --target-modules all-linear
 train lora-moe qwen3_moe --advantage-estimator grpo --lora-rank 4 --target-modules all-linear
+MILES_CUDA_SUPPORTS=1 train support qwen3 --advantage-estimator grpo --rollout-top-p 0.7 --rollout-top-k 20 --use-kl-loss --kl-loss-coef 0.01
 train ppo qwen3 --advantage-estimator ppo
 train turns qwen3 --advantage-estimator ppo --offload
 train file qwen3 --advantage-estimator ppo --optimizer-offload-dir "$work"

@@ -14,6 +14,17 @@ shape() {
 JSON
 }
 
+small_shape() { # small_shape DIR: SmolLM2-135M, whose widths are not multiples of 128
+    mkdir -p "$1"
+    cat > "$1/config.json" << JSON
+{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 49152,
+ "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+ "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+ "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000,
+ "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false}
+JSON
+}
+
 moe_shape() { # moe_shape DIR LAYERS [VOCABULARY]: layers of Qwen3-30B-A3B
     mkdir -p "$1"
     cat > "$1/config.json" << JSON
@@ -43,10 +54,14 @@ JSON
 }
 
 shapes() { # shapes DIR: the Qwen3 dense models, layers of one with experts; a few layers of each
+    small_shape "$1/135M"
     shape "$1/0.6B" 1024 3072 28 16 true
     shape "$1/4B" 2560 9728 36 32 true
     shape "$1/8B" 4096 12288 36 32 false
+    shape "$1/8B-part" 4096 12288 8 32 false
+    shape "$1/32B" 5120 25600 64 64 false
     moe_shape "$1/experts" 6
+    moe_shape "$1/30B-A3B" 48
     next_shape "$1/recurrent" 8 64
     next_shape "$1/recurrent-512" 8 512
     next_shape "$1/four-recurrent" 4 16 20000

@@ -9,7 +9,7 @@
  * finished sequence (experts) must equal the selection of that forward.  Requests may use
  * adapters of different rank, or none.  With several
  * ranks, the second engine is cut over a tensor-parallel group: the bits are the same, on
- * every rank.  With drafts, the second engine decodes speculatively: its draft tokens are
+ * every rank, also with data-parallel attention.  With drafts, the second engine decodes speculatively: its draft tokens are
  * those that the first one drew, some of them wrong; or those of one of its own sources. */
 #include <math.h>
 #include <stdio.h>
@@ -75,10 +75,10 @@ typedef struct fixture {
     const char *dir;
     ml_weight_dtype dtype;
     model whole;
-    model *rank; /* [n_rank], or NULL: one rank */
-    int n_rank;
-    bool adapters; /* requests may have one */
-    ml_plan *plan; /* like a trainer's, with a backward pass */
+    model *rank;      /* [n_rank], or NULL: one rank */
+    int n_rank, n_dp; /* n_dp: groups of data-parallel attention */
+    bool adapters;    /* requests may have one */
+    ml_plan *plan;    /* like a trainer's, with a backward pass */
     ml_batch batch;
 } fixture;
 
@@ -110,7 +110,7 @@ static void change_weights(const model *m) {
     }
 }
 
-/* Adapters of ranks 2 and 17 whose B is not zero. */
+/* Adapters of ranks 2 and 17 whose B is not zero; the spec is not cut yet. */
 static void open_adapters(model *m) {
     for (int i = 0; i < N_ADAPTER; i++) {
         ml_lora *l = &m->lora[i];
@@ -129,10 +129,17 @@ static void open_adapters(model *m) {
                  k++)
                 v[k] = (float)(0.1 * ml_philox_uniform(3, (uint64_t)p, k) - 0.05);
         }
-        m->site[i] = l->site;
+    }
+    ml_spec_lora_insert(&m->spec, NULL, 17);
+}
+
+static void use_adapters(model *m) {
+    for (int i = 0; i < N_ADAPTER; i++) {
+        if (m->spec.n_rank)
+            MUST(ml_lora_cut(&m->lora[i], &m->spec, &err));
+        m->site[i] = m->lora[i].site;
     }
     m->table = (ml_lora_table){ .adapter = m->site, .n_adapter = N_ADAPTER };
-    ml_spec_lora_insert(&m->spec, NULL, 17);
     for (int v = 0; v < N_VERSION; v++)
         m->weights[v].lora = &m->table;
 }
@@ -144,8 +151,11 @@ static void open_model(model *m, const fixture *f, int n_rank, int rank) {
     MUST(ml_spec_open(&m->spec, f->dir, &err));
     MUST(ml_checkpoint_open(&c, f->dir, &err));
     ml_spec_keep_kv(&m->spec, ml_weights_kv_dtype(&m->spec, c, f->dtype));
-    MUST(ml_spec_shard(&m->spec, n_rank, rank, &err));
+    m->spec.attn_dp = n_rank > 1 ? f->n_dp : 1;
     MUST(ml_backend_cpu_open(&m->be, n_rank > 1 ? 1 : 2, NULL, &err));
+    if (f->adapters)
+        open_adapters(m);
+    MUST(ml_spec_shard(&m->spec, n_rank, rank, &err));
     for (uint64_t v = 0; v < N_VERSION; v++) {
         ml_weights *w = &m->weights[v];
         MUST(ml_weights_load(w, &m->spec, c, f->dtype, &m->be, &m->arena, &err));
@@ -155,7 +165,7 @@ static void open_model(model *m, const fixture *f, int n_rank, int rank) {
         tie_experts(m);
     change_weights(m);
     if (f->adapters)
-        open_adapters(m);
+        use_adapters(m);
     ml_checkpoint_close(c);
 }
 
@@ -170,8 +180,10 @@ static void close_model(model *m) {
 }
 
 static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype, int n_rank,
-                         bool adapters) {
-    *f = (fixture){ .dir = dir, .dtype = dtype, .n_rank = n_rank, .adapters = adapters };
+                         int n_dp, bool adapters) {
+    *f = (fixture){
+        .dir = dir, .dtype = dtype, .n_rank = n_rank, .n_dp = n_dp, .adapters = adapters
+    };
     open_model(&f->whole, f, 1, 0);
     if (n_rank > 1)
         f->rank = calloc((size_t)n_rank, sizeof *f->rank);
@@ -522,9 +534,9 @@ static void check_same(const received *a, const received *b, int mix_no, int i) 
     }
 }
 
-/* n_rank: ranks of the second engine. */
-static void check_mixes(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank,
-                        bool adapters, drafts how) {
+/* n_rank: ranks of the second engine; n_dp: its groups of data-parallel attention. */
+static void check_groups(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank,
+                         int n_dp, bool adapters, drafts how) {
     static received h[2][MAX_RANK][MAX_REQ];
     static mix m;
     fixture f;
@@ -532,7 +544,7 @@ static void check_mixes(const char *dir, ml_weight_dtype dtype, int n_mix, int n
     int seen[5] = { 0 };
 
     state = 20261114 + (uint64_t)n_rank;
-    open_fixture(&f, dir, dtype, n_rank, adapters);
+    open_fixture(&f, dir, dtype, n_rank, n_dp, adapters);
     for (int k = 0; k < n_mix; k++) {
         make_mix(&m, &f, k % 2);
         run_mix(&f, &m, k % 4 < 2, 1, NO_DRAFTS, NULL, h[0], seen, k);
@@ -565,6 +577,11 @@ static void check_mixes(const char *dir, ml_weight_dtype dtype, int n_mix, int n
     CHECK(how != MTP_DRAFTS || seen[3] + seen[4] > 3 * n_mix);
     CHECK(how != TWIN_DRAFTS || seen[3] > 10 * n_mix);
     close_fixture(&f);
+}
+
+static void check_mixes(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank,
+                        bool adapters, drafts how) {
+    check_groups(dir, dtype, n_mix, n_rank, 1, adapters, how);
 }
 
 static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix, int n_rank) {
@@ -632,6 +649,9 @@ MORE_MODELS(MORE_TESTS)
 /* Engines of several ranks: 8 are more than the models have key heads, 3 divide nothing. */
 static void check_ranks_of(const char *dir) {
     static const int ranks[] = { 2, 3, 4, 8 };
+    static const int dp[][2] = {
+        { 2, 2 }, { 4, 2 }, { 6, 3 }, { 8, 8 }
+    }; /* ranks, groups */
 
     if (!getenv("MILES_LONG")) {
         check_model(dir, ML_WEIGHT_F32, 1, 3);
@@ -641,19 +661,70 @@ static void check_ranks_of(const char *dir) {
         check_model(dir, ML_WEIGHT_F32, 1, ranks[i]);
         check_model(dir, ML_WEIGHT_BF16, 1, ranks[i]);
     }
+    for (int i = 0; i < 4; i++) {
+        check_groups(dir, ML_WEIGHT_F32, 1, dp[i][0], dp[i][1], false, NO_DRAFTS);
+        check_groups(dir, ML_WEIGHT_BF16, 1, dp[i][0], dp[i][1], false, NO_DRAFTS);
+    }
+    check_groups(dir, ML_WEIGHT_F32, 1, 4, 2, false, DRAWN_DRAFTS);
+}
+
+/* Groups of one rank, keys that the ranks of a group divide, recurrent state, adapters. */
+static void dp_attention(void) {
+    check_groups(DATA "llama", ML_WEIGHT_F32, 1, 4, 2, true, NO_DRAFTS);
+    check_groups(DATA "deepseek_v3", ML_WEIGHT_F32, 1, 3, 3, false, NO_DRAFTS);
+    check_groups(DATA "qwen3_next", ML_WEIGHT_F32, 1, 2, 2, false, NO_DRAFTS);
+}
+
+/* One engine has one rank, the other several. */
+static void check_adapters(const char *dir) {
+    check_mixes(dir, ML_WEIGHT_F32, 1, 3, true, NO_DRAFTS);
+    if (!getenv("MILES_LONG"))
+        return;
+    check_mixes(dir, ML_WEIGHT_F32, N_MIX, 1, true, NO_DRAFTS);
+    check_mixes(dir, ML_WEIGHT_BF16, 1, 2, true, NO_DRAFTS);
+    check_mixes(dir, ML_WEIGHT_F32, 1, 8, true, NO_DRAFTS);
+    check_groups(dir, ML_WEIGHT_F32, 1, 4, 2, true, NO_DRAFTS);
 }
 
 #define ADAPTER_TESTS(name)                                                                \
     static void adapters_##name(void) {                                                    \
-        check_mixes(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 1), 1, true, NO_DRAFTS);       \
-        if (getenv("MILES_LONG"))                                                          \
-            check_mixes(DATA #name, ML_WEIGHT_BF16, 1, 1, true, NO_DRAFTS);                \
+        check_adapters(DATA #name);                                                        \
     }
 MODELS(ADAPTER_TESTS)
 MORE_MODELS(ADAPTER_TESTS)
 
 #define ADAPTER_ROWS(name)                                                                 \
     { #name ": requests for adapters have the bits of training", adapters_##name, 300 },
+
+/* A quantized base, with requests for adapters: one format for each of the first families, or
+ * all formats and families with MILES_LONG. */
+static void check_quantized(const char *dir) {
+    static const ml_weight_dtype dtypes[] = {
+        ML_WEIGHT_INT4, ML_WEIGHT_FP8,       ML_WEIGHT_NF4,
+        ML_WEIGHT_INT8, ML_WEIGHT_INT4_G128, ML_WEIGHT_FP8_BLOCKWISE
+    };
+    const size_t first = strlen(dir) % 6;
+
+    for (size_t i = 0; i < (getenv("MILES_LONG") ? 6 : 1); i++)
+        check_mixes(dir, dtypes[(first + i) % 6], 1, 1, true, NO_DRAFTS);
+}
+
+#define QUANTIZED_TESTS(name)                                                              \
+    static void quantized_##name(void) {                                                   \
+        check_quantized(DATA #name);                                                       \
+    }
+MODELS(QUANTIZED_TESTS)
+
+#define MORE_DIRS(name) DATA #name,
+static void quantized_others(void) {
+    static const char *const dirs[] = { DATA "deepseek_v3", MORE_MODELS(MORE_DIRS) };
+
+    for (size_t i = 0; i < (getenv("MILES_LONG") ? sizeof dirs / sizeof *dirs : 1); i++)
+        check_quantized(dirs[i]);
+}
+
+#define QUANTIZED_ROWS(name)                                                               \
+    { #name ": a quantized base has the bits of training", quantized_##name, 300 },
 
 /* Speculative decoding: a mix of each family; with MILES_LONG all of them. */
 static void check_drafts(const char *dir, int n_mix) {
@@ -717,13 +788,18 @@ MORE_MODELS(RANK_TESTS)
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
         MODELS(ROWS) MORE_MODELS(ROWS) MODELS(RANK_ROWS) MORE_MODELS(RANK_ROWS)
-            MODELS(ADAPTER_ROWS) MORE_MODELS(ADAPTER_ROWS) MODELS(DRAFT_ROWS) MORE_MODELS(
-                DRAFT_ROWS){ "drafts of DeepSeek-V3's multi-token prediction change no bit",
-                             mtp_deepseek_v3, 300 },
+            MODELS(ADAPTER_ROWS) MORE_MODELS(ADAPTER_ROWS) MODELS(QUANTIZED_ROWS)
+                MODELS(DRAFT_ROWS) MORE_MODELS(DRAFT_ROWS){
+                    "drafts of DeepSeek-V3's multi-token prediction change no bit",
+                    mtp_deepseek_v3, 300 },
         { "drafts of Qwen3-Next's multi-token prediction change no bit", mtp_qwen3_next,
           300 },
         { "drafts of a draft model change no bit", twin_llama, 300 },
+        { "a quantized base of other families has the bits of training", quantized_others,
+          1800 },
         { "drafts by prompt lookup change no bit", ngram_llama, 300 },
+        { "engines of several ranks have the bits of one with data-parallel attention",
+          dp_attention, 300 },
         { 0 }
     };
     return ml_test_main(argc, argv, tests);

@@ -9,6 +9,7 @@
 #include "base/philox.h"
 #include "model/lora.h"
 #include "model/plan.h"
+#include "tensor/codes.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
 
@@ -324,6 +325,59 @@ static void mixed(const char *family) {
     close_fixture(&g);
 }
 
+/* --- a quantized base --------------------------------------------------------------- */
+
+/* f32 weights with the values of a quantized set. */
+static void widen(fixture *f, const ml_weights *from) {
+    for (int32_t i = 0; i < f->base.n_param; i++) {
+        const ml_param *p = &f->base.param[i];
+        int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
+        int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+        float *v = ML_NEW(&f->arena, float, rows *cols);
+        for (int32_t e = 0; e < p->n_stack; e++) {
+            ml_weights_unpack(from, i, e, 0, rows, ML_F32, v);
+            ml_weights_pack(&f->weights, i, e, 0, rows, v);
+        }
+    }
+}
+
+static int32_t count_quantized(const ml_weights *w) {
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < w->n; i++)
+        n += ml_dtype_codes(w->t[i].dtype) != NULL;
+    return n;
+}
+
+static void quantized(const char *family) {
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT8, ML_WEIGHT_INT4,
+                                              ML_WEIGHT_INT4_G128, ML_WEIGHT_NF4 };
+    static const entry all[] = { { 0, 1 }, { 1, -1 }, { 2, 0 } };
+    static int n_family;
+    float got[MAX_ROWS], want[MAX_ROWS];
+    void *grads[N_ADAPTER];
+    ml_weights base;
+    fixture f;
+
+    open_fixture(&f, family, 2);
+    MUST(ml_weights_load(&base, &f.base, f.checkpoint, dtypes[n_family++ % 5], &f.be,
+                         &f.arena, &err));
+    base.lora = &f.table;
+    CHECK(count_quantized(&base) > 0);
+    widen(&f, &base);
+    score(&f, &f.adapted, &base, all, 3, true, NULL, got);
+    for (int32_t i = 0; i < N_ADAPTER; i++)
+        grads[i] = copy_grads(&f, i);
+    score(&f, &f.adapted, &f.weights, all, 3, true, NULL, want);
+    for (int32_t i = 0; i < N_ADAPTER; i++)
+        same_bits(family, "gradients of adapters differ from those of the values", grads[i],
+                  copy_grads(&f, i), f.lora[i].grads.buf.bytes);
+    same_bits(family, "log-probs differ from those of the values", got, want,
+              (size_t)(f.len[0] + f.len[1] + f.len[2]) * sizeof *got);
+    ml_weights_close(&base);
+    close_fixture(&f);
+}
+
 static void each_family(void (*fn)(const char *family), int part, int n_part) {
     ml_arena a;
     ml_names names;
@@ -352,7 +406,13 @@ static void mixed_1(void) {
     each_family(mixed, 1, 2);
 }
 
+static void quantized_all(void) {
+    each_family(quantized, 0, getenv("MILES_LONG") ? 1 : 6);
+}
+
 static const ml_test tests[] = {
+    { "a quantized base has the log-probs and adapter gradients of its values",
+      quantized_all, 240 },
     { "an adapter is its merged weights, half of the families", merged_0, 240 },
     { "an adapter is its merged weights, the other half", merged_1, 240 },
     { "a row does not depend on other adapters of its batch, half of the families", mixed_0,

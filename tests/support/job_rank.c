@@ -58,27 +58,13 @@ void ml_mesh_cases(ml_mesh_case out[ML_MESH_CASES]) {
 
 /* --- a rank ------------------------------------------------------------------- */
 
-/* The pipeline stage of each node, from a spec of its own. */
-static const int32_t *stages_of(ml_job_rank *p, const ml_job_rank_opts *o) {
-    ml_stage_opts stages = o->stages;
-    int32_t *stage;
-    ml_spec s;
-
-    stages.n_stage = stages.n_stage ? stages.n_stage : o->sizes.pp;
-    if (stages.n_stage < 2)
-        return NULL;
-    MUST(ml_spec_open_with(&s, o->dir, &(ml_spec_opts){ .critic = o->critic }, &err));
-    stage = ML_NEW(&p->arena, int32_t, s.n_node);
-    MUST(ml_stage_of_nodes(stage, &s, &stages, &err));
-    ml_spec_close(&s);
-    return stage;
-}
-
 void ml_job_rank_open(ml_job_rank *p, const ml_job_rank_opts *o, ml_comm *c) {
     ml_train_fixture_opts f = { .dir = o->dir,
                                 .dtype = o->dtype,
                                 .critic = o->critic,
                                 .n_thread = o->n_thread,
+                                .lora = o->lora,
+                                .dropout = o->dropout,
                                 .trainer = o->trainer };
 
     *p = (ml_job_rank){ .dtype = o->dtype };
@@ -86,7 +72,8 @@ void ml_job_rank_open(ml_job_rank *p, const ml_job_rank_opts *o, ml_comm *c) {
     if (c) {
         MUST(ml_mesh_open(&p->mesh, c, NULL, o->sizes, &err));
         f.trainer.mesh = &p->mesh;
-        f.trainer.stage = stages_of(p, o);
+        f.stages = o->stages;
+        f.stages.n_stage = f.stages.n_stage ? f.stages.n_stage : o->sizes.pp;
     }
     ml_train_fixture_open(&p->t, &f);
 }
@@ -105,9 +92,12 @@ const ml_weights *ml_job_rank_whole(ml_job_rank *p, const ml_weights *w) {
     if (!w->range)
         return w;
     ml_weights_close(&p->whole);
-    MUST(grads ? ml_weights_zeros(&p->whole, &p->t.spec, &p->t.be, &p->arena, &err)
-               : ml_weights_load(&p->whole, &p->t.spec, p->t.checkpoint, p->dtype, &p->t.be,
-                                 &p->arena, &err));
+    if (p->t.lora.n_site)
+        MUST(ml_weights_zeros(&p->whole, &p->t.lora.spec, &p->t.be, &p->arena, &err));
+    else
+        MUST(grads ? ml_weights_zeros(&p->whole, &p->t.spec, &p->t.be, &p->arena, &err)
+                   : ml_weights_load(&p->whole, &p->t.spec, p->t.checkpoint, p->dtype,
+                                     &p->t.be, &p->arena, &err));
     MUST(ml_ranks_gather_set(&o->ranks, &o->map, &p->whole, w, &err));
     return &p->whole;
 }

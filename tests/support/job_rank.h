@@ -34,7 +34,9 @@ typedef struct ml_job_rank_opts {
     ml_mesh_opts sizes;
     ml_stage_opts stages; /* n_stage 0: as many as pp */
     bool critic;
-    int n_thread;            /* 0: 1 */
+    int n_thread;             /* 0: 1 */
+    const ml_lora_opts *lora; /* as in ml_train_fixture_opts */
+    double dropout;
     ml_trainer_opts trainer; /* without the mesh */
 } ml_job_rank_opts;
 

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/philox.h"
 #include "tests/support/test.h"
 
 static void must(ml_status st, const ml_err *err) {
@@ -58,8 +59,61 @@ ml_trainer_opts ml_train_fixture_defaults(void) {
     };
 }
 
+void ml_fill_lora(ml_lora *l) {
+    float row[512];
+
+    for (int32_t i = 0; i < l->n_site; i++) {
+        int32_t b = l->link[i].b;
+        const ml_param *p = b == ML_NONE ? NULL : &l->spec.param[b];
+        CHECK(!p || p->shape[1] <= 512);
+        for (int32_t e = 0; p && e < p->n_stack; e++)
+            for (int64_t y = 0; y < p->shape[0]; y++) {
+                for (int64_t x = 0; x < p->shape[1]; x++)
+                    row[x] = (float)(0.1 * (ml_philox_uniform(7, (uint64_t)(b * 64 + e),
+                                                              (uint64_t)(y * 512 + x)) -
+                                            0.5));
+                ml_weights_pack(&l->weights, b, e, y, 1, row);
+            }
+    }
+}
+
+/* The adapter's ops in the spec, before stages are known. */
+static void add_lora(ml_train_fixture *t, const ml_train_fixture_opts *o) {
+    bool *wanted;
+    ml_err err = { 0 };
+
+    must(ml_lora_new(&t->lora, &t->spec, t->checkpoint, o->lora, &t->be, &err), &err);
+    ml_fill_lora(&t->lora);
+    wanted = ML_NEW(&t->arena, bool, t->lora.n_site);
+    ml_lora_mark(&t->lora, wanted);
+    ml_spec_lora_insert(&t->spec, wanted, t->lora.max_rank);
+    CHECK(o->dropout == 0 || ml_spec_lora_dropout(&t->spec, (float)o->dropout));
+}
+
+static void divide_lora(ml_train_fixture *t, ml_trainer_opts *o) {
+    ml_err err = { 0 };
+
+    if (o->mesh)
+        must(ml_lora_divide(&t->lora, &t->spec, &o->mesh->sizes, o->mesh->rank, o->stage,
+                            &err),
+             &err);
+    t->site = t->lora.site;
+    t->table = (ml_lora_table){ .adapter = &t->site, .n_adapter = 1, .all = true };
+    t->weights.lora = &t->table;
+    o->lora = &t->lora;
+}
+
+static const int32_t *stages_of(ml_train_fixture *t, const ml_stage_opts *o) {
+    int32_t *stage = ML_NEW(&t->arena, int32_t, t->spec.n_node);
+    ml_err err = { 0 };
+
+    must(ml_stage_of_nodes(stage, &t->spec, o, &err), &err);
+    return stage;
+}
+
 void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) {
     const char *dir = o->dir ? o->dir : "tests/golden/data/qwen3";
+    ml_trainer_opts trainer = o->trainer;
     ml_err err = { 0 };
 
     *t = (ml_train_fixture){ 0 };
@@ -69,13 +123,19 @@ void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) 
     must(ml_checkpoint_open(&t->checkpoint, dir, &err), &err);
     ml_spec_keep_kv(&t->spec, ml_weights_kv_dtype(&t->spec, t->checkpoint, o->dtype));
     must(ml_backend_cpu_open(&t->be, o->n_thread ? o->n_thread : 1, o->level, &err), &err);
+    if (o->lora)
+        add_lora(t, o);
+    if (o->stages.n_stage > 1)
+        trainer.stage = stages_of(t, &o->stages);
     must(ml_weights_load_part(&t->weights, &t->spec, t->checkpoint, o->dtype,
-                              ml_trainer_parts(&t->arena, &t->spec, o->trainer.mesh,
-                                               o->trainer.stage, t->be.linear),
+                              ml_trainer_parts(&t->arena, &t->spec, trainer.mesh,
+                                               trainer.stage, t->be.linear),
                               &t->be, &t->arena, &err),
          &err);
-    must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &o->trainer, &err),
-         &err);
+    if (o->lora)
+        divide_lora(t, &trainer);
+    trainer.dropout = o->dropout > 0;
+    must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &trainer, &err), &err);
     read_samples(t, dir, o->whole);
 }
 
@@ -83,6 +143,7 @@ void ml_train_fixture_close(ml_train_fixture *t) {
     ml_trainer_close(t->trainer);
     ml_st_close(t->golden);
     ml_weights_close(&t->weights);
+    ml_lora_close(&t->lora);
     ml_backend_close(&t->be);
     ml_checkpoint_close(t->checkpoint);
     ml_spec_close(&t->spec);

@@ -2,6 +2,7 @@
 #ifndef ML_TESTS_SUPPORT_TRAIN_FIXTURE_H
 #define ML_TESTS_SUPPORT_TRAIN_FIXTURE_H
 
+#include "model/stage.h"
 #include "train/trainer.h"
 
 enum { ML_TRAIN_FIXTURE_SAMPLES = 16 };
@@ -12,6 +13,9 @@ typedef struct ml_train_fixture {
     ml_checkpoint *checkpoint;
     ml_backend be;
     ml_weights weights;
+    ml_lora lora; /* zeros: none */
+    const ml_lora_site *site;
+    ml_lora_table table;
     ml_st_file *golden;
     ml_train_sample sample[ML_TRAIN_FIXTURE_SAMPLES];
     int32_t n_sample;
@@ -25,6 +29,10 @@ typedef struct ml_train_fixture_opts {
     const char *level;
     bool critic;
     bool whole; /* every token but the first is response, without a mask */
+    /* NULL, or a new adapter, which is trained; its B has values, too. */
+    const ml_lora_opts *lora;
+    double dropout;
+    ml_stage_opts stages; /* of a pipeline; n_stage below 2: trainer.stage */
     ml_trainer_opts trainer;
 } ml_train_fixture_opts;
 
@@ -33,6 +41,9 @@ typedef struct ml_train_fixture_opts {
  * Failures end the test. */
 void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o);
 void ml_train_fixture_close(ml_train_fixture *t);
+
+/* Gives the matrices B of a new adapter values of the size of A's. */
+void ml_fill_lora(ml_lora *l);
 
 /* AdamW at 1e-3, with decay and clipping, as in tools/gen_training_golden.py. */
 ml_trainer_opts ml_train_fixture_defaults(void);

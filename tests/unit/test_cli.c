@@ -150,8 +150,7 @@ static void without_effect(void) {
     CHECK(strcmp(config.run.hf_checkpoint, "m") == 0);
     check_refused(ML_CMD_SCORE, SCORE "--fp16",
                   "--fp16 is not supported: f16 compute is not supported");
-    check_refused(ML_CMD_SCORE, SCORE "--quantization=fp8",
-                  "--quantization is not supported");
+    check_refused(ML_CMD_SCORE, SCORE "--fp16", "--fp16 is not supported");
 }
 
 /* Not the first thing alone, and rules between flags with the flags themselves. */
@@ -166,10 +165,10 @@ static void all_at_once(void) {
     CHECK_HAS(wrong.ptr, "--ref-update-interval needs a reference model");
     CHECK_HAS(wrong.ptr, "--colocate excludes --rollout-num-engines");
     check_refused(ML_CMD_SCORE,
-                  "--input i --fp16 --zzzzzzzzzzzz a b --quantization fp8 stray",
+                  "--input i --fp16 --zzzzzzzzzzzz a b --quantization fp4 stray",
                   "--fp16 is not supported");
     CHECK_HAS(wrong.ptr, "unknown flag --zzzzzzzzzzzz");
-    CHECK_HAS(wrong.ptr, "--quantization is not supported");
+    CHECK_HAS(wrong.ptr, "--quantization 'fp4'");
     CHECK_HAS(wrong.ptr, "'stray' is not a flag");
     CHECK_HAS(wrong.ptr, "--hf-checkpoint DIR is required");
     CHECK(!ml_test_has(wrong.ptr, "'b'"));
@@ -235,11 +234,29 @@ static const struct {
     { "lora-copies", ROUND "--lora-rank 4 --target-modules q_proj --keep-old-actor" },
     { "lora-train-only", ROUND "--lora-train-only" },
     { "lora-dropout", ROUND "--lora-dropout 0.1" },
+    { "quantized-sizes",
+      ROUND "--fp8-format e4m3 --fp8-recipe blockwise --pipeline-model-parallel-size 2" },
+    { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe delayed" },
+    { "fp8-format", ROUND "--fp8-format hybrid --fp8-recipe blockwise" },
+    { "fake-others", ROUND "--fake-quantization int4 --keep-old-actor" },
+    { "rollout-quantization", ROUND "--rollout-quantization fp8 --true-on-policy-mode" },
+    { "quantized-base", ROUND "--base-quantization nf4" },
+    { "quantized-critic", ROUND "--lora-rank 4 --target-modules q_proj --base-quantization "
+                                "int4 --advantage-estimator ppo" },
+    { "quantized-dtype", ROUND "--lora-rank 4 --target-modules q_proj --base-quantization "
+                               "fp8 --dtype f32" },
+    { "quantized-device", ROUND "--lora-rank 4 --target-modules q_proj "
+                                "--base-quantization int8 --device cuda" },
     { "train-teacher", ROUND "--opd-teacher-load t" },
     { "train-opd-type", ROUND "--use-opd" },
     { "train-opd-load", ROUND "--use-opd --opd-type megatron" },
     { "train-opd-top-k", ROUND "--opd-log-prob-top-k 4" },
     { "train-overlong", ROUND "--overlong-buffer-len 9 --rollout-max-response-len 8" },
+    { "two-judges", ROUND "--judge-model-path m --judge-url http://h:1/v1" },
+    { "train-curriculum-data",
+      TRAIN "--num-rollout 1 --load-debug-rollout-data d --prompt-sampling hard" },
+    { "train-curriculum-keys", ROUND "--difficulty-key d --prompt-sampling hard" },
+    { "train-curriculum-keys", ROUND "--pass-rate-key p" },
     { "train-gdpo", ROUND "--gdpo-reward-keys a b --gdpo-reward-weights 1" },
     { "train-gdpo", ROUND "--gdpo-reward-keys a --gdpo-reward-weights x" },
     { "train-pass-at-k", ROUND "--advantage-estimator pass_at_k --pass-at-k 100" },
@@ -282,12 +299,16 @@ static const struct {
     { "score-output", "--hf-checkpoint m --input i" },
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-adapters", SCORE "--lora-adapter-path a --lora-paths x=b" },
+    { "quantized-grads", SCORE "--grads --quantization int4" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
     { "score-mtp-batching", SCORE "--mtp --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
     { "convert-output", "--hf-checkpoint m --save-hf a --save-gguf b.gguf" },
     { "convert-q8_0", "--hf-checkpoint m --save-hf a --dtype q8_0" },
     { "convert-gguf", "--hf-checkpoint m --save-gguf b.gguf --dtype int4" },
+    { "serve-replicas", "--model-path a --dp-size 2" },
+    { "serve-dp-uneven", "--model-path a --tp-size 4 --dp-size 3 --enable-dp-attention" },
+    { "quantized-ranks", "--model-path a --quantization int4 --tp-size 2" },
     { "serve-no-tokenizer", "--model-path a --skip-tokenizer-init --tokenizer-path b" },
     { "router-by-chance", "--policy random" },
     { "router-by-chance", "--policy power_of_two" },

@@ -234,13 +234,19 @@ static void wandb(void) {
 }
 
 static void environment(void) {
-    setenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "1", 1);
+    setenv("NVTE_FLASH_ATTN", "1", 1);
     setenv("MILES_EXPERIMENTAL_FT_TRAINER", "0", 1);
     CHECK_HAS(log_of(ML_CMD_TRAIN, RUN),
-              "environment variable OPEN_TRAINING_INT4_FAKE_QAT_FLAG is ignored: training "
-              "with fake INT4 quantization is not supported");
+              "environment variable NVTE_FLASH_ATTN is ignored: Transformer Engine is not "
+              "used");
     CHECK(!strstr(logged, "FT_TRAINER"));
+    unsetenv("NVTE_FLASH_ATTN");
+    setenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "1", 1);
+    CHECK(*log_of(ML_CMD_TRAIN, RUN) == 0);
+    setenv("OPEN_TRAINING_INT4_GROUP_SIZE", "64", 1);
+    check_refused(ML_CMD_TRAIN, RUN, "OPEN_TRAINING_INT4_GROUP_SIZE must be 32 or 128");
     unsetenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG");
+    unsetenv("OPEN_TRAINING_INT4_GROUP_SIZE");
     CHECK(*log_of(ML_CMD_TRAIN, RUN) == 0);
     unsetenv("MILES_EXPERIMENTAL_FT_TRAINER");
 }

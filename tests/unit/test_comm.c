@@ -100,7 +100,7 @@ static void put(void *p, ml_dtype dtype, int64_t k, double v) {
     case ML_I32: ((int32_t *)p)[k] = (int32_t)v; break;
     case ML_BF16: ((uint16_t *)p)[k] = ml_f32_to_bf16((float)v); break;
     case ML_F16: ((uint16_t *)p)[k] = ml_f32_to_f16((float)v); break;
-    case ML_U8: ((uint8_t *)p)[k] = (uint8_t)v; break;
+    default: ((uint8_t *)p)[k] = (uint8_t)v; break;
     }
 }
 
@@ -110,9 +110,8 @@ static double get(const void *p, ml_dtype dtype, int64_t k) {
     case ML_I32: return ((const int32_t *)p)[k];
     case ML_BF16: return (double)ml_bf16_to_f32(((const uint16_t *)p)[k]);
     case ML_F16: return (double)ml_f16_to_f32(((const uint16_t *)p)[k]);
-    case ML_U8: break;
+    default: return ((const uint8_t *)p)[k];
     }
-    return ((const uint8_t *)p)[k];
 }
 
 static double rounded(ml_dtype dtype, double v) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "base/timeline.h"
 #include "comm/device/device_comm.h"
 #include "comm/reduce.h"
 #include "comm/world.h"
@@ -310,6 +311,32 @@ static void check_long(const rig *g) {
     exchange_one(g, 300, LONG / 512);
 }
 
+/* Each collective over peer memory has a span with its group and layer. */
+static void check_spans(const rig *g) {
+    ml_timeline *spans = ml_timeline_new(1000);
+    ml_timeline_taken taken;
+    int found = 0;
+    ml_arena a;
+
+    ml_arena_init(&a, "spans");
+    g->peer->spans = spans;
+    g->peer->group = "tp";
+    ml_comm_doing(g->peer, "forward", 3);
+    gather_one(g, 270001);
+    taken = ml_timeline_take(spans, &a);
+    for (int64_t i = 0; i < taken.n; i++) {
+        const ml_time_span *s = &taken.span[i];
+        CHECK(s->track == ML_TRACK_COMM && s->end_s >= s->begin_s);
+        found += strcmp(s->name, "allgather") == 0 && strcmp(s->group, "tp") == 0 &&
+                 s->layer == 3;
+    }
+    CHECK(found == 1);
+    g->peer->spans = NULL;
+    CHECK(g->peer->barrier(g->peer, NULL, NULL) == ML_OK); /* the host's has none, too */
+    ml_timeline_free(spans);
+    ml_arena_release(&a);
+}
+
 /* Every second rank, in falling order; host memory through the same communicator. */
 static void check_split(const rig *g) {
     ml_comm *c = g->peer, *part, *host;
@@ -369,6 +396,12 @@ static void long_messages(void) {
     ml_ranks_run(3, as_thread, &fn);
 }
 
+static void spans(void) {
+    rig_fn *fn = check_spans;
+
+    ml_ranks_run(3, as_thread, &fn);
+}
+
 static void splits(void) {
     rig_fn *fn = check_split;
 
@@ -406,6 +439,7 @@ static const ml_test tests[] = {
     { "collectives over peer memory have the bytes of those over host memory",
       collectives },
     { "peer memory carries tensors longer than a stage", long_messages },
+    { "collectives over peer memory have spans in the trace", spans },
     { "communicators split from one over peer memory use it, too", splits },
     { "a rank that fails frees ranks that wait for its peer memory", failures },
     { 0 },
@@ -426,6 +460,7 @@ static int run_as_rank(void) {
     }
     run_rig(c, be.stream, check_collectives);
     run_rig(c, be.stream, check_long);
+    run_rig(c, be.stream, check_spans);
     run_rig(c, be.stream, check_split);
     ml_backend_close(&be);
     c->close(c);

@@ -13,12 +13,13 @@
 typedef struct bench {
     ml_tokenizer *tokenizer;
     ml_grammar_cache *cache;
-    int32_t n_vocab;
+    int32_t n_vocab, n_end; /* n_end: the token that ends a text */
 } bench;
 
 static bench open_bench(bool compact) {
     bench b = { .tokenizer = ml_byte_tokenizer(ml_json_tokens, ml_n_json_tokens),
-                .n_vocab = 256 + ml_n_json_tokens + 4 };
+                .n_vocab = 256 + ml_n_json_tokens + 4,
+                .n_end = 256 + ml_n_json_tokens };
 
     b.cache = ml_grammar_cache_new(&(ml_grammar_opts){
         .tokenizer = b.tokenizer, .n_vocab = b.n_vocab, .compact = compact });
@@ -313,7 +314,7 @@ static void compare_mask(bench *b, ml_grammar *g, const ml_text *text,
         more.len = 0;
         ml_text_add(&more, text->ptr ? text->ptr : "", text->len);
         ml_token_bytes(b->tokenizer, id, &more);
-        expected = more.len > text->len && id != 256 + ml_n_json_tokens &&
+        expected = more.len > text->len && id != b->n_end &&
                    ml_grammar_accepts(g, (ml_str){ more.ptr, more.len }, &complete);
         if (allowed(mask, id) != expected)
             ml_test_fail(__FILE__, __LINE__, "after \"%.*s\" token %d is %s",
@@ -376,6 +377,37 @@ static void masks_are_what_the_grammar_accepts(void) {
             "{\"triggers\":[\"<tool_call>\"],\"structures\":[{\"begin\":"
             "\"<tool_call>\",\"schema\":{\"type\":\"integer\"},\"end\":\"</t>\"}]}",
             seed);
+    }
+    close_bench(&b);
+}
+
+/* The states of a bounded repetition share sets of tokens; tokens may be longer than what the
+ * states agree on. */
+static void masks_of_bounded_repetitions(void) {
+    static const char a70[] =
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    static char text[6][80];
+    const char *extra[6];
+    bench b;
+
+    for (int i = 0; i < 6; i++) {
+        static const int n[] = { 3, 20, 25, 30, 48, 70 };
+        snprintf(text[i], sizeof text[i], "%.*s%s", n[i], a70, i % 2 ? "\"," : "");
+        extra[i] = text[i];
+    }
+    b = (bench){ .tokenizer = ml_byte_tokenizer(extra, 6), .n_vocab = 256 + 6 + 1 };
+    b.n_end = 256 + 6;
+    b.cache = ml_grammar_cache_new(
+        &(ml_grammar_opts){ .tokenizer = b.tokenizer, .n_vocab = b.n_vocab });
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        walk_and_compare(&b, ML_GRAMMAR_JSON_SCHEMA,
+                         "{\"type\":\"array\",\"items\":{\"type\":\"string\","
+                         "\"minLength\":3,\"maxLength\":120}}",
+                         seed);
+        walk_and_compare(&b, ML_GRAMMAR_REGEX, "(?:[a-c]{5,90}\",?)+(?:a|aa){0,40}", seed);
+        walk_and_compare(&b, ML_GRAMMAR_EBNF,
+                         "root ::= c{0,60} \"x\" root | c\nc ::= \"a\" | \"bb\" | \"\\\"\"",
+                         seed);
     }
     close_bench(&b);
 }
@@ -461,6 +493,8 @@ static const ml_test tests[] = {
     { "hostile grammars are refused within limits", hostile_grammars_are_bounded },
     { "a mask has the tokens that the grammar accepts",
       masks_are_what_the_grammar_accepts },
+    { "masks within bounded repetitions are exact for tokens of any length",
+      masks_of_bounded_repetitions },
     { "releasing a grammar's memory changes no mask", released_memory_changes_no_mask },
     { "the nesting of an answer is limited", nesting_is_limited },
     { "a grammar in use outlives its place in the cache", the_cache_keeps_the_latest },

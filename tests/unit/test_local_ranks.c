@@ -98,6 +98,7 @@ static void generate(ml_gen *g, ml_received *out) {
 typedef struct job {
     void (*fn)(ml_gen *g, struct job *j);                  /* on the first rank */
     void (*follow)(const ml_local_opts *o, struct job *j); /* NULL: ml_local_follow */
+    int32_t n_dp; /* groups of data-parallel attention; 0: 1 */
     ml_received got[N_REQUEST];
 } job;
 
@@ -111,6 +112,7 @@ static void run_rank(ml_comm *comm, void *ud) {
 
     ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     MUST(ml_spec_open(&spec, ML_FIXTURE_MODEL, &err));
+    spec.attn_dp = j->n_dp;
     MUST(ml_spec_shard(&spec, n_rank, rank, &err));
     o = (ml_local_opts){
         .engine = b.o, .spec = &spec, .be = &b.be, .dir = ML_FIXTURE_MODEL, .version = 7
@@ -149,7 +151,10 @@ static void ask_all(ml_gen *g, job *j) {
 
     generate(g, j->got);
     g->stats(g, &s);
-    CHECK(s.n_page == N_PAGE && s.n_preempt > 0 && s.n_cached_token > 0);
+    if (j->n_dp)
+        CHECK(s.n_page == N_PAGE * j->n_dp); /* each group has pages of its own */
+    else
+        CHECK(s.n_page == N_PAGE && s.n_preempt > 0 && s.n_cached_token > 0);
 }
 
 static void ranks_answer_like_one(void) {
@@ -159,6 +164,17 @@ static void ranks_answer_like_one(void) {
     run_rank(NULL, &one);
     for (int32_t n = 2; n <= 4; n++) {
         ml_ranks_run(n, run_rank, &many);
+        check_same(one.got, many.got);
+    }
+}
+
+static void groups_answer_like_one(void) {
+    static job one, many;
+
+    one.fn = many.fn = ask_all;
+    run_rank(NULL, &one);
+    for (many.n_dp = 2; many.n_dp <= 4; many.n_dp += 2) {
+        ml_ranks_run(4, run_rank, &many);
         check_same(one.got, many.got);
     }
 }
@@ -339,6 +355,8 @@ static void ranks_switch_together(void) {
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
         { "engines of several ranks answer like one", ranks_answer_like_one, 300 },
+        { "groups of data-parallel attention answer like one rank", groups_answer_like_one,
+          300 },
         { "commands reach all ranks, and errors leave them together",
           commands_reach_all_ranks },
         { "ranks switch together to weights of their own", ranks_switch_together, 300 },

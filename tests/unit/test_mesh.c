@@ -65,6 +65,7 @@ static int32_t group_size(const ml_mesh_sizes *m, ml_mesh_group g) {
     case ML_GROUP_EXPERT_DATA: return dp * tp * cp / (m->ep * m->etp);
     case ML_GROUP_EXPERT_GATHER: return m->etp;
     case ML_GROUP_GATHER: return m->gather;
+    case ML_GROUP_EXPERT_SAME: return dp * tp * cp / m->ep;
     case ML_GROUP_REPLICA: return dp * tp * cp / m->gather;
     case ML_MESH_GROUPS: break;
     }

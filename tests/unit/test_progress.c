@@ -11,7 +11,9 @@
 
 #include "cli/progress.h"
 #include "cli/wrap.h"
+#include "rl/loop/iteration.h"
 #include "tests/support/scratch.h"
+#include "tests/support/terminal.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
 #include "tests/support/toy_run.h"
@@ -45,60 +47,18 @@ static void lines_are_wrapped(void) {
 
 /* --- a terminal ------------------------------------------------------------------------ */
 
-typedef struct terminal {
-    pid_t pid;
-    int fd;
-    ml_text out;
-} terminal;
-
-/* Reads until the text is there, or the process has ended. */
-static bool read_until(terminal *t, const char *text) {
-    for (;;) {
-        struct pollfd p = { .fd = t->fd, .events = POLLIN };
-        char piece[4096];
-        ssize_t n;
-        if (text && t->out.ptr && strstr(t->out.ptr, text))
-            return true;
-        if (poll(&p, 1, 60000) <= 0)
-            return false;
-        n = read(t->fd, piece, sizeof piece);
-        if (n <= 0)
-            return text == NULL;
-        ml_text_add(&t->out, piece, (size_t)n);
-        ml_text_add(&t->out, "", 0);
-    }
-}
-
-static int close_terminal(terminal *t) {
-    int status = 0;
-
-    read_until(t, NULL);
-    while (waitpid(t->pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    close(t->fd);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-/* Forks with a terminal of so many columns; true in the child. */
-static bool open_terminal(terminal *t, unsigned short columns) {
-    struct winsize size = { .ws_row = 24, .ws_col = columns };
-
-    *t = (terminal){ 0 };
-    t->pid = forkpty(&t->fd, NULL, NULL, &size);
-    CHECK(t->pid >= 0);
-    return t->pid == 0;
-}
-
 /* What was drawn never goes beyond the last column.  Lines that begin with `but` and what
  * follows them may. */
-static void check_width(const terminal *t, int columns, const char *but) {
+static void check_width(const ml_terminal *t, int columns, const char *but) {
     ml_text line = { 0 };
 
     for (const char *s = t->out.ptr; *s; s++) {
         if (but && strncmp(s, but, strlen(but)) == 0)
             break;
-        if (*s == '\033') { /* erase to the end of the line */
-            s += 2;
+        if (*s == '\033') { /* erases, or moves up */
+            s += strcspn(s, "KJA");
+            if (!*s)
+                break;
             continue;
         }
         if (*s != '\r' && *s != '\n') {
@@ -118,9 +78,28 @@ static void tell(const ml_display *d, ml_loop_event_kind kind, ml_stage stage) {
     CHECK(d->progress.on(d->progress.self, &e, NULL) == ML_OK);
 }
 
-/* The child's part: a rollout, slower than the line is drawn. */
-_Noreturn static void pretend_to_work(void) {
-    ml_display d = ml_progress_open(NULL, NULL, false);
+/* Rollouts whose reward rises, and the figures of the last. */
+static void tell_learned(const ml_display *d, int n) {
+    for (int i = 0; i < n; i++) {
+        ml_iteration r = { .rollout = i,
+                           .batch = { .n_drawn = 1000, .made_s = 2.0 },
+                           .result = { .train_s = 0.5, .max_diff = 0 } };
+        ml_loop_event e = { .kind = ML_ON_LEARNED, .rollout = i, .n_rollout = 100 };
+        ml_arena_init(&r.arena, "iteration");
+        ml_metrics_init(&r.result.rollout, &r.arena);
+        ml_metrics_add(&r.result.rollout, "rollout/", "raw_reward", i / 10.0);
+        ml_metrics_add(&r.result.rollout, "rollout/", "response_lengths", 12);
+        e.iteration = &r;
+        CHECK(d->progress.on(d->progress.self, &e, NULL) == ML_OK);
+        ml_arena_release(&r.arena);
+    }
+}
+
+/* The child's part: a rollout, slower than the view is drawn. */
+_Noreturn static void pretend_to_work(const char *locale) {
+    ml_display d = ml_progress_open(NULL, NULL, ML_VIEW_AUTO);
+
+    setenv("LC_ALL", locale, 1);
 
     tell(&d, ML_ON_RUN_BEGIN, ML_STAGE_ROLLOUT);
     tell(&d, ML_ON_STAGE, ML_STAGE_ROLLOUT);
@@ -129,33 +108,66 @@ _Noreturn static void pretend_to_work(void) {
         ml_work_count_add(d.answers);
     usleep(500000);
     d.say("    4  reward 0.500  len 12  cut 0%  |dlogp| 0  loss 0.0100  grad 0.123");
+    tell_learned(&d, 8);
     tell(&d, ML_ON_STAGE, ML_STAGE_LEARN);
     ml_work_count_expect(d.micro, 2);
     ml_work_count_add(d.micro);
     usleep(500000);
+    d.say("a line above the view");
     tell(&d, ML_ON_ROLLOUT_END, ML_STAGE_LEARN);
     ml_progress_end();
     _exit(0);
 }
 
-static void the_last_line_moves_inside_a_round(void) {
+static void the_view_moves_inside_a_round(void) {
     for (unsigned short columns = 40; columns <= 120; columns += 40) {
-        terminal t;
-        if (open_terminal(&t, columns))
-            pretend_to_work();
-        CHECK(close_terminal(&t) == 0);
+        ml_terminal t;
+        if (ml_terminal_open(&t, columns))
+            pretend_to_work("C.UTF-8");
+        CHECK(ml_terminal_close(&t) == 0);
         CHECK_HAS(t.out.ptr, "4/100  generating 3/8 answers");
         CHECK_HAS(t.out.ptr, "4/100  training 1/2 micro-batches");
         CHECK_HAS(t.out.ptr, "    4  reward 0.500");
+        CHECK_HAS(t.out.ptr,
+                  columns == 40
+                      ? "reward 0.7  "
+                      : "reward 0.7  \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+                        "  length 12  |dlogp| 0");
+        CHECK_HAS(t.out.ptr, "rollout 500 tokens/s  training ");
         check_width(&t, columns, NULL);
         ml_text_release(&t.out);
     }
 }
 
+static void without_utf8_the_curve_is_ascii(void) {
+    ml_terminal t;
+
+    if (ml_terminal_open(&t, WIDTH))
+        pretend_to_work("C");
+    CHECK(ml_terminal_close(&t) == 0);
+    CHECK_HAS(t.out.ptr, "reward 0.7  _.-~=+*#  length 12");
+    ml_text_release(&t.out);
+}
+
+static void the_view_leaves_only_lines(void) {
+    ml_screen screen = { { 0 } };
+    ml_terminal t;
+
+    if (ml_terminal_open(&t, WIDTH))
+        pretend_to_work("C");
+    CHECK(ml_terminal_close(&t) == 0);
+    ml_terminal_screen(&t, screen);
+    CHECK_HAS(screen[0], "    4  reward 0.500  len 12  cut 0%");
+    CHECK(strcmp(screen[1], "a line above the view") == 0);
+    for (int i = 2; i < 24; i++)
+        CHECK(!screen[i][0]);
+    ml_text_release(&t.out);
+}
+
 /* --- Ctrl-C ------------------------------------------------------------------------------ */
 
 /* A run whose rewards take a while, on a terminal. */
-static void start_run(terminal *t, const char *save, const char *seconds) {
+static void start_run(ml_terminal *t, const char *save, const char *seconds) {
     char args[3000], command[4000];
 
     ml_toy_file("slow.sh", "while read -r line; do sleep $1; echo 1; done\n");
@@ -165,7 +177,7 @@ static void start_run(terminal *t, const char *save, const char *seconds) {
              ml_test_path("slow.sh"), seconds);
     ml_toy_run_args(args, sizeof args, "train", save, 1000, command);
     snprintf(command, sizeof command, "exec \"$MILES_UNDER_TEST\"/miles %s", args);
-    if (open_terminal(t, WIDTH)) {
+    if (ml_terminal_open(t, WIDTH)) {
         execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         _exit(127);
     }
@@ -174,14 +186,14 @@ static void start_run(terminal *t, const char *save, const char *seconds) {
 static void ctrl_c_tells_what_happens(void) {
     const char *save = ml_test_path("run");
     char command[6000], out[16000], *go_on;
-    terminal t;
+    ml_terminal t;
 
     ml_toy_run_inputs();
     start_run(&t, save, "0.1");
-    CHECK(read_until(&t, "1/1000  generating "));
+    CHECK(ml_terminal_until(&t, "1/1000  generating "));
     CHECK(write(t.fd, "\003", 1) == 1);
-    CHECK(read_until(&t, "; Ctrl-C again: stop immediately and lose it"));
-    CHECK(close_terminal(&t) == 0);
+    CHECK(ml_terminal_until(&t, "; Ctrl-C again: stop immediately and lose it"));
+    CHECK(ml_terminal_close(&t) == 0);
     CHECK_HAS(t.out.ptr, "stopping after rollout ");
     CHECK_HAS(t.out.ptr, "/16 answers");
     CHECK_HAS(t.out.ptr, "; saved in ");
@@ -211,15 +223,15 @@ static void ctrl_c_tells_what_happens(void) {
 }
 
 static void a_second_ctrl_c_stops_at_once(void) {
-    terminal t;
+    ml_terminal t;
 
     ml_toy_run_inputs();
     start_run(&t, ml_test_path("run"), "0.5");
-    CHECK(read_until(&t, "generating"));
+    CHECK(ml_terminal_until(&t, "generating"));
     CHECK(write(t.fd, "\003", 1) == 1);
-    CHECK(read_until(&t, "; Ctrl-C again: stop immediately and lose it"));
+    CHECK(ml_terminal_until(&t, "; Ctrl-C again: stop immediately and lose it"));
     CHECK(write(t.fd, "\003", 1) == 1);
-    CHECK(close_terminal(&t) != 0);
+    CHECK(ml_terminal_close(&t) != 0);
     CHECK_HAS(t.out.ptr, "stopped immediately; rollout ");
     CHECK_HAS(t.out.ptr, " is lost");
     ml_text_release(&t.out);
@@ -227,7 +239,9 @@ static void a_second_ctrl_c_stops_at_once(void) {
 
 static const ml_test tests[] = {
     { "lines are wrapped at the terminal's width", lines_are_wrapped },
-    { "the progress line moves inside a round", the_last_line_moves_inside_a_round },
+    { "the live view moves inside a round", the_view_moves_inside_a_round },
+    { "without UTF-8 the curve is ASCII", without_utf8_the_curve_is_ascii },
+    { "the live view leaves only the lines of the run", the_view_leaves_only_lines },
     { "Ctrl-C finishes the round and says how to continue", ctrl_c_tells_what_happens,
       120 },
     { "a second Ctrl-C stops the run at once", a_second_ctrl_c_stops_at_once, 120 },

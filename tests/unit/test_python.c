@@ -21,17 +21,22 @@ static void make_inputs(void) {
     ml_text_release(&t);
 }
 
-static int run(const char *save, const char *more, char *out, size_t cap) {
+static int run_as(const char *command, const char *save, const char *more, char *out,
+                  size_t cap) {
     char args[6000];
 
     snprintf(
         args, sizeof args,
-        "train --hf-checkpoint %s --prompt-data %s --label-key label --metadata-key "
+        "%s --hf-checkpoint %s --prompt-data %s --label-key label --metadata-key "
         "metadata --apply-chat-template --rollout-batch-size 2 --n-samples-per-prompt 4 "
         "--num-rollout 2 --rollout-max-response-len 8 --lr 1e-3 --reward-workers 2 "
         "--lr-decay-style constant --save %s %s",
-        ml_test_path("model"), ml_test_path("data.jsonl"), save, more);
+        command, ml_test_path("model"), ml_test_path("data.jsonl"), save, more);
     return ml_test_miles(out, cap, args);
+}
+
+static int run(const char *save, const char *more, char *out, size_t cap) {
+    return run_as("train", save, more, out, cap);
 }
 
 static bool file_has(const char *name, const char *text) {
@@ -574,6 +579,172 @@ static void wrong_functions_are_named(void) {
     }
 }
 
+/* Data sources: Miles' own class, one without rows of --prompt-data that counts and saves, and a
+ * queue; and a conversion like the default one. */
+static const char source_module[] =
+    "import json, os\n"
+    "from miles.rollout.data_source import DataSource, RolloutDataSourceWithBuffer\n"
+    "from miles.rollout.fully_async_data_buffer import DefaultDataBuffer\n"
+    "from miles.utils.types import Sample\n"
+    "\n"
+    "class Same(RolloutDataSourceWithBuffer):\n"
+    "    def get_samples(self, num_samples):\n"
+    "        groups = super().get_samples(num_samples)\n"
+    "        assert len(groups) == num_samples and isinstance(groups[0][0], Sample)\n"
+    "        return groups\n"
+    "\n"
+    "class Counts(DataSource):\n"
+    "    def __init__(self, args):\n"
+    "        self.args, self.n = args, 0\n"
+    "    def get_samples(self, num_samples):\n"
+    "        out = []\n"
+    "        for _ in range(num_samples):\n"
+    "            self.n += 1\n"
+    "            out.append([Sample(prompt=f'what is {self.n}+1?', label=str(self.n + 1),\n"
+    "                               metadata={'n': self.n}) for _ in range(4)])\n"
+    "        return out\n"
+    "    def add_samples(self, samples):\n"
+    "        raise AssertionError\n"
+    "    def path(self, folder, rollout_id):\n"
+    "        return os.path.join(folder, f'counts_{rollout_id}.json')\n"
+    "    def save(self, rollout_id):\n"
+    "        print('saved', rollout_id, 'at', self.n)\n"
+    "        json.dump(self.n, open(self.path(self.args.save, rollout_id), 'w'))\n"
+    "    def load(self, rollout_id=None):\n"
+    "        print('load', rollout_id)\n"
+    "        if self.args.load and rollout_id >= 0:\n"
+    "            self.n = json.load(open(self.path(self.args.load, rollout_id)))\n"
+    "\n"
+    "class Fails(Counts):\n"
+    "    def get_samples(self, num_samples):\n"
+    "        raise LookupError('no more')\n"
+    "\n"
+    "class Short(Counts):\n"
+    "    def get_samples(self, num_samples):\n"
+    "        return [[Sample(prompt='x')]]\n"
+    "\n"
+    "class Dies(Counts):\n"
+    "    def get_samples(self, num_samples):\n"
+    "        if self.n:\n"
+    "            os._exit(7)\n"
+    "        return super().get_samples(num_samples)\n"
+    "\n"
+    "class Newest(DefaultDataBuffer):\n"
+    "    async def get(self, **context):\n"
+    "        self._buffer.sort(key=lambda e: -e.group[0].group_index)\n"
+    "        entry = await super().get(**context)\n"
+    "        print('took group', entry.group[0].group_index)\n"
+    "        return entry\n"
+    "\n"
+    "def convert(args, samples):\n"
+    "    raw, rewards = [s.get_reward_value(args) for s in samples], []\n"
+    "    for i in range(0, len(raw), 4):\n"
+    "        mean = sum(raw[i:i + 4]) / 4\n"
+    "        std = (sum((r - mean) ** 2 for r in raw[i:i + 4]) / 3) ** 0.5\n"
+    "        rewards += [(r - mean) / (std + 1e-6) for r in raw[i:i + 4]]\n"
+    "    return {'tokens': [s.tokens for s in samples],\n"
+    "            'response_lengths': [s.response_length for s in samples],\n"
+    "            'rewards': rewards, 'raw_reward': raw,\n"
+    "            'truncated': [0] * len(samples),\n"
+    "            'sample_indices': [s.index for s in samples],\n"
+    "            'loss_masks': [[1] * s.response_length for s in samples],\n"
+    "            'rollout_log_probs': [s.rollout_log_probs for s in samples]}\n"
+    "\n"
+    "def second_half(args, samples):\n"
+    "    return {k: v[4:] for k, v in convert(args, samples).items()}\n"
+    "\n"
+    "def no_rewards(args, samples):\n"
+    "    return {'tokens': [], 'response_lengths': []}\n";
+
+static void must_train(const char *save, const char *more) {
+    char out[20000];
+
+    if (train(save, more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+}
+
+static void sources_give_prompts(void) {
+    char out[20000], more[2000];
+
+    make_inputs();
+    ml_toy_file("source_module.py", source_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    must_train("own", "--rollout-shuffle");
+    must_train("same", "--rollout-shuffle --data-source-path source_module.Same");
+    CHECK(same_parameters("own", "same"));
+    must_train("counts", "--data-source-path source_module.Counts");
+    must_train("half", "--data-source-path source_module.Counts --num-rollout 1");
+    snprintf(
+        more, sizeof more,
+        "--rm-type deterministic_random --num-rollout 3 --global-batch-size 4 "
+        "--lr 1e-2 --save-interval 1 --data-source-path source_module.Counts --load %s",
+        ml_test_path("half"));
+    if (run(ml_test_path("half"), more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK_HAS(out, "load 0");
+    CHECK_HAS(out, "saved 2 at 6");
+    CHECK(same_parameters("counts", "half"));
+    CHECK(!same_parameters("counts", "own"));
+}
+
+static void bad_sources_are_named(void) {
+    static const struct {
+        const char *name, *why;
+    } bad[] = {
+        { "Fails", "LookupError: no more (" },
+        { "Short", "returned a group of 1 samples; expected n_samples_per_prompt, 4" },
+        { "Dies", "exited with status 7" },
+    };
+    char out[20000], more[2000];
+
+    make_inputs();
+    ml_toy_file("source_module.py", source_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        snprintf(more, sizeof more,
+                 "--overwrite --rm-type deterministic_random --data-source-path "
+                 "source_module.%s",
+                 bad[i].name);
+        CHECK(run(ml_test_path("bad"), more, out, sizeof out) != 0);
+        CHECK_HAS(out, bad[i].why);
+        CHECK(!ml_test_has(out, "Traceback"));
+    }
+}
+
+static void samples_are_converted(void) {
+    char out[20000];
+
+    make_inputs();
+    ml_toy_file("source_module.py", source_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    must_train("own", "");
+    must_train("same", "--custom-convert-samples-to-train-data-path source_module.convert");
+    CHECK(same_parameters("own", "same"));
+    must_train("half",
+               "--custom-convert-samples-to-train-data-path source_module.second_half");
+    CHECK(!same_parameters("own", "half"));
+    CHECK(train("bad",
+                "--custom-convert-samples-to-train-data-path source_module.no_rewards", out,
+                sizeof out) != 0);
+    CHECK_HAS(out, "--custom-convert-samples-to-train-data-path: ");
+    CHECK_HAS(out, "the training data has no column rewards");
+}
+
+static void a_buffer_in_python_selects(void) {
+    char out[20000];
+
+    make_inputs();
+    ml_toy_file("source_module.py", source_module);
+    setenv("PYTHONPATH", ml_test_dir(), 1);
+    if (run_as("train-async", ml_test_path("queue"),
+               "--rm-type deterministic_random --fully-async --save-interval 1 "
+               "--custom-async-data-buffer-path source_module.Newest "
+               "--data-source-path source_module.Counts",
+               out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK_HAS(out, "took group");
+}
+
 /* Before weights are loaded, with the flag. */
 static void missing_functions_are_named(void) {
     char out[20000];
@@ -603,6 +774,12 @@ static const ml_test tests[] = {
       200 },
     { "a hook changes learning rate, gradients and loss of a train step",
       a_hook_changes_the_train_step, 200 },
+    { "a Python data source gives the prompts of a run and resumes with it",
+      sources_give_prompts, 200 },
+    { "a Python data source that fails is named", bad_sources_are_named, 120 },
+    { "a Python function converts samples to training data", samples_are_converted, 200 },
+    { "a Python data buffer selects groups of a fully asynchronous run",
+      a_buffer_in_python_selects, 120 },
     { "Python rewards of groups equal single ones", group_rewards_equal_single_ones, 120 },
     { "Python functions that return nonsense are named", wrong_functions_are_named, 120 },
     { "Python functions that are missing are named before weights are loaded",

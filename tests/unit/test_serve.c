@@ -227,7 +227,7 @@ static const struct {
     { "/v1/completions", "{}", "expected \\\"prompt\\\"" },
     { "/v1/completions", "{\"prompt\": \"a\", \"suffix\": \"b\"}",
       "fill-in-the-middle is not supported" },
-    { "/v1/completions", "{\"prompt\": \"a\", \"best_of\": 2}", "best_of" },
+    { "/v1/completions", "{\"prompt\": \"a\", \"n\": 3, \"best_of\": 2}", "best_of" },
     { "/v1/completions", "{\"prompt\": \"a\", \"stream_options\": {}}", "stream_options" },
     { "/v1/chat/completions", "{}", "expected \\\"messages\\\"" },
     { "/v1/chat/completions", "{\"messages\": [{\"content\": \"x\"}]}",

@@ -122,7 +122,8 @@ static bool stage_uses(const int32_t *stage, int32_t param, int32_t at) {
 static void check_element(const ml_shard_map *m, const int32_t *stage, int32_t i,
                           int64_t x) {
     int32_t owners = 0, per_stage = m->n_rank / m->mesh.size[ML_MESH_PP];
-    int32_t parts = m->mesh.ep * m->mesh.etp;
+    int32_t parts = m->mesh.ep * (m->adapter ? 1 : m->mesh.etp);
+    int32_t others = m->adapter ? 1 : m->mesh.gather; /* adapters are not divided */
     bool members = parts > 1 && params[i].shard == ML_SHARD_EXPERT;
 
     for (int32_t s = 0; s < m->mesh.size[ML_MESH_PP]; s++) {
@@ -132,9 +133,8 @@ static void check_element(const ml_shard_map *m, const int32_t *stage, int32_t i
             owners += own.begin <= x && x < end(own);
             holders += has.begin <= x && x < end(has);
         }
-        CHECK(
-            holders ==
-            (stage_uses(stage, i, s) ? per_stage / (members ? parts : m->mesh.gather) : 0));
+        CHECK(holders ==
+              (stage_uses(stage, i, s) ? per_stage / (members ? parts : others) : 0));
     }
     CHECK(owners == 1);
 }
@@ -166,14 +166,21 @@ static void check_group(const ml_shard_map *m, int32_t i, int32_t rank) {
           at == end(ml_shard_gathered(m, i, rank)));
 }
 
-static void check_mesh(const ml_mesh_sizes *mesh, ml_layout layout) {
+/* adapter: the same parameters as those of one, with the stage of each. */
+static void check_mesh(const ml_mesh_sizes *mesh, ml_layout layout, bool adapter) {
     int32_t stage[N_PARAM + 1];
+    ml_spec s = spec;
     ml_shard_map m;
     ml_arena a;
 
     ml_arena_init(&a, "test");
     deal_stages(stage, mesh->size[ML_MESH_PP]);
-    ml_shard_map_init(&m, &a, &spec, layout, mesh, stage);
+    if (adapter) {
+        s.adapter = true;
+        s.n_node = 0;
+        stage[N_PARAM] = stage[0]; /* no parameter has two stages */
+    }
+    ml_shard_map_init(&m, &a, &s, layout, mesh, stage);
     for (int32_t i = 0; i < N_PARAM; i++) {
         ml_tensor t = ml_weights_tensor(&params[i], ML_F32, layout);
         for (int64_t x = 0; x < elements(&t); x += 509) /* a prime: all offsets */
@@ -190,8 +197,9 @@ static int32_t check_sizes(int32_t world, ml_mesh_opts o) {
 
     if (ml_mesh_size(&m, world, o, NULL) != ML_OK)
         return 0;
-    check_mesh(&m, ML_ROWS);
-    check_mesh(&m, ML_PANELS);
+    check_mesh(&m, ML_ROWS, false);
+    check_mesh(&m, ML_PANELS, false);
+    check_mesh(&m, ML_PANELS, true);
     return 1;
 }
 

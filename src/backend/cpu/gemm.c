@@ -28,7 +28,7 @@ enum {
 };
 
 typedef enum b_source {
-    B_PANELS,     /* forward: weights in place; bf16 is widened */
+    B_PANELS,     /* forward: f32 weights in place; others are widened or decoded */
     B_TRANSPOSED, /* dinput: 16 inputs k x 16 outputs n of the weights, transposed */
     B_COLUMNS,    /* dweight: 16 columns of dy, gathered */
 } b_source;
@@ -40,10 +40,10 @@ typedef struct product {
     float *c;
     const float *a, *bias;
     const void *b;
-    ml_dtype b_dtype;
-    bool b_pairs;
+    const ml_tensor *w; /* the weight b, of which it has the dtype and K; NULL: dy */
     b_source b_source;
-    int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements per panel of w, per row of dy */
+    int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements per row of dy */
+    int64_t b_panel;                      /* bytes per panel of w */
     int64_t n_row, n_col, n_depth;
     bool add;
 
@@ -85,47 +85,69 @@ typedef struct runs {
     int64_t n, bytes, stride;
 } runs;
 
+/* Where the weights of a panel begin, for 16 outputs and inputs from k on. */
+static const char *weights_at(const product *g, int64_t panel, int64_t k) {
+    const ml_codes *f = ml_dtype_codes(g->w->dtype);
+    const char *b = (const char *)g->b + panel * g->b_panel;
+
+    if (f)
+        return b + ml_codes_scale_bytes(g->w->dtype, g->w->shape[1]) +
+               k / 8 * ML_LANES * f->bits;
+    return b + k * ML_LANES * (int64_t)ml_dtype_bytes(g->w->dtype);
+}
+
+/* Bytes of a panel's weights for n inputs. */
+static int64_t weight_bytes(const product *g, int64_t n) {
+    const ml_codes *f = ml_dtype_codes(g->w->dtype);
+
+    return n * ML_LANES * (f ? f->bits : 8 * (int64_t)ml_dtype_bytes(g->w->dtype)) / 8;
+}
+
 static runs block_runs(const product *g, block blk) {
-    const int64_t size = (int64_t)ml_dtype_bytes(g->b_dtype), vec = ML_LANES * size;
-    const char *b = g->b;
+    const int64_t size = sizeof(float);
 
     switch (g->b_source) {
     case B_PANELS:
-        return (runs){ b + blk.p * g->b_ld * size + blk.d * vec, blk.np, blk.depth * vec,
-                       g->b_ld * size };
+        return (runs){ weights_at(g, blk.p, blk.d), blk.np, weight_bytes(g, blk.depth),
+                       g->b_panel };
     case B_TRANSPOSED: /* d is a multiple of 16 */
-        return (runs){ b + blk.d / ML_LANES * g->b_ld * size + blk.p * ML_LANES * vec,
-                       divide_up(blk.depth, ML_LANES), blk.np * ML_LANES * vec,
-                       g->b_ld * size };
+        return (runs){ weights_at(g, blk.d / ML_LANES, blk.p * ML_LANES),
+                       divide_up(blk.depth, ML_LANES), weight_bytes(g, blk.np * ML_LANES),
+                       g->b_panel };
     case B_COLUMNS: break;
     }
-    return (runs){ b + blk.d * g->b_ld * size + blk.p * vec, blk.depth, blk.np * vec,
-                   g->b_ld * size };
+    return (runs){ (const char *)g->b + (blk.d * g->b_ld + blk.p * ML_LANES) * size,
+                   blk.depth, blk.np * ML_LANES * size, g->b_ld * size };
 }
 
-/* Widens n vectors of bf16 weights, starting at an even k. */
-static void widen(const product *g, float *dst, const void *src, int64_t n) {
+/* Widens or dequantizes n vectors of a panel, from input k on, a multiple of 8. */
+static void expand(const product *g, float *dst, int64_t panel, int64_t k, int64_t n) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
 
-    if (g->b_pairs)
-        kern->widen_pairs(dst, src, n);
-    else
-        kern->widen(dst, src, n);
+    if (ml_dtype_codes(g->w->dtype)) {
+        const ml_gemm_codes codes =
+            ml_gemm_codes_of(g->w, (const char *)g->b + panel * g->b_panel);
+        kern->decode(dst, &codes, k, n);
+    } else if (ml_tensor_has_pairs(g->w)) {
+        kern->widen_pairs(dst, (const void *)weights_at(g, panel, k), n);
+    } else {
+        kern->widen(dst, (const void *)weights_at(g, panel, k), n);
+    }
 }
 
-static void transpose_weights(const product *g, float *buf, block blk, runs r) {
+static void transpose_weights(const product *g, float *buf, block blk) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
-    const int64_t vec = ML_LANES * (int64_t)ml_dtype_bytes(g->b_dtype);
     float wide[ML_LANES * ML_LANES];
 
-    for (int64_t n = 0; n < r.n; n++)
+    for (int64_t n = 0; n < divide_up(blk.depth, ML_LANES); n++)
         for (int64_t i = 0; i < blk.np; i++) {
-            const int64_t rows = lesser(ML_LANES, g->n_col - (blk.p + i) * ML_LANES);
-            const void *src = r.at + n * r.stride + i * ML_LANES * vec;
-            if (g->b_dtype != ML_F32) {
-                widen(g, wide, src, rows);
-                src = wide;
-            }
+            const int64_t k = (blk.p + i) * ML_LANES, rows = lesser(ML_LANES, g->n_col - k);
+            const int64_t panel = blk.d / ML_LANES + n;
+            const float *src = wide;
+            if (g->w->dtype == ML_F32)
+                src = (const void *)weights_at(g, panel, k);
+            else
+                expand(g, wide, panel, k, rows);
             kern->pack_rows(buf + (i * DEPTH_BLOCK + n * ML_LANES) * ML_LANES, src,
                             ML_LANES, rows, ML_LANES);
         }
@@ -134,24 +156,24 @@ static void transpose_weights(const product *g, float *buf, block blk, runs r) {
 /* The block as panels [np][*b_ps / 16][16]: in place if it has this layout, else in buf. */
 static const float *block_panels(const product *g, float *buf, block blk, int64_t *b_ps) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
-    const runs r = block_runs(g, blk);
 
     *b_ps = DEPTH_BLOCK * ML_LANES;
     switch (g->b_source) {
     case B_PANELS:
-        if (g->b_dtype == ML_F32) {
-            *b_ps = g->b_ld;
-            return (const void *)r.at;
+        if (g->w->dtype == ML_F32) {
+            *b_ps = g->w->shape[1] * ML_LANES;
+            return (const void *)weights_at(g, blk.p, blk.d);
         }
         for (int64_t i = 0; i < blk.np; i++)
-            widen(g, buf + i * *b_ps, r.at + i * r.stride, blk.depth);
+            expand(g, buf + i * *b_ps, blk.p + i, blk.d, blk.depth);
         break;
-    case B_TRANSPOSED: transpose_weights(g, buf, blk, r); break;
+    case B_TRANSPOSED: transpose_weights(g, buf, blk); break;
     case B_COLUMNS:
-        for (int64_t i = 0; i < blk.np; i++)
-            kern->pack_columns(
-                buf + i * *b_ps, (const float *)(const void *)r.at + i * ML_LANES, g->b_ld,
-                lesser(ML_LANES, g->n_col - (blk.p + i) * ML_LANES), blk.depth);
+        for (int64_t i = 0; i < blk.np; i++) {
+            const int64_t col = (blk.p + i) * ML_LANES;
+            kern->pack_columns(buf + i * *b_ps, (const float *)g->b + blk.d * g->b_ld + col,
+                               g->b_ld, lesser(ML_LANES, g->n_col - col), blk.depth);
+        }
         break;
     }
     return buf;
@@ -190,6 +212,16 @@ static float *packed_tile(const product *g, int64_t d, int64_t tile) {
            ((d - g->span) / DEPTH_BLOCK * g->tiles + tile) * DEPTH_BLOCK * ML_LANES;
 }
 
+/* Rows of the input that FP8 products round (tensor/codes.h), packed. */
+static void pack_rounded(const product *g, float *dst, int64_t row, int64_t rows, int64_t d,
+                         int64_t depth) {
+    float x[ML_LANES * DEPTH_BLOCK];
+
+    for (int64_t i = 0; i < rows; i++)
+        ml_fp8_round(g->a + (row + i) * g->a_is, g->n_depth, d, depth, x + i * DEPTH_BLOCK);
+    g->s->kern->gemm->pack_rows(dst, x, DEPTH_BLOCK, rows, depth);
+}
+
 /* Index: tile * blocks of the span + block. */
 static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
     const product *g = ud;
@@ -202,7 +234,9 @@ static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
         const int64_t depth = lesser(DEPTH_BLOCK, g->span_end - d);
         const int64_t row = tile_row(g, tile), rows = tile_row(g, tile + 1) - row;
         const float *src = g->a + row * g->a_is + d * g->a_ks;
-        if (g->a_ks == 1)
+        if (g->b_source == B_PANELS && g->w->dtype == ML_FP8_BLOCKWISE)
+            pack_rounded(g, packed_tile(g, d, tile), row, rows, d, depth);
+        else if (g->a_ks == 1)
             kern->pack_rows(packed_tile(g, d, tile), src, g->a_is, rows, depth);
         else
             kern->pack_columns(packed_tile(g, d, tile), src, g->a_ks, rows, depth);
@@ -387,10 +421,9 @@ void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
         .a = x,
         .a_is = ldx,
         .a_ks = 1,
-        .b_dtype = w->dtype,
-        .b_pairs = ml_tensor_has_pairs(w),
+        .w = w,
         .b_source = B_PANELS,
-        .b_ld = w->shape[1] * ML_LANES,
+        .b_panel = (int64_t)ml_tensor_panel_bytes(w),
         .n_row = m,
         .n_depth = w->shape[1],
     };
@@ -411,10 +444,9 @@ void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float
         .a_is = lddy,
         .a_ks = 1,
         .b = w->data,
-        .b_dtype = w->dtype,
-        .b_pairs = ml_tensor_has_pairs(w),
+        .w = w,
         .b_source = B_TRANSPOSED,
-        .b_ld = w->shape[1] * ML_LANES,
+        .b_panel = (int64_t)ml_tensor_panel_bytes(w),
         .n_row = m,
         .n_col = w->shape[1],
         .n_depth = w->shape[0],
@@ -435,7 +467,6 @@ void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *d
         .a_is = 1,
         .a_ks = ldx,
         .b = dy,
-        .b_dtype = ML_F32,
         .b_source = B_COLUMNS,
         .b_ld = lddy,
         .n_row = dw->shape[1],

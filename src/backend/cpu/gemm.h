@@ -6,13 +6,15 @@
  * previous value where the function adds.  Vector lanes and threads divide outputs, never
  * the reduction, so tile shapes, M and the thread count change speed only, not bits.
  *
- * Weights are w [N, K], layout ML_PANELS, f32 or bf16; a range of whole panels is itself
- * a valid weight (data advanced by panel * K * 16 elements).  All other operands are f32,
+ * Weights are w [N, K], layout ML_PANELS, f32, bf16 or quantized (tensor/codes.h), whose
+ * elements are dequantized to f32 in the caches; a range of whole panels is itself a valid
+ * weight (data advanced by ml_tensor_panel_bytes).  All other operands are f32,
  * row-major with a row stride (ld) in elements.  thread: the stream's owner. */
 #ifndef ML_BACKEND_CPU_GEMM_H
 #define ML_BACKEND_CPU_GEMM_H
 
 #include "backend/cpu/cpu_priv.h"
+#include "tensor/codes.h"
 
 #define ML_GEMM_SPAN 2112 /* most depth that is packed at once: bounds the scratch */
 
@@ -31,6 +33,15 @@ typedef struct ml_gemm_out {
  * few rows the threads synchronize once. */
 void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                      const float *x, int64_t ldx, int64_t m, void *scratch);
+
+/* A panel of the quantized weight w. */
+static inline ml_gemm_codes ml_gemm_codes_of(const ml_tensor *w, const void *panel) {
+    return (ml_gemm_codes){
+        .scale = panel,
+        .code = (const unsigned char *)panel + ml_codes_scale_bytes(w->dtype, w->shape[1]),
+        .dtype = w->dtype,
+    };
+}
 
 /* gemm_stream.c: the same for few rows (m > 0).  It packs the rows, where that pays, into
  * `packed` [K or ML_GEMM_SPAN, 16].  False: m is too large, and nothing was done. */

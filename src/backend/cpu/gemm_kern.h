@@ -6,6 +6,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "tensor/tensor.h"
+
+/* One panel of a quantized weight (tensor/codes.h). */
+typedef struct ml_gemm_codes {
+    const void *scale;
+    const unsigned char *code;
+    ml_dtype dtype;
+} ml_gemm_codes;
+
 /* One register tile: for rows i < mr, panels p < np, lanes l < 16
  *
  *     c[i*c_is + p*c_ps + l]  (+)=  sum over ascending k of  a[i*a_is + k*a_ks] *
@@ -46,6 +55,9 @@ typedef struct ml_gemm_kern {
     void (*widen)(float *dst, const uint16_t *src, int64_t n);
     /* The same for pairs (tensor.h); n is even. */
     void (*widen_pairs)(float *dst, const uint16_t *src, int64_t n);
+    /* Dequantizes: dst[i*16 + l] = input k + i of output l, for i < n rounded up to a
+     * multiple of 8.  k is a multiple of 8. */
+    void (*decode)(float *dst, const ml_gemm_codes *c, int64_t k, int64_t n);
     /* Column sums: sum[j] = sum[j] + y[0*ldy + j] + y[1*ldy + j] + .. for each of n
      * columns. */
     void (*sum_rows)(float *sum, const float *y, int64_t ldy, int64_t m, int64_t n);

@@ -2,14 +2,16 @@
  *
  * There is one row tile, or few.  f32 weights are read in place.  Widening bf16 costs an
  * instruction per vector: with few rows one tile, as tall as possible, uses each widened
- * vector; for more rows, or without pairs, gemm.c widens once for all rows. */
+ * vector; for more rows, or without pairs, gemm.c widens once for all rows.  Quantized
+ * weights are dequantized in chunks of the depth, into a buffer in the L1 cache. */
 #include "backend/cpu/gemm.h"
 
 enum {
     TILES = 5,  /* f32: up to this many tiles packing the rows does not pay */
     PANELS = 8, /* most panels per piece */
     AHEAD = 64, /* prefetch distance of f32 weights, in cache lines */
-    PACKED = 5, /* bf16: from this many rows on packing them pays */
+    PACKED = 5, /* from this many rows on packing them pays, except for f32 */
+    CHUNK = 64, /* inputs of PANELS panels that are dequantized at once */
 };
 
 typedef struct streaming {
@@ -36,11 +38,15 @@ static int64_t panels_of(const ml_gemm_out *out) {
     return divide_up(out->w->shape[0], ML_LANES);
 }
 
-/* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
- * memory, the others from the L2 cache. */
-static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, int64_t np) {
-    const int64_t n = out->w->shape[0], at = (p * g->k + g->span) * ML_LANES;
-    ml_gemm_tile tile = {
+/* The tile of all rows, panels p .. p + np - 1 and the span. */
+static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, int64_t p,
+                            int64_t np) {
+    const int64_t n = out->w->shape[0];
+
+    return (ml_gemm_tile){
+        .c = out->y + p * ML_LANES,
+        .a = g->packed ? g->packed : g->x + g->span,
+        .mr = (int32_t)g->tile_rows,
         .c_is = out->ldy,
         .c_ps = ML_LANES,
         .a_is = g->packed ? 1 : g->ldx,
@@ -53,6 +59,38 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, i
         .add = g->span > 0,
         .bias = out->bias && g->span_end == g->k ? out->bias + p * ML_LANES : NULL,
     };
+}
+
+/* A single tile over quantized weights: dequantizes a chunk of all its panels at a time. */
+static void stream_codes(const streaming *g, const ml_gemm_out *out, int64_t p,
+                         int64_t np) {
+    const ml_gemm_kern *kern = g->s->kern->gemm;
+    const size_t panel = ml_tensor_panel_bytes(out->w);
+    ml_gemm_tile tile = tile_of(g, out, p, np);
+    const float *bias = tile.bias;
+    float buf[PANELS * CHUNK * ML_LANES];
+
+    tile.b = buf;
+    tile.b_ps = CHUNK * ML_LANES;
+    for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
+        tile.k = lesser(CHUNK, g->span_end - k);
+        for (int64_t i = 0; i < np; i++) {
+            const ml_gemm_codes codes = ml_gemm_codes_of(
+                out->w, (const char *)out->w->data + (size_t)(p + i) * panel);
+            kern->decode(buf + i * tile.b_ps, &codes, k, tile.k);
+        }
+        tile.bias = k + tile.k == g->span_end ? bias : NULL;
+        kern->tile(&tile);
+        tile.add = true;
+        tile.a += tile.k * tile.a_ks;
+    }
+}
+
+/* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
+ * memory, the others from the L2 cache. */
+static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, int64_t np) {
+    const int64_t at = (p * g->k + g->span) * ML_LANES;
+    ml_gemm_tile tile = tile_of(g, out, p, np);
 
     if (out->w->dtype == ML_F32) {
         tile.b = (const float *)out->w->data + at;
@@ -62,7 +100,8 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, i
     }
     for (int64_t row = 0; row < g->m; row += g->tile_rows) {
         tile.c = out->y + row * out->ldy + p * ML_LANES;
-        tile.a = g->packed ? g->packed : g->x + row * g->ldx + g->span;
+        if (!g->packed)
+            tile.a = g->x + row * g->ldx + g->span;
         tile.mr = (int32_t)lesser(g->tile_rows, g->m - row);
         g->s->kern->gemm->tile(&tile);
     }
@@ -76,9 +115,10 @@ static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int32_t i = 0; i < g->n_out; i++) {
         const int64_t panels = panels_of(&g->out[i]), last = end * panels / g->pieces;
-        const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : panels;
+        const bool codes = ml_dtype_codes(g->out->w->dtype) != NULL;
+        const int64_t step = codes ? PANELS : g->tiles > 1 ? g->s->kern->gemm->np : panels;
         for (int64_t p = begin * panels / g->pieces; p < last; p += step)
-            stream_rows(g, &g->out[i], p, lesser(step, last - p));
+            (codes ? stream_codes : stream_rows)(g, &g->out[i], p, lesser(step, last - p));
     }
 }
 
@@ -92,10 +132,29 @@ static int64_t pieces_of(const streaming *g) {
     return divide_up(divide_up(most, PANELS), threads) * threads;
 }
 
+/* Packs the rows of the span; FP8 products round them. */
+static void pack_span(const streaming *g) {
+    const ml_gemm_kern *kern = g->s->kern->gemm;
+    float x[ML_LANES * CHUNK];
+
+    if (g->out->w->dtype != ML_FP8_BLOCKWISE) {
+        kern->pack_rows(g->packed, g->x + g->span, g->ldx, g->m, g->span_end - g->span);
+        return;
+    }
+    for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
+        const int64_t n = lesser(CHUNK, g->span_end - k);
+        for (int64_t i = 0; i < g->m; i++)
+            ml_fp8_round(g->x + i * g->ldx, g->k, k, n, x + i * CHUNK);
+        kern->pack_rows(g->packed + (k - g->span) * ML_LANES, x, CHUNK, g->m, n);
+    }
+}
+
 bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     const float *x, int64_t ldx, int64_t m, float *packed) {
     const ml_gemm_kern *kern = s->kern->gemm;
     const bool wide = out->w->dtype == ML_F32;
+    const bool codes = ml_dtype_codes(out->w->dtype) != NULL;
+    const bool rounds = out->w->dtype == ML_FP8_BLOCKWISE;
     streaming g = { .s = s,
                     .out = out,
                     .n_out = n,
@@ -104,16 +163,16 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     .m = m,
                     .k = out->w->shape[1],
                     .tiles = divide_up(m, wide ? kern->mr : kern->tall),
-                    .packed = !wide && m >= PACKED ? packed : NULL };
+                    .packed = (!wide && m >= PACKED) || rounds ? packed : NULL };
 
-    if (g.tiles > (wide ? TILES : ml_tensor_has_pairs(out->w)))
+    if (g.tiles > (wide ? TILES : ml_tensor_has_pairs(out->w) || codes))
         return false;
     g.tile_rows = divide_up(m, g.tiles);
     g.pieces = pieces_of(&g);
     for (; g.span < g.k; g.span = g.span_end) {
         g.span_end = lesser(g.span + ML_GEMM_SPAN, g.k);
         if (g.packed)
-            kern->pack_rows(g.packed, x + g.span, ldx, m, g.span_end - g.span);
+            pack_span(&g);
         ml_pool_run(s->pool, g.pieces, 1, stream_pieces, &g);
     }
     return true;

@@ -106,7 +106,7 @@ static void hyper_rows(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         float *c = (float *)a->out[0].data + t * width;
-        double l[MAX_IN];
+        double l[MAX_IN] = { 0 };
         matrix m;
         logits_of(a, &h, t, l);
         for (int32_t i = 0; i < h.n; i++)
@@ -203,7 +203,7 @@ static void hyper_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         float *kept = (float *)a->scratch + t * h.n_in, *dx = a->din[0].data;
-        double l[MAX_IN], dl[MAX_IN];
+        double l[MAX_IN] = { 0 }, dl[MAX_IN] = { 0 };
         logits_of(a, &h, t, l);
         logits_back(&h, l, (const float *)a->dout[0].data + t * width, dl);
         for (int32_t i = 0; i < h.n_in; i++) {

@@ -83,10 +83,10 @@ void ml_cpu_linear_backward(ml_stream *s, const ml_op_args *a) {
 /* One expert of a stack [E, N, K], as a weight [N, K]. */
 static ml_tensor expert_of(const ml_tensor *w, int64_t e) {
     const int64_t n = w->shape[1], k = w->shape[2];
-    const int64_t stride = (n + ML_LANES - 1) / ML_LANES * ML_LANES * k;
+    const int64_t panels = (n + ML_LANES - 1) / ML_LANES;
 
     return (ml_tensor){
-        .data = (char *)w->data + (size_t)(e * stride) * ml_dtype_bytes(w->dtype),
+        .data = (char *)w->data + (size_t)(e * panels) * ml_tensor_panel_bytes(w),
         .dtype = w->dtype,
         .layout = w->layout,
         .n_dim = 2,

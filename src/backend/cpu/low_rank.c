@@ -242,7 +242,8 @@ static void drop(const lora *l, int32_t row, int32_t group, int32_t h, const flo
     const int32_t token =
         start ? start[l->a->attr->moe.n_expert + 1 + row] / l->a->attr->moe.top_k : row;
     const uint64_t key = l->a->rows->dropout_key[token];
-    const uint64_t layer = (uint64_t)l->a->attr->lora.site | (uint64_t)group << 32;
+    const uint64_t expert = (uint64_t)(group + l->a->attr->lora.first_group);
+    const uint64_t layer = (uint64_t)l->a->attr->lora.site | expert << 32;
     ml_philox four = { { 0 } };
 
     for (int64_t j = 0; j < l->n_in; j++) {

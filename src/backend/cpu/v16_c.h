@@ -84,6 +84,29 @@ static inline v16 v16_load_odd(const uint16_t *p) {
     return v16_load_even(p + 1);
 }
 
+/* 16 signed bytes: exact. */
+static inline v16 v16_load_int8(const int8_t *p) {
+    v16 r;
+    V16_EACH((float)p[i]);
+}
+
+/* 16 e4m3 codes, times 2^-8: exact.  The code of NaN is read as 480. */
+static inline v16 v16_load_e4m3(const uint8_t *p) {
+    v16 r;
+    for (int i = 0; i < 16; i++) {
+        uint32_t u = (p[i] & 0x80u) << 24 | (p[i] & 0x7fu) << 20;
+        memcpy(&r.f[i], &u, sizeof u);
+        r.f[i] *= 0x1p112f;
+    }
+    return r;
+}
+
+/* The i-th four bits, from the lowest, of 16 words: indices into `value` [16]. */
+static inline v16 v16_load_nibble(const uint32_t *p, int n, const float *value) {
+    v16 r;
+    V16_EACH(value[p[i] >> (4 * n) & 15]);
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     v16 r;
     V16_EACH(a.f[i] + b.f[i]);

@@ -1,17 +1,29 @@
 /* bulk.cuh - bulk copies to shared memory (cp.async.bulk, sm_90), and the mbarriers
  * that signal their arrival.  On older GPUs the functions are empty: kernels that use
- * them are not launched there. */
+ * them are not launched there.
+ *
+ * A tensor copy (TMA) brings a box of a matrix of bf16, in the layout of wgmma.cuh's
+ * panels; numbers outside the matrix become zero. */
 #ifndef ML_BACKEND_CUDA_BULK_CUH
 #define ML_BACKEND_CUDA_BULK_CUH
 
+#include <cuda.h>
+
 #include "backend/cuda/mma.cuh"
 
-/* An mbarrier in shared memory; a phase ends with one arrival and all expected bytes. */
+/* An mbarrier in shared memory; a phase ends with `arrivals` and all expected bytes. */
 typedef uint64_t ml_barrier;
 
-__device__ static inline void ml_barrier_init(ml_barrier *b) {
+__device__ static inline void ml_barrier_init(ml_barrier *b, unsigned arrivals = 1) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ml_smem(b)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ml_smem(b)), "r"(arrivals)
+                 : "memory");
+#endif
+}
+
+__device__ static inline void ml_barrier_arrive(ml_barrier *b) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ml_smem(b)) : "memory");
 #endif
 }
 
@@ -57,5 +69,27 @@ __device__ static inline void ml_bulk_copy(void *to, const void *from, unsigned 
                  : "memory");
 #endif
 }
+
+/* One thread calls it: the box of `map` from column x, row y of matrix z on. */
+__device__ static inline void ml_tensor_copy(void *to, const CUtensorMap *map, int x, int y,
+                                             int z, ml_barrier *b) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(ml_smem(to)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(ml_smem(b))
+        : "memory");
+#endif
+}
+
+/* Matrices of bf16, for tensor copies: `count` of rows x cols; strides in numbers. */
+typedef struct ml_tensor_box {
+    const bf16 *at;
+    int64_t cols, rows, count, row_stride, stride;
+    int box_cols, box_rows; /* 64 columns are a panel */
+} ml_tensor_box;
+
+/* bulk.cu: fails where the driver has no tensor copies, or the strides do not fit. */
+cudaError_t ml_tensor_map(CUtensorMap *map, const ml_tensor_box *b);
 
 #endif

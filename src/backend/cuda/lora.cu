@@ -1,11 +1,12 @@
-/* lora.cu - LORA: low-rank adapters on the outputs of linear layers.
+/* lora.cu - LORA: low-rank adapters on the outputs of linear layers; in f32, and in bf16 with
+ * widths that tensor cores do not take.  See lora_mma.cu for the others.
  *
  * The rows of a tile may have different adapters, and be of different experts.  For every
  * pair of them in the tile, a block computes the product of all rows, and keeps the rows of
  * the pair.  An output is one FMA chain of its own row, or a few of them that depend on its
- * width only, so that a mixed batch has the bits of each row alone.  A gradient of A or B has one writer, which loops over the rows in order.
- * Adapters are f32, and so are all products. */
-#include "backend/cuda/common.cuh"
+ * width only, so that a mixed batch has the bits of each row alone.  A gradient of A or B has
+ * one writer, which loops over the rows in order.  Adapters are f32, and so are all products. */
+#include "backend/cuda/lora.cuh"
 
 enum {
     ROWS = 64, /* of a tile */
@@ -13,88 +14,8 @@ enum {
     DEEP = 32, /* numbers of a product in shared memory at a time */
     EACH = 4,  /* a thread has EACH x EACH outputs */
     ACROSS = COLS / EACH,
-    THREADS = ROWS / EACH * ACROSS,
-    ADAPTERS = 64 /* of a launch */
+    THREADS = ROWS / EACH * ACROSS
 };
-
-/* Which adapter a row has, and which matrices of it: those of its expert, or of the head. */
-struct row_map {
-    const int32_t *adapter; /* [n_token], or NULL: see all */
-    const int32_t *start;   /* MoE: the table of experts' rows, or NULL */
-    const uint64_t *key;    /* dropout: [n_token] */
-    int64_t n_row;
-    int n_expert, top_k;
-    bool all;
-};
-
-struct site {
-    const float *a, *b;       /* NULL: this layer is not adapted */
-    int64_t a_group, b_group; /* stride between groups; 0: they share the matrix */
-    float scale;
-    int rank;
-};
-
-/* Adapters first .. first + n - 1. */
-struct sites {
-    int first, n;
-    site at[ADAPTERS];
-};
-
-__device__ static int64_t token_of(const row_map &m, int64_t row) {
-    return m.start ? m.start[m.n_expert + 1 + row] / m.top_k : row;
-}
-
-__device__ static int adapter_of(const row_map &m, int64_t row) {
-    return m.adapter ? m.adapter[token_of(m, row)] : m.all ? 0 : -1;
-}
-
-/* The last expert that starts at or before the row; experts without rows come before it. */
-__device__ static int expert_of(const row_map &m, int64_t row) {
-    int low = 0, high = m.start ? m.n_expert : 1;
-
-    while (high - low > 1) {
-        int mid = (low + high) / 2;
-        if (m.start[mid] <= row)
-            low = mid;
-        else
-            high = mid;
-    }
-    return low;
-}
-
-/* ---- dropout ---- */
-
-/* Philox4x32-10, as base/philox.c. */
-__device__ static uint4 philox(uint64_t seed, uint64_t sample, uint64_t position) {
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    uint4 c = make_uint4((uint32_t)sample, (uint32_t)(sample >> 32), (uint32_t)position,
-                         (uint32_t)(position >> 32));
-
-    for (int round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)0xD2511F53u * c.x, b = (uint64_t)0xCD9E8D57u * c.z;
-        c = make_uint4((uint32_t)(b >> 32) ^ c.y ^ key0, (uint32_t)b,
-                       (uint32_t)(a >> 32) ^ c.w ^ key1, (uint32_t)a);
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return c;
-}
-
-struct drop_rule {
-    uint32_t below, layer; /* words below it are dropped */
-    float gain;
-};
-
-/* x, or 0, divided by the probability that an element is kept: depends on the row's key, the
- * layer, the expert and the column. */
-__device__ static float drop(const row_map &m, const drop_rule &d, int64_t row, int expert,
-                             int64_t col, float x) {
-    uint4 four = philox(m.key[token_of(m, row)], (uint64_t)d.layer | (uint64_t)expert << 32,
-                        (uint64_t)(col / 4));
-    const uint32_t word[4] = { four.x, four.y, four.z, four.w };
-
-    return word[col % 4] < d.below ? 0.0f : x * d.gain;
-}
 
 template <class T>
 __global__ void drop_kernel(float *y, const T *x, row_map m, drop_rule d, int64_t width) {
@@ -153,40 +74,10 @@ template <class X, class Y> struct product {
     drop_rule dropping;
 };
 
-/* What a row needs: adapter, minus the first of the launch; expert or head; -1: nothing. */
-struct tile_rows {
-    int adapter[ROWS], group[ROWS];
-    bool first[ROWS]; /* of the tile with its adapter and group */
-};
-
-__device__ static bool is_alike(const tile_rows &r, int i, int k) {
-    return r.adapter[i] == r.adapter[k] && r.group[i] == r.group[k];
-}
-
-__device__ static void find_rows(tile_rows &r, const row_map &m, const sites &s,
-                                 int64_t row0, int head, int n_head) {
-    for (int i = (int)threadIdx.x; i < ROWS; i += THREADS) {
-        int64_t row = row0 + i;
-        int adapter = row < m.n_row ? adapter_of(m, row) - s.first : -1;
-        if (adapter >= s.n || (adapter >= 0 && !s.at[adapter].a))
-            adapter = -1;
-        r.adapter[i] = adapter;
-        r.group[i] = adapter < 0 ? 0 : n_head > 1 ? head : expert_of(m, row);
-    }
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < ROWS; i += THREADS) {
-        bool first = r.adapter[i] >= 0;
-        for (int k = 0; first && k < i; k++)
-            first = !is_alike(r, i, k);
-        r.first[i] = first;
-    }
-    __syncthreads();
-}
-
 template <class X, class Y>
 __device__ static void put_outputs(const product<X, Y> &p, const row_map &m, const site &s,
-                                   const tile_rows &r, int lead, int64_t row0, int64_t n0,
-                                   int64_t n, const float (&sum)[EACH][EACH]) {
+                                   const tile_rows<ROWS> &r, int lead, int64_t row0,
+                                   int64_t n0, int64_t n, const float (&sum)[EACH][EACH]) {
     int x = (int)threadIdx.x % ACROSS, y = (int)threadIdx.x / ACROSS;
     int64_t head = p.segment ? 0 : blockIdx.z;
     Y *out = p.y + (p.segment ? blockIdx.z * m.n_row * p.y_ld : 0);
@@ -197,7 +88,7 @@ __device__ static void put_outputs(const product<X, Y> &p, const row_map &m, con
             int64_t col = n0 + x * EACH + j, row = row0 + at;
             Y *to = out + (row * p.n_head + head) * p.y_ld + col;
             float v = sum[i][j];
-            if (!is_alike(r, at, lead) || col >= n)
+            if (!r.is_alike(at, lead) || col >= n)
                 continue;
             if (p.drop)
                 v = drop(m, p.dropping, row, expert_of(m, row), head * p.y_ld + col, v);
@@ -209,20 +100,19 @@ template <class X, class Y>
 __global__ void __launch_bounds__(THREADS)
     product_kernel(product<X, Y> p, row_map m, const __grid_constant__ sites s) {
     __shared__ tile t;
-    __shared__ tile_rows r;
+    __shared__ tile_rows<ROWS> r;
     int64_t row0 = (int64_t)blockIdx.x * ROWS, n0 = (int64_t)blockIdx.y * COLS;
     int head = p.segment ? 0 : (int)blockIdx.z;
     int64_t from = p.segment * blockIdx.z;
 
     find_rows(r, m, s, row0, head, p.n_head);
-    for (int lead = 0; lead < ROWS; lead++) {
+    for (int i = 0; i < r.n_lead; i++) {
+        int lead = r.lead[i];
         float sum[EACH][EACH] = {};
         const X *x = p.x + (row0 * p.n_head + head) * p.x_ld;
         int64_t step = p.n_head * p.x_ld, n, k, some;
         const float *w;
         site own;
-        if (!r.first[lead]) /* the same in all threads */
-            continue;
         own = s.at[r.adapter[lead]];
         n = p.n ? p.n : own.rank;
         k = p.k ? p.k : own.rank;
@@ -301,22 +191,8 @@ __global__ void __launch_bounds__(THREADS) gradient_kernel(gradient<U, V> g, row
 
 /* ---- the op ---- */
 
-/* T: of activations; the adapters' inputs are X: f32 after dropout. */
-template <class T> struct lora {
-    ml_cuda_stream *s;
-    const ml_op_args *a;
-    int64_t n_in, n_out; /* of a head */
-    int n_head, rank, n_group;
-    row_map map;
-    drop_rule dropping;
-    float *low, *dlow;  /* scale A x, and its gradient */
-    float *part, *kept; /* part: of a low; kept: inputs after dropout, or NULL */
-    bool any;           /* whether a row may have an adapter */
-};
-
-template <class T> static lora<T> lora_open(ml_stream *s, const ml_op_args *a) {
-    lora<T> l = {};
-    int64_t n_low, x, y;
+static lora_call lora_open(ml_stream *s, const ml_op_args *a) {
+    lora_call l = {};
 
     l.s = ml_cuda(s);
     l.a = a;
@@ -333,31 +209,36 @@ template <class T> static lora<T> lora_open(ml_stream *s, const ml_op_args *a) {
     l.map.all = a->lora && a->lora->all;
     l.any = a->lora && (l.map.adapter || l.map.all) && l.map.n_row;
     l.n_group = l.map.start ? l.map.n_expert : l.n_head;
-    n_low = l.map.n_row * l.n_head * l.rank;
-    l.low = (float *)a->scratch;
-    l.dlow = l.low + n_low;
-    l.part = l.dlow + n_low;
-    x = ml_cuda_lora_parts(l.n_in);
-    y = ml_cuda_lora_parts(l.n_out);
-    l.kept = l.part + (l.n_head > 1 ? 0 : x > y ? x : y) * n_low;
-    if (a->attr->lora.dropout <= 0.0f || !l.map.key)
-        l.kept = NULL;
+    l.dropped = a->attr->lora.dropout > 0.0f && l.map.key;
     l.dropping.layer = (uint32_t)a->attr->lora.site;
+    l.dropping.first_group = a->attr->lora.first_group;
     l.dropping.below = (uint32_t)((double)a->attr->lora.dropout * 0x1p32);
     l.dropping.gain = 1.0f / (1.0f - a->attr->lora.dropout);
     return l;
 }
 
-static const ml_lora_site *site_of(const ml_op_args *a, int adapter) {
-    return &a->lora->adapter[adapter][a->attr->lora.site];
-}
+/* T: of activations; the adapters' inputs are X: f32 after dropout. */
+template <class T> struct lora : lora_call {
+    float *low, *dlow;  /* scale A x, and its gradient */
+    float *part, *kept; /* part: of a low; kept: inputs after dropout, or NULL */
+
+    lora(const lora_call &l) : lora_call(l) {
+        int64_t n_low = map.n_row * n_head * rank;
+        int64_t x = ml_cuda_lora_parts(n_in), y = ml_cuda_lora_parts(n_out);
+
+        low = (float *)a->scratch;
+        dlow = low + n_low;
+        part = dlow + n_low;
+        kept = dropped ? part + (n_head > 1 ? 0 : x > y ? x : y) * n_low : NULL;
+    }
+};
 
 /* Of a stack of matrices. */
 static int64_t group_stride(const ml_tensor *t) {
     return t->shape[0] > 1 ? t->shape[1] * t->shape[2] : 0;
 }
 
-static sites sites_from(const ml_op_args *a, int first) {
+sites lora_sites(const ml_op_args *a, int first) {
     sites s = {};
 
     s.first = first;
@@ -365,7 +246,7 @@ static sites sites_from(const ml_op_args *a, int first) {
         a->lora->n_adapter - first < ADAPTERS ? a->lora->n_adapter - first : (int)ADAPTERS;
     for (int i = 0; i < s.n; i++) {
         const ml_lora_site *from = site_of(a, first + i);
-        if (!from->a.data)
+        if (!from)
             continue;
         s.at[i] = { (const float *)from->a.data,
                     (const float *)from->b.data,
@@ -387,7 +268,7 @@ static void multiply_rows(const lora<T> &l, product<X, Y> p, int64_t widest,
     p.n_head = l.n_head;
     p.dropping = l.dropping;
     for (int first = 0; first < l.a->lora->n_adapter; first += ADAPTERS)
-        product_kernel<<<grid, THREADS, 0, l.s->stream>>>(p, l.map, sites_from(l.a, first));
+        product_kernel<<<grid, THREADS, 0, l.s->stream>>>(p, l.map, lora_sites(l.a, first));
     ml_cuda_launched(l.s, "lora");
 }
 
@@ -407,7 +288,7 @@ static void make_low(const lora<T> &l, float *low, const X *x, int64_t width, bo
     for (int first = 0; n_part > 1 && first < l.a->lora->n_adapter; first += ADAPTERS)
         sum_kernel<<<ml_cuda_blocks(l.map.n_row * l.rank, THREADS), THREADS, 0,
                      l.s->stream>>>(low, l.part, (int)n_part, l.rank, l.map,
-                                    sites_from(l.a, first));
+                                    lora_sites(l.a, first));
 }
 
 /* y += B low, or A' low; masked: with dropout. */
@@ -442,8 +323,16 @@ template <class T> static void low_of_inputs(const lora<T> &l) {
     make_low(l, l.low, (const float *)l.kept, l.n_in, swapped);
 }
 
-template <class T> static void lora_forward(ml_stream *s, const ml_op_args *a) {
-    lora<T> l = lora_open<T>(s, a);
+template <class T> static void plain_forward(const lora_call &call) {
+    lora<T> l(call);
+
+    low_of_inputs(l);
+    add_product(l, (T *)l.a->out[0].data, l.low, l.n_out, !l.a->attr->lora.transposed,
+                false);
+}
+
+void ml_cuda_lora_forward(ml_stream *s, const ml_op_args *a) {
+    lora_call l = lora_open(s, a);
 
     if (a->out[0].data != a->in[1].data)
         ml_cuda_note(l.s,
@@ -451,14 +340,10 @@ template <class T> static void lora_forward(ml_stream *s, const ml_op_args *a) {
                                      ml_tensor_bytes(&a->out[0]), cudaMemcpyDeviceToDevice,
                                      l.s->stream),
                      "lora");
-    if (!l.any)
-        return;
-    low_of_inputs(l);
-    add_product(l, (T *)a->out[0].data, l.low, l.n_out, !a->attr->lora.transposed, false);
-}
-
-void ml_cuda_lora_forward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->out[0].dtype, lora_forward<T>(s, a));
+    if (l.any && ml_cuda_lora_on_tensor_cores(a))
+        lora_mma_forward(l);
+    else if (l.any)
+        ML_CUDA_TYPED(a->out[0].dtype, plain_forward<T>(l));
 }
 
 /* dw [groups, u, v] += of one adapter. */
@@ -481,7 +366,7 @@ template <class T, class X> static void add_gradients(const lora<T> &l, const X 
 
     for (int i = 0; i < l.a->lora->n_adapter; i++) {
         const ml_lora_site *site = site_of(l.a, i);
-        if (!site->a.data)
+        if (!site)
             continue;
         if (l.a->attr->lora.transposed) {
             add_gradient(l, &site->da, i, l.low, l.rank, dz, l.n_out);
@@ -493,28 +378,21 @@ template <class T, class X> static void add_gradients(const lora<T> &l, const X 
     }
 }
 
-/* The gradient of y is that of z; that of x is added to, or to zeros. */
-static void begin_gradients(ml_stream *s, const ml_op_args *a) {
-    ml_op_args pass = {};
+/* That of x is added to, or to zeros. */
+static void begin_dx(const lora_call &l) {
+    const ml_tensor *dx = &l.a->din[0];
 
-    pass.din[0] = a->din[1];
-    pass.din_add[0] = a->din_add[1];
-    pass.dout[0] = a->dout[0];
-    ml_cuda_add_backward(s, &pass);
-    if (a->din[0].data && !a->din_add[0])
-        ml_cuda_note(ml_cuda(s),
-                     cudaMemsetAsync(a->din[0].data, 0, ml_tensor_bytes(&a->din[0]),
-                                     ml_cuda(s)->stream),
+    if (dx->data && !l.a->din_add[0])
+        ml_cuda_note(l.s, cudaMemsetAsync(dx->data, 0, ml_tensor_bytes(dx), l.s->stream),
                      "lora backward");
 }
 
-template <class T> static void lora_backward(ml_stream *s, const ml_op_args *a) {
-    lora<T> l = lora_open<T>(s, a);
+template <class T> static void plain_backward(const lora_call &call) {
+    lora<T> l(call);
+    const ml_op_args *a = l.a;
     bool swapped = a->attr->lora.transposed;
 
-    begin_gradients(s, a);
-    if (!l.any)
-        return;
+    begin_dx(l);
     low_of_inputs(l);
     make_low(l, l.dlow, (const T *)a->dout[0].data, l.n_out, !swapped);
     if (a->din[0].data)
@@ -526,5 +404,17 @@ template <class T> static void lora_backward(ml_stream *s, const ml_op_args *a) 
 }
 
 void ml_cuda_lora_backward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->dout[0].dtype, lora_backward<T>(s, a));
+    lora_call l = lora_open(s, a);
+    ml_op_args pass = {};
+
+    pass.din[0] = a->din[1]; /* the gradient of y is that of z */
+    pass.din_add[0] = a->din_add[1];
+    pass.dout[0] = a->dout[0];
+    ml_cuda_add_backward(s, &pass);
+    if (!l.any)
+        begin_dx(l);
+    else if (ml_cuda_lora_on_tensor_cores(a))
+        lora_mma_backward(l);
+    else
+        ML_CUDA_TYPED(a->dout[0].dtype, plain_backward<T>(l));
 }

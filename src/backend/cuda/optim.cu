@@ -27,19 +27,39 @@ __device__ static void store_weight(const ml_optim_param &p, int64_t i, float w)
         ((float *)p.weight)[i] = ml_f32(ml_as<bf16>(w));
 }
 
+__device__ static void adamw_one(const ml_optim_param &p, const ml_adamw &o, int64_t i,
+                                 float grad, float moment1, float moment2, float master) {
+    float g = grad * o.grad_scale;
+    float m1 = o.beta1 * moment1 + (1.0f - o.beta1) * g;
+    float m2 = o.beta2 * moment2 + (1.0f - o.beta2) * (g * g);
+    float update = m1 * o.unbias1 / (sqrtf(m2 * o.unbias2) + o.eps);
+    float w = master - o.lr * (update + o.weight_decay * master);
+
+    p.moment1[i] = m1;
+    p.moment2[i] = m2;
+    p.master[i] = w;
+    store_weight(p, i, w);
+}
+
+/* All loads of a thread come first: the compiler cannot move them before stores. */
 __global__ static void adamw_kernel(ml_optim_param p, ml_adamw o) {
-    float keep1 = 1.0f - o.beta1, keep2 = 1.0f - o.beta2;
-    each(p.n, [&](int64_t i) {
-        float g = p.grad[i] * o.grad_scale;
-        float m1 = o.beta1 * p.moment1[i] + keep1 * g;
-        float m2 = o.beta2 * p.moment2[i] + keep2 * (g * g);
-        float update = m1 * o.unbias1 / (sqrtf(m2 * o.unbias2) + o.eps);
-        float w = p.master[i] - o.lr * (update + o.weight_decay * p.master[i]);
-        p.moment1[i] = m1;
-        p.moment2[i] = m2;
-        p.master[i] = w;
-        store_weight(p, i, w);
-    });
+    int64_t first = (int64_t)blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
+    float g[PER_THREAD], m1[PER_THREAD], m2[PER_THREAD], w[PER_THREAD];
+
+#pragma unroll
+    for (int k = 0; k < PER_THREAD; k++) {
+        int64_t i = first + k * THREADS;
+        if (i < p.n) {
+            g[k] = p.grad[i];
+            m1[k] = p.moment1[i];
+            m2[k] = p.moment2[i];
+            w[k] = p.master[i];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < PER_THREAD; k++)
+        if (first + k * THREADS < p.n)
+            adamw_one(p, o, first + k * THREADS, g[k], m1[k], m2[k], w[k]);
 }
 
 static void adamw(ml_stream *s, const ml_optim_param *p, const ml_adamw *o) {

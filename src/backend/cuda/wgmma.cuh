@@ -104,4 +104,49 @@ __device__ static inline void ml_wgmma_transposed(float (*c)[4], const uint32_t 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"((int)add));
 }
 
+/* ---- m64n128k16: sixteen m16n8 accumulators, operands in shared memory ---- */
+
+/* Of the descriptor of a panel, for transposed operands of several panels side by side,
+ * `bytes` from one to the next. */
+__device__ static inline uint32_t ml_panels_wide(uint32_t panel, int bytes) {
+    return panel + ((uint32_t)(bytes - 1024) >> 4 << 16);
+}
+
+#define ML_WGMMA_SUMS_128                                                                  \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "              \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "     \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "     \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define ML_WGMMA_ROWS_128(c) ML_WGMMA_ROWS(c), ML_WGMMA_ROWS((c + 8))
+
+/* c += a b'; a is 64 x 16, b 128 x 16; of a transposed operand 16 rows of panels. */
+template <bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ static inline void ml_wgmma_128(float (*c)[4], uint32_t a, uint32_t b) {
+    asm volatile("{.reg .pred add; .reg .b64 a, b; setp.eq.b32 add, 0, 0;"
+                 "mov.b64 a, {%64, " ML_PANEL_HI "}; mov.b64 b, {%65, " ML_PANEL_HI "};"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " ML_WGMMA_SUMS_128
+                 "a, b, add, 1, 1, %66, %67;}"
+                 : ML_WGMMA_ROWS_128(c)
+                 : "r"(a), "r"(b), "n"((int)A_TRANSPOSED), "n"((int)B_TRANSPOSED));
+}
+
+/* c = a b, or c += a b; a 64 x 16 in registers (A fragments); b 16 x 128, transposed: two
+ * panels side by side, as many bytes apart as b says. */
+__device__ static inline void ml_wgmma_transposed_128(float (*c)[4], const uint32_t (&a)[4],
+                                                      uint32_t b, bool add) {
+    asm volatile("{.reg .pred add; .reg .b64 b; setp.ne.b32 add, %69, 0;"
+                 "mov.b64 b, {%68, " ML_PANEL_HI "};"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " ML_WGMMA_SUMS_128
+                 "{%64, %65, %66, %67}, b, add, 1, 1, 1;}"
+                 : ML_WGMMA_ROWS_128(c)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"((int)add));
+}
+
+template <int N> __device__ static inline void ml_wgmma_wait_128(float (*c)[4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %64;"
+                 : ML_WGMMA_ROWS_128(c)
+                 : "n"(N)
+                 : "memory");
+}
+
 #endif

@@ -40,6 +40,36 @@ static ml_ggml_type gguf_type(const ml_config *c, const ml_checkpoint *from) {
                                  : ML_GGML_BF16;
 }
 
+/* The adapter of a reward model is merged into one. */
+static ml_status is_reward(const ml_config *c, bool *out, ml_err *err) {
+    const char *dir = c->convert.lora_adapter_path;
+    ml_peft_config config = { 0 };
+    ml_status st = ML_OK;
+    ml_arena a;
+
+    ml_arena_init(&a, "adapter");
+    if (dir)
+        st = ml_peft_config_open(&config, &a,
+                                 ml_arena_printf(&a, "%s/" ML_LORA_CONFIG, dir), err);
+    *out = st == ML_OK && config.saves_head;
+    ml_peft_config_close(&config);
+    ml_arena_release(&a);
+    return st;
+}
+
+static ml_status open_spec(ml_spec *s, const ml_config *c, ml_err *err) {
+    ml_spec_opts o;
+    bool reward;
+    ml_status st = is_reward(c, &reward, err);
+
+    if (st == ML_OK)
+        st = ml_model_family_find(&o, c->run.arch.spec.word, c->run.arch.spec.n, err);
+    if (st != ML_OK)
+        return st;
+    o.reward = reward;
+    return ml_spec_open_with(s, c->run.hf_checkpoint, &o, err);
+}
+
 static ml_status merge(const ml_config *c, const ml_spec *s, ml_weights *w, ml_backend *be,
                        ml_err *err) {
     ml_lora l;
@@ -80,8 +110,7 @@ ml_status ml_cmd_convert(const ml_config *c, ml_err *err) {
     ml_checkpoint *from = NULL;
     ml_backend be = { 0 };
     ml_arena a;
-    ml_status st = ml_model_open(&s, c->run.hf_checkpoint, c->run.arch.spec.word,
-                                 c->run.arch.spec.n, err);
+    ml_status st = open_spec(&s, c, err);
 
     ml_arena_init(&a, "convert");
     if (st == ML_OK)

@@ -8,7 +8,6 @@
 #include "run/heartbeat.h"
 #include "run/rank_messages.h"
 #include "rl/eval/eval_table.h"
-#include "rl/reward/reward_model.h"
 
 /* Prints a table, or JSON for programs. */
 static ml_status evaluate(ml_assembly *parts, const ml_run_opts *c, ml_err *err) {
@@ -53,10 +52,11 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     opts.needs_template = opts.data.apply_chat_template;
     if (st == ML_OK)
         st = ml_loop_extensions_resolve(&extensions, &c->extensions.path, err);
+    opts.data.tools = extensions.tools;
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
-        st = ml_reward_model_open_for(c, err);
+        st = ml_reward_models_open(c, err);
     if (st == ML_OK)
         st = ml_assembly_open(&parts, c, &extensions, &run, err);
     if (st == ML_OK)
@@ -69,7 +69,7 @@ static ml_status run_evals(ml_run_opts *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_rank_messages_meet(c->ranks.world, err);
     ml_assembly_close(&parts);
-    ml_reward_model_close(c->reward.model);
+    ml_reward_models_close(&c->reward);
     ml_train_run_close(&run);
     ml_loop_extensions_close();
     ml_heartbeat_close(heartbeat);

@@ -7,7 +7,6 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
-#include "rl/reward/reward_model.h"
 #include "run/rollouts.h"
 #include "io/end_tokens.h"
 #include "text/tokenizer/tokenizer.h"
@@ -252,9 +251,9 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
     ml_arena_init(&arena, "reward");
     st = c->run.hf_checkpoint ? read_stops(&j, c->run.hf_checkpoint, err) : ML_OK;
     if (st == ML_OK)
-        st = ml_reward_model_open_for(&run, err);
-    if (st == ML_OK && run.reward.model)
-        st = ml_reward_model_start(run.reward.model, err);
+        st = ml_reward_models_open(&run, err);
+    if (st == ML_OK)
+        st = ml_reward_models_start(&run.reward, err);
     if (st == ML_OK)
         st = ml_reward_opts_resolve(&opts, &run, &arena, err);
     if (st == ML_OK)
@@ -268,7 +267,7 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
             st = check_any(&j, err);
     }
     ml_rewards_close(j.rewards);
-    ml_reward_model_close(run.reward.model);
+    ml_reward_models_close(&run.reward);
     for (int i = 0; j.entry && i < BATCH; i++)
         ml_text_release(&j.entry[i].out);
     free(j.entry);

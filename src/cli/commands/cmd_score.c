@@ -311,12 +311,10 @@ static ml_status score_all(score_job *j, ml_err *err) {
 static ml_status open_adapters(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
 
-    if (ml_run_ranks_size(&j->ranks) > 1 &&
-        (c->score.lora_adapter_path || c->score.lora_paths.n))
-        return ml_fail(
-            err, ML_EUNSUP,
-            "--lora-adapter-path and --lora-paths: several ranks do not score LoRA "
-            "adapters yet; start one process");
+    if (ml_run_ranks_size(&j->ranks) > 1 && c->score.lora_paths.n)
+        return ml_fail(err, ML_EUNSUP,
+                       "--lora-paths: several ranks score all sequences with one adapter "
+                       "(--lora-adapter-path); start one process");
     return ml_score_adapters_open(&j->adapters, &j->arena, c, &j->spec, &j->seq, &j->be,
                                   err);
 }
@@ -430,7 +428,8 @@ static ml_status score_here(score_job *j, ml_err *err) {
 }
 
 static ml_status score_together(score_job *j, ml_err *err) {
-    ml_score_ranks_in in = { j->config, &j->spec, j->checkpoint, &j->seq, &j->be };
+    ml_score_ranks_in in = { j->config, &j->spec,     j->checkpoint,
+                             &j->seq,   &j->adapters, &j->be };
 
     return ml_score_ranks_run(&in, &j->ranks, &j->out, err);
 }
@@ -450,7 +449,7 @@ static ml_status run_job(score_job *j, ml_err *err) {
         return ML_OK;
     }
     if (j->config->score.grads)
-        st = ml_score_adapters_take(&j->adapters, &j->arena, err);
+        st = ml_score_adapters_take(&j->adapters, !several, &j->arena, err);
     if (st == ML_OK)
         st = ml_score_output_open(&j->out, j->config, &j->spec, &j->seq, j->checkpoint,
                                   &j->adapters, j->mtp.on ? &j->mtp : NULL,

@@ -17,6 +17,7 @@
 #include "model/spec_shard.h"
 #include "base/json_out.h"
 #include "plugin/model_family.h"
+#include "plugin/python_matcher.h"
 #include "run/heartbeat.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
@@ -89,6 +90,7 @@ static ml_status open_backend(serve_job *j, ml_err *err) {
                                      : ml_comm_device_attach(j->world, j->be.stream, err);
 }
 
+/* Checks the checkpoint; the spec becomes that of this rank. */
 static ml_status check_weights(serve_job *j, ml_err *err) {
     ml_checkpoint *c = NULL;
     ml_weight_dtype dtype = j->config->run.dtype;
@@ -102,8 +104,13 @@ static ml_status check_weights(serve_job *j, ml_err *err) {
         if (!c && dtype == ML_WEIGHT_AUTO)
             dtype = ML_WEIGHT_BF16;
         ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, c, dtype));
-        st = ml_spec_shard(&j->spec, (int32_t)j->config->serve.tp, j->world->rank, err);
+        if (j->config->serve.dp_attention)
+            j->spec.attn_dp = (int32_t)j->config->serve.dp;
+        st = ml_serve_adapters_open(&j->adapters, &j->arena, j->config, &j->spec, &j->be,
+                                    err);
     }
+    if (!st) /* with the ops of adapters */
+        st = ml_spec_shard(&j->spec, (int32_t)j->config->serve.tp, j->world->rank, err);
     if (!st)
         j->weight_bytes = ml_weights_bytes(&j->spec, c, dtype);
     ml_checkpoint_close(c);
@@ -181,6 +188,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(&j->spec, &j->be, 1);
     int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
     int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;
+    int64_t groups = c->serve.dp; /* a rank has the pages of one */
 
     if (!st)
         st = check_routes(j, err);
@@ -189,8 +197,8 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
     st = ml_engine_least(j->world, &n_page, err);
     if (st)
         return st;
-    if (c->serve.max_total && n_page > c->serve.max_total / ML_PAGE)
-        n_page = c->serve.max_total / ML_PAGE;
+    if (c->serve.max_total && n_page > c->serve.max_total / groups / ML_PAGE)
+        n_page = c->serve.max_total / groups / ML_PAGE;
     if (n_page < 1)
         return ml_fail(err, ML_ENOMEM,
                        "%g of the machine's %.1f GiB hold the weights (%.1f GiB) but no KV "
@@ -199,7 +207,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                        (double)j->weight_bytes / 0x1p30);
     if (!c->serve.context && context > n_page * ML_PAGE)
         context = n_page * ML_PAGE;
-    most = c->serve.max_running * ml_kv_pages_for((int32_t)context);
+    most = (c->serve.max_running + groups - 1) / groups * ml_kv_pages_for((int32_t)context);
     n_page = n_page < most ? n_page : most;
     j->engine =
         (ml_engine_opts){ .context = (int32_t)context,
@@ -282,7 +290,6 @@ static const char *model_name(const serve_job *j) {
 
 /* The flags in /server_info, by SGLang's names. */
 static void write_flags(serve_job *j) {
-    static const char *const dtype_name[] = { "auto", "f32", "bf16" };
     const ml_config *c = j->config;
     ml_json_out o = { .to = &j->flags };
 
@@ -291,7 +298,10 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "served_model_name", model_name(j));
     ml_json_put_word(&o, "host", c->server.host);
     ml_json_put_int(&o, "port", c->server.port);
-    ml_json_put_word(&o, "dtype", dtype_name[c->run.dtype]);
+    ml_json_put_word(&o, "dtype",
+                     c->quantization ? "auto" : ml_weight_dtype_name(c->run.dtype));
+    ml_json_put_word(&o, "quantization",
+                     c->quantization ? ml_weight_dtype_name(c->run.dtype) : NULL);
     ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
     ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
     ml_json_put_word(&o, "reasoning_parser", c->serve.reasoning_parser);
@@ -316,7 +326,8 @@ static void write_flags(serve_job *j) {
     ml_json_put_int(&o, "random_seed", (int64_t)c->server.seed);
     ml_json_put_int(&o, "page_size", ML_PAGE);
     ml_json_put_int(&o, "tp_size", c->serve.tp);
-    ml_json_put_int(&o, "dp_size", 1);
+    ml_json_put_int(&o, "dp_size", c->serve.dp);
+    ml_json_put_bool(&o, "enable_dp_attention", c->serve.dp_attention);
     ml_json_put_int(&o, "pp_size", 1);
     ml_json_put_int(&o, "ep_size", 1);
     ml_json_put_int(&o, "nnodes", 1);
@@ -327,6 +338,53 @@ static void write_flags(serve_job *j) {
     ml_json_double(&o, c->serve.mem_fraction);
 }
 
+/* The longest input of an embedding: a forward pass has memory for it. */
+static int32_t embed_tokens(const serve_job *j) {
+    enum { MOST = 8192 };
+
+    if (!j->config->serve.is_embedding)
+        return 0;
+    return j->engine.context < MOST ? j->engine.context : MOST;
+}
+
+static bool is_true(const ml_json *doc, const char *key) {
+    const ml_json *v = ml_json_get(doc, key);
+    return v && v->type == ML_JSON_TRUE;
+}
+
+/* As sentence-transformers saves it; without the file, the last token. */
+static ml_status read_pooling(const serve_job *j, ml_pooling *out, ml_err *err) {
+    const char *path;
+    const ml_json *doc = NULL;
+    ml_file file = { 0 };
+    ml_status st = ML_OK;
+    ml_arena a;
+
+    *out = ML_POOL_LAST;
+    if (j->config->serve.is_embedding && j->config->serve.tp > 1)
+        return ml_fail(err, ML_EUNSUP,
+                       "--is-embedding needs --tp-size 1: embeddings are computed by one "
+                       "rank");
+    ml_arena_init(&a, "pooling");
+    path = ml_arena_printf(&a, "%s/1_Pooling/config.json", j->dir);
+    if (j->config->serve.is_embedding && access(path, F_OK) == 0) {
+        st = ml_file_map(&file, path, err);
+        if (st == ML_OK)
+            st = ml_json_parse(&doc, &a, file.bytes, path, err);
+        if (st == ML_OK && is_true(doc, "pooling_mode_mean_tokens"))
+            *out = ML_POOL_MEAN;
+        else if (st == ML_OK && !is_true(doc, "pooling_mode_lasttoken"))
+            st = ml_fail(err, ML_EUNSUP,
+                         "%s selects another pooling than pooling_mode_lasttoken or "
+                         "pooling_mode_mean_tokens: this model's embeddings are not "
+                         "supported",
+                         path);
+        ml_file_unmap(&file);
+    }
+    ml_arena_release(&a);
+    return st;
+}
+
 /* A numeric --weight-version is the version itself; other texts start at version 0. */
 static ml_status open_gen(serve_job *j, ml_err *err) {
     ml_local_opts o = { .engine = j->engine,
@@ -335,7 +393,8 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
                         .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
                         .dtype = j->config->run.dtype,
                         .seed = j->config->server.seed,
-                        .lora = j->adapters.on ? &j->adapters.limits : NULL };
+                        .lora = j->adapters.on ? &j->adapters.limits : NULL,
+                        .embed_tokens = embed_tokens(j) };
     ml_status st = ml_weight_version_read(&o.version,
                                           ml_str_of(j->config->server.weight_version), err);
 
@@ -374,9 +433,18 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     o.reasoning =
         c->serve.reasoning_parser ? ml_reasoning_find(c->serve.reasoning_parser) : NULL;
     st = ml_session_opts_make(&o.sessions, &j->arena, c->run.sessions.kind,
-                              c->run.sessions.matcher, c->run.sessions.tito, NULL, err);
+                              c->run.sessions.matcher, ml_python_matcher_run,
+                              c->run.sessions.tito, NULL, err);
+    if (st == ML_OK && o.sessions.on && o.sessions.matcher == ML_MATCH_FUNCTION)
+        st = ml_python_matcher_open(c->run.sessions.matcher, c->run.reward.args, err);
     if (st != ML_OK)
         return st;
+    st = read_pooling(j, &o.pooling, err);
+    if (st != ML_OK)
+        return st;
+    o.embed = c->serve.is_embedding ? ml_local_embed : NULL;
+    o.embed_tokens = embed_tokens(j);
+    o.n_hidden = (int32_t)j->spec.n_hidden;
     o.n_vocab = (int32_t)j->spec.n_vocab;
     o.context = j->engine.context;
     o.model_path = j->dir;
@@ -425,8 +493,6 @@ static ml_status open_model(serve_job *j, ml_err *err) {
                                  j->config->run.arch.spec.n, err);
 
     if (!st)
-        st = check_weights(j, err);
-    if (!st)
         st = ml_end_tokens_read(&j->eos, j->dir, err);
     if (!st)
         st = open_text(j, err);
@@ -435,8 +501,7 @@ static ml_status open_model(serve_job *j, ml_err *err) {
     if (!st)
         st = open_backend(j, err);
     if (!st)
-        st = ml_serve_adapters_open(&j->adapters, &j->arena, j->config, &j->spec, &j->be,
-                                    err);
+        st = check_weights(j, err);
     return st ? st : size_engine(j, err);
 }
 
@@ -467,6 +532,7 @@ ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     if (j.gen)
         j.gen->close(j.gen);
     ml_server_close(j.server);
+    ml_python_matcher_close();
     if (j.loop)
         ml_loop_free(j.loop);
     ml_server_keys_release(&j.keys);

@@ -7,7 +7,6 @@
 #include "cli/progress.h"
 #include "cli/rank_log.h"
 #include "cli/stop.h"
-#include "rl/reward/reward_model.h"
 #include "run/assembly.h"
 #include "run/debug.h"
 #include "run/heartbeat.h"
@@ -103,7 +102,7 @@ static ml_status open_job(train_job *j, ml_err *err) {
     opts.trainer.dump_train = j->dumps.train;
     st = ml_train_run_open(&j->run, &opts, err);
     if (st == ML_OK && !sft)
-        st = ml_reward_model_open_for(&j->opts, err);
+        st = ml_reward_models_open(&j->opts, err);
     if (st == ML_OK)
         st = ml_assembly_open(&j->parts, c, sft ? NULL : &j->extensions, &j->run, err);
     j->parts.generator.engine.dump = j->dumps.inference;
@@ -192,6 +191,13 @@ static ml_status start(train_job *j, const ml_display *display, ml_err *err) {
                          j->run.snapshot ? j->run.opts.load : NULL, err);
 }
 
+/* mpirun makes its standard output look like a terminal wherever it writes. */
+static ml_live_view live_view(const train_job *j, bool several) {
+    ml_live_view view = (ml_live_view)j->config->live_view;
+
+    return several && view == ML_VIEW_AUTO ? ML_VIEW_OFF : view;
+}
+
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run, .stop = ml_stop_on_signals() };
     bool several = ml_run_ranks_size(&j->opts.ranks) > 1;
@@ -199,7 +205,7 @@ static ml_status train(train_job *j, ml_err *err) {
     ml_status st;
 
     if (is_first(j)) {
-        terminal = ml_progress_open(loop.stop, j->opts.save, several);
+        terminal = ml_progress_open(loop.stop, j->opts.save, live_view(j, several));
         display = several ? ml_rank_log_display(&terminal) : terminal;
     }
     st = start(j, &display, err);
@@ -230,7 +236,7 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     if (st == ML_OK)
         st = ml_rank_messages_meet(j.opts.ranks.world, err);
     ml_assembly_close(&j.parts);
-    ml_reward_model_close(j.opts.reward.model);
+    ml_reward_models_close(&j.opts.reward);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
     ml_loop_extensions_close();

@@ -17,7 +17,9 @@
 #include "train/memory.h"
 
 #define TRAINS (ML_CMD_TRAIN | ML_CMD_SFT)
-#define COMPUTES (TRAINS | ML_CMD_EVAL | ML_CMD_SERVE | ML_CMD_SCORE | ML_CMD_BENCH_ENGINE)
+#define COMPUTES                                                                           \
+    (TRAINS | ML_CMD_EVAL | ML_CMD_SERVE | ML_CMD_TINKER | ML_CMD_SCORE |                  \
+     ML_CMD_BENCH_ENGINE)
 #define READS (ML_CMD_TOKENIZE | ML_CMD_CHAT_TEMPLATE)
 
 typedef struct job {

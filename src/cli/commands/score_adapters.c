@@ -119,11 +119,13 @@ void ml_score_adapters_close(ml_score_adapters *x) {
         ml_lora_close(&x->lora[i]);
 }
 
-ml_status ml_score_adapters_take(ml_score_adapters *x, ml_arena *a, ml_err *err) {
+ml_status ml_score_adapters_take(ml_score_adapters *x, bool memory, ml_arena *a,
+                                 ml_err *err) {
     ml_status st = ML_OK;
 
     for (int32_t i = 0; i < x->n && st == ML_OK; i++) {
-        st = ml_lora_take_grads(&x->lora[i], err);
+        if (memory)
+            st = ml_lora_take_grads(&x->lora[i], err);
         x->named[i] = ml_lora_named(&x->lora[i], a, &x->n_named[i]);
     }
     return st;

@@ -27,8 +27,9 @@ ml_status ml_score_adapters_open(ml_score_adapters *out, ml_arena *a, const ml_c
                                  ml_err *err);
 void ml_score_adapters_close(ml_score_adapters *x);
 
-/* With --grads: memory for gradients, and the list of tensors. */
-ml_status ml_score_adapters_take(ml_score_adapters *x, ml_arena *a, ml_err *err);
+/* With --grads: the list of tensors, and memory for gradients, unless a trainer has it. */
+ml_status ml_score_adapters_take(ml_score_adapters *x, bool memory, ml_arena *a,
+                                 ml_err *err);
 size_t ml_score_adapters_bytes(const ml_score_adapters *x, bool grads);
 
 /* The name of gradient k of adapter i in the output. */

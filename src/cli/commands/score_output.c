@@ -157,8 +157,11 @@ static ml_status put_named(ml_score_output *o, int32_t tensor, const ml_spec *s,
 
 ml_status ml_score_output_grad(ml_score_output *o, int32_t k, const ml_weights *grads,
                                ml_err *err) {
-    return put_named(o, o->seq->n * per_sequence(o) + 1 + k, o->spec, &o->named[k], grads,
-                     err);
+    const ml_score_adapters *x = o->adapters;
+    int32_t tensor = o->seq->n * per_sequence(o) + 1 + k;
+
+    return x->n ? put_named(o, tensor, &x->lora[0].spec, &x->named[0][k], grads, err)
+                : put_named(o, tensor, o->spec, &o->named[k], grads, err);
 }
 
 ml_status ml_score_output_mtp_rows(ml_score_output *o, int32_t i, const float *logits,

@@ -16,8 +16,25 @@ typedef struct job {
     ml_arena arena;
     const int32_t *stage; /* of each node; NULL: one */
     ml_weights weights;
+    ml_lora_table table; /* the adapter of all sequences */
     ml_trainer *trainer;
 } job;
+
+static ml_lora *lora_of(const job *j) {
+    return j->in->adapters->n ? &j->in->adapters->lora[0] : NULL;
+}
+
+/* What has gradients, and the tensors of the output that have them. */
+static const ml_spec *trained(const job *j) {
+    return lora_of(j) ? &lora_of(j)->spec : j->in->spec;
+}
+
+static const ml_named *tensors(const job *j, int32_t *n) {
+    const ml_score_adapters *x = j->in->adapters;
+
+    *n = x->n ? x->n_named[0] : j->out->n_named;
+    return x->n ? x->named[0] : j->out->named;
+}
 
 static bool is_first(const job *j) {
     return ml_run_ranks_first(j->ranks);
@@ -45,6 +62,19 @@ ml_status ml_score_ranks_open(ml_run_ranks *out, const ml_config *c, ml_err *err
     return ml_run_ranks_check(out, &c->run, err);
 }
 
+/* The rank's part of the adapter; all rows have it. */
+static ml_status open_adapter(job *j, ml_err *err) {
+    ml_lora *l = lora_of(j);
+
+    if (!l)
+        return ML_OK;
+    j->table = j->in->adapters->table;
+    j->table.all = true;
+    j->weights.lora = &j->table;
+    return ml_lora_divide(l, j->in->spec, &j->ranks->mesh.sizes, j->ranks->mesh.rank,
+                          j->stage, err);
+}
+
 static ml_status open_trainer(job *j, ml_err *err) {
     const ml_config *c = j->in->config;
     ml_trainer_opts o = { .use = c->score.grads ? ML_TRAINER_GRADS : ML_TRAINER_SCORES,
@@ -52,7 +82,8 @@ static ml_status open_trainer(job *j, ml_err *err) {
                           .temperature = c->score.temperature,
                           .batch = { .dynamic = true, .max_tokens = PACK_TOKENS },
                           .score_logits = c->score.logits,
-                          .mesh = &j->ranks->mesh };
+                          .mesh = &j->ranks->mesh,
+                          .lora = lora_of(j) };
     const ml_shard_range *part;
     ml_status st =
         ml_run_ranks_stages(&j->stage, &j->arena, &c->run.place, j->in->spec, err);
@@ -64,6 +95,8 @@ static ml_status open_trainer(job *j, ml_err *err) {
     part = ml_trainer_parts(&j->arena, j->in->spec, o.mesh, o.stage, j->in->be->linear);
     st = ml_weights_load_part(&j->weights, j->in->spec, j->in->checkpoint, c->run.dtype,
                               part, j->in->be, &j->arena, err);
+    if (st == ML_OK)
+        st = open_adapter(j, err);
     return st == ML_OK
                ? ml_trainer_open(&j->trainer, j->in->spec, &j->weights, j->in->be, &o, err)
                : st;
@@ -194,7 +227,7 @@ static ml_status fetch_grad(job *j, int32_t param, ml_weights *whole, ml_err *er
     const ml_weights *g = ml_trainer_grads(j->trainer);
     const ml_optimizer *o = ml_trainer_optimizer(j->trainer);
     ml_backend *be = j->in->be;
-    ml_tensor t = ml_weights_tensor(&j->in->spec->param[param], ML_F32, be->linear), mine;
+    ml_tensor t = ml_weights_tensor(&trained(j)->param[param], ML_F32, be->linear), mine;
     ml_status st = ML_OK;
 
     mine = ml_weights_view(g, param, ml_optimizer_range(o, param, j->ranks->mesh.rank));
@@ -202,7 +235,7 @@ static ml_status fetch_grad(job *j, int32_t param, ml_weights *whole, ml_err *er
     t.data = is_first(j) ? malloc(ml_tensor_bytes(&t) + 1) : NULL;
     if (is_first(j) && !t.data)
         st = ml_fail(err, ML_ENOMEM, "out of memory for the gradient of %s",
-                     j->in->spec->param[param].name);
+                     trained(j)->param[param].name);
     whole->t[param] = t;
     st = ml_comm_agree(j->ranks->world, st, err);
     return st == ML_OK ? ml_optimizer_collect(o, param, &mine, be->stream, t.data, err)
@@ -212,10 +245,11 @@ static ml_status fetch_grad(job *j, int32_t param, ml_weights *whole, ml_err *er
 /* A tensor of the checkpoint may be several parameters, and a parameter several tensors,
  * which follow each other. */
 static ml_status put_grad(job *j, int32_t k, ml_weights *whole, ml_err *err) {
-    const ml_named *of = j->out->named, *t = &of[k];
-    const ml_spec *s = j->in->spec;
+    int32_t n;
+    const ml_named *of = tensors(j, &n), *t = &of[k];
+    const ml_spec *s = trained(j);
     bool composed = t->member == ML_NONE;
-    bool last = k + 1 == j->out->n_named || of[k + 1].param != t->param;
+    bool last = k + 1 == n || of[k + 1].param != t->param;
     ml_status st = ML_OK;
 
     for (int32_t i = t->param; i != ML_NONE && st == ML_OK;
@@ -233,13 +267,15 @@ static ml_status put_grad(job *j, int32_t k, ml_weights *whole, ml_err *err) {
 }
 
 static ml_status put_grads(job *j, ml_err *err) {
-    ml_weights whole = { .n = j->in->spec->n_param,
-                         .t = ML_NEW(&j->arena, ml_tensor, j->in->spec->n_param) };
+    ml_weights whole = { .n = trained(j)->n_param,
+                         .t = ML_NEW(&j->arena, ml_tensor, trained(j)->n_param) };
     ml_status st = find_grads(j, err);
+    int32_t n;
 
     if (st == ML_OK && is_first(j))
         st = ml_score_output_loss(j->out, err);
-    for (int32_t k = 0; k < j->out->n_named && st == ML_OK; k++)
+    tensors(j, &n);
+    for (int32_t k = 0; k < n && st == ML_OK; k++)
         st = put_grad(j, k, &whole, err);
     for (int32_t i = 0; i < whole.n; i++)
         free(whole.t[i].data);

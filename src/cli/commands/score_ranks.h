@@ -13,6 +13,7 @@ typedef struct ml_score_ranks_in {
     const ml_spec *spec;
     const ml_checkpoint *checkpoint;
     const ml_sequences *seq;
+    ml_score_adapters *adapters; /* none, or one */
     ml_backend *be;
 } ml_score_ranks_in;
 

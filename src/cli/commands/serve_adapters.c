@@ -80,17 +80,13 @@ static ml_status find_sites(ml_serve_adapters *x, ml_arena *a, const ml_config *
     return ml_lora_targets(s, list, "lora-target-modules", wanted, err);
 }
 
-static ml_status check_machine(const ml_config *c, const ml_backend *be, ml_err *err) {
-    if (!be->ops->forward[ML_OP_LORA])
-        return ml_fail(err, ML_EUNSUP,
-                       "--enable-lora: the backend %s does not compute adapters yet; use "
-                       "--device cpu",
-                       be->name);
-    if (c->serve.tp > 1)
-        return ml_fail(err, ML_EUNSUP,
-                       "--enable-lora: an engine of several ranks (--tp-size) does not "
-                       "serve adapters yet; run several servers behind miles router");
-    return ML_OK;
+static ml_status check_machine(const ml_backend *be, ml_err *err) {
+    if (be->ops->forward[ML_OP_LORA])
+        return ML_OK;
+    return ml_fail(err, ML_EUNSUP,
+                   "--enable-lora: the backend %s does not compute adapters yet; use "
+                   "--device cpu",
+                   be->name);
 }
 
 ml_status ml_serve_adapters_open(ml_serve_adapters *out, ml_arena *a, const ml_config *c,
@@ -103,7 +99,7 @@ ml_status ml_serve_adapters_open(ml_serve_adapters *out, ml_arena *a, const ml_c
                                 .limits.max_rank = (int32_t)c->serve.lora.max_rank };
     if (!out->on)
         return ML_OK;
-    st = check_machine(c, be, err);
+    st = check_machine(be, err);
     out->list = ML_NEW(a, ml_server_adapter, paths->n + 1);
     for (int i = 0; i < paths->n && st == ML_OK; i++)
         st = read_path(&out->list[i], a, paths->word[i], err);

@@ -39,8 +39,9 @@ typedef enum ml_cmd {
     ML_CMD_DASHBOARD = 1048576,
     ML_CMD_DPO_ONLY = 2097152,
     ML_CMD_REWARD_MODEL_ONLY = 4194304,
+    ML_CMD_TINKER = 8388608,
     ML_CMD_ALL = 65535 | ML_CMD_DATA_SHOW | ML_CMD_PLAN_ONLY | ML_CMD_DASHBOARD |
-                 ML_CMD_DPO_ONLY | ML_CMD_REWARD_MODEL_ONLY,
+                 ML_CMD_DPO_ONLY | ML_CMD_REWARD_MODEL_ONLY | ML_CMD_TINKER,
     ML_CMD_DPO = ML_CMD_DPO_ONLY | ML_CMD_SFT, /* has the flags of sft, too */
     ML_CMD_REWARD_MODEL = ML_CMD_REWARD_MODEL_ONLY | ML_CMD_SFT, /* so does this */
     ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN,     /* has the flags of train */
@@ -100,10 +101,10 @@ typedef struct ml_flag {
     .at = offsetof(ml_config, field), .size = sizeof(((ml_config *)0)->field)
 
 /* Tables end with an entry without a name. */
-extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
-    ml_flags_router[], ml_flags_router_compat[], ml_flags_access[], ml_flags_score[],
-    ml_flags_convert[], ml_flags_text[], ml_flags_sandbox[], ml_flags_bench[],
-    ml_flags_run[], ml_flags_compat[], ml_flags_algo[], ml_flags_train[],
+extern const ml_flag ml_flags_model[], ml_flags_tinker[], ml_flags_serve[],
+    ml_flags_serve_compat[], ml_flags_router[], ml_flags_router_compat[], ml_flags_access[],
+    ml_flags_score[], ml_flags_convert[], ml_flags_text[], ml_flags_sandbox[],
+    ml_flags_bench[], ml_flags_run[], ml_flags_compat[], ml_flags_algo[], ml_flags_train[],
     ml_flags_optimizer[], ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[],
     ml_flags_parallel[], ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[],
     ml_flags_speculative[], ml_flags_run_router[], ml_flags_steps[], ml_flags_debug[],

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 
@@ -88,11 +89,7 @@ typedef struct variable {
 } variable;
 
 static const variable variables[] = {
-    { "OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "training with fake INT4 quantization is not "
-                                          "supported" },
-    { "OPEN_TRAINING_", "it is a setting of quantization-aware training, which is not "
-                        "supported" },
-    { "NVTE_", "Transformer Engine is not used; weights are not kept quantized in memory" },
+    { "NVTE_", "Transformer Engine is not used" },
     { "MILES_EXPERIMENTAL_FT_TRAINER", "resume a killed run with --load" },
     { "MILES_USE_LEGACY_ROLLOUT_V1", "there is one implementation of rollouts" },
     { "MILES_SGLANG_DUMMY_LOAD", "the engine has the weights of the trainer" },
@@ -100,8 +97,6 @@ static const variable variables[] = {
     { "MILES_BACKEND", "the compute device is set by --device" },
     { "SGLANG_", "engines are not SGLang's" },
 };
-
-extern char **environ;
 
 static const char *reason(const char *entry) {
     size_t i = 0, n = sizeof variables / sizeof *variables;
@@ -116,7 +111,22 @@ static bool is_off(const char *value) {
     return !*value || is(value, "0") || is(value, "false") || is(value, "False");
 }
 
-void ml_flags_check_environment(void) {
+/* Miles' switches of quantization-aware training; a flag has precedence. */
+static const char *take_fake_quantization(ml_config *c) {
+    const char *on = getenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG");
+    const char *size = getenv("OPEN_TRAINING_INT4_GROUP_SIZE");
+
+    if (!on || is_off(on) || c->fake_quantization)
+        return NULL;
+    c->fake_quantization = size && is(size, "32") ? 1 : 2;
+    return !size || is(size, "32") || is(size, "128")
+               ? NULL
+               : "OPEN_TRAINING_INT4_GROUP_SIZE must be 32 or 128: change the environment, "
+                 "or "
+                 "give --fake-quantization";
+}
+
+const char *ml_flags_take_environment(ml_config *c) {
     for (char **e = environ; *e; e++) {
         const char *why = reason(*e), *equals = strchr(*e, '=');
 
@@ -124,4 +134,5 @@ void ml_flags_check_environment(void) {
             ml_log(ML_LOG_WARN, "environment variable %.*s is ignored: %s",
                    (int)(equals - *e), *e, why);
     }
+    return take_fake_quantization(c);
 }

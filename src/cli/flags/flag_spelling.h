@@ -14,8 +14,9 @@ ml_cmd ml_flags_command(ml_cmd cmd, int argc, char *const *argv);
  * batches.  says_dynamic: --use-dynamic-batch-size or its negation is given. */
 void ml_flags_respell(ml_config *c, bool says_dynamic);
 
-/* Warns of environment variables that switch on features of Miles, Transformer Engine or
- * SGLang which do not exist here. */
-void ml_flags_check_environment(void);
+/* Miles' environment variables: sets --fake-quantization, and warns of those that switch on
+ * features of Miles, Transformer Engine or SGLang which do not exist here.  Returns what is
+ * wrong with them, or NULL. */
+const char *ml_flags_take_environment(ml_config *c);
 
 #endif

@@ -1,6 +1,6 @@
 #include "cli/flags/flag.h"
 
-#define SERVERS (ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD)
+#define SERVERS (ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD | ML_CMD_TINKER)
 #define WITH_CLIENT (SERVERS | ML_CMD_BENCH_SERVE)
 
 /* Access to a server or a router; SECURITY.md has the rules. */

@@ -28,8 +28,8 @@ const ml_flag ml_flags_compat[] = {
       .value = "NAME",
       .state = ML_FLAG_REFUSED,
       .group = "compatibility",
-      .cmds = ML_CMD_SCORE | ML_CMD_CONVERT,
+      .cmds = ML_CMD_CONVERT,
       .from = ML_FROM_SGLANG,
-      .why = "a quantized checkpoint is recognized and dequantized when it is loaded" },
+      .why = "use --dtype" },
     { 0 },
 };

@@ -70,7 +70,9 @@ const ml_flag ml_flags_extensions[] = {
       ML_AT(run.extensions.path.source),
       .value = "PATH",
       .group = "extensions",
-      .help = "Custom data source: selects the next prompt: ./my.so:name." },
+      .help = "Custom data source: a Python class with Miles' get_samples, add_samples, "
+              "save and load, package.module.Class or ./file.py:Class; or ./my.so:name, "
+              "which selects the next prompt." },
     { .name = "buffer-filter-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.extensions.path.buffer_filter),
@@ -156,7 +158,8 @@ const ml_flag ml_flags_extensions[] = {
       .value = "PATH",
       .group = "extensions",
       .help = "--fully-async: selects the queued groups for the next rollout, and those to "
-              "drop: ./my.so:name." },
+              "drop: a Python class with Miles' put, get and get_metrics, "
+              "package.module.Class or ./file.py:Class; or ./my.so:name." },
     { .name = "disable-rollout-global-dataset",
       .type = ML_FLAG_BOOL,
       ML_AT(run.extensions.path.makes_prompts),
@@ -178,12 +181,22 @@ const ml_flag ml_flags_extensions[] = {
       .help = "Called after weights for remote engines are written and before the engines "
               "load them, for example to copy them: package.module.function, "
               "./file.py:function or ./my.so:name." },
-    ML_REFUSED("custom-convert-samples-to-train-data-path", TEXT, MILES, TRAIN,
-               "the loss defines the columns of the training data; use "
-               "--rollout-sample-filter-path, --custom-reward-post-process-path or "
-               "--custom-loss-function-path"),
-    ML_REFUSED("generate-tool-specs-path", TEXT, MILES, GENERATES,
-               "the data set describes the tools, in the field of --tool-key"),
+    { .name = "custom-convert-samples-to-train-data-path",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.extensions.path.convert),
+      .value = "PATH",
+      .group = "extensions",
+      .help = "Python function (args, samples) that returns the columns of the training "
+              "data, instead of the samples with normalised rewards: "
+              "package.module.function or ./file.py:function." },
+    { .name = "generate-tool-specs-path",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.extensions.path.tool_specs),
+      .value = "PATH",
+      .group = "extensions",
+      .cmds = GENERATES,
+      .help = "Python list of the tools that prompts describe to the model, for rows "
+              "without tools under --tool-key: package.module.NAME or ./file.py:NAME." },
     ML_NOOP("log-multi-turn", BOOL, MILES, TRAIN,
             "metrics of turns are always written when there is an environment"),
     { 0 },

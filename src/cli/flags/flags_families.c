@@ -158,7 +158,7 @@ const ml_flag_family ml_flag_families[] = {
       "the architecture is defined by config.json; change it there",
       "json-model-override-args" },
     { "sglang-", ML_FLAG_REFUSED,
-      "a quantized checkpoint is dequantized when it is loaded; remove the flag",
+      "engine and trainer share the weights; use --base-quantization",
       "quantization quantization-param-path quantize-and-serve rl-quant-profile "
       "modelopt-checkpoint-restore-path modelopt-checkpoint-save-path "
       "modelopt-export-path modelopt-quant torchao-config enable-w4a4-mxfp4-megamoe "
@@ -355,11 +355,11 @@ const ml_flag_family ml_flag_families[] = {
       "grad-reduce-in-bf16" },
     { "", ML_FLAG_NOOP, "chunks of the state are copied and updated sequentially",
       "overlap-cpu-optimizer-d2h-h2d" },
-    { "", ML_FLAG_NOOP, "weights are not kept quantized in memory",
+    { "", ML_FLAG_NOOP, "--fp8-format rounds the linear layers of all decoder layers",
       "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
       "extra-high-precision-layers-hf extra-high-precision-layers-megatron" },
-    { "", ML_FLAG_REFUSED, "weights are not kept quantized in memory; remove the flag",
-      "fp8-param-gather reuse-grad-buf-for-mxfp8-param-ag fp8-format fp8-recipe "
+    { "", ML_FLAG_REFUSED, "use --fp8-format e4m3 --fp8-recipe blockwise alone",
+      "fp8-param-gather reuse-grad-buf-for-mxfp8-param-ag "
       "fp4-format fp4-recipe te-precision-config-file" },
     { "", ML_FLAG_NOOP, "batches are not padded", "data-pad-size-multiplier" },
     { "", ML_FLAG_NOOP, "multi-token prediction layers are copied unchanged",

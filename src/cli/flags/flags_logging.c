@@ -19,7 +19,22 @@ static const char *const wandb_modes[] = { "online", "offline", "disabled", NULL
         .cmds = TRAIN, .from = origin, .help = sentence                                    \
     }
 
+static const char *const live_views[] = { "auto", "on", "off", NULL }; /* ml_live_view */
+
 const ml_flag ml_flags_logging[] = {
+    { .name = "tui",
+      .type = ML_FLAG_WORD,
+      ML_AT(live_view),
+      .words = live_views,
+      .def = "auto",
+      .alone = "on",
+      .group = "metrics",
+      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
+      .help =
+          "Live view under the lines of a run: progress, time left, phase, curve of the "
+          "reward, tokens per second, memory. auto: where standard output is a terminal, "
+          "unless there are several ranks." },
     { .name = "tensorboard-dir",
       .type = ML_FLAG_PATH,
       ML_AT(run.log.tensorboard),

@@ -1,17 +1,30 @@
 #include "cli/flags/flag_rows.h"
 
-#define SERVING (ML_CMD_BENCH_ENGINE | ML_CMD_SERVE)
+#define SERVING (ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_TINKER)
 #define TRAINING (ML_CMD_SFT | ML_CMD_TRAIN | ML_CMD_EVAL)
 #define READING                                                                            \
     (ML_CMD_SCORE | ML_CMD_CONVERT | ML_CMD_TOKENIZE | ML_CMD_CHAT_TEMPLATE | TRAINING)
 
 /* Several flags called dtype: fewer dtypes can be computed in than stored. */
 static const char *const compute_dtypes[] = { "auto", "f32", "bf16", NULL };
+/* In the order of ml_weight_dtype. */
+static const char *const quantizations[] = { "none", "checkpoint", "fp8", "int8",
+                                             "int4", "int4-g128",  "nf4", NULL };
+static const char *const rollout_quantizations[] = { "none",      "fp8", "int8", "int4",
+                                                     "int4-g128", "nf4", NULL };
+static const char *const fake_quantizations[] = { "none", "int4", "int4-g128", NULL };
 static const char *const load_formats[] = { "auto", "dummy", NULL };
 static const char *const store_dtypes[] = { "auto",  "f32",       "bf16",      "f16",
                                             "fp8",   "fp8-ue8m0", "fp8-row",   "fp8-tensor",
                                             "mxfp8", "int4",      "int4-g128", "mxfp4",
                                             "nvfp4", "q8_0",      NULL };
+
+#define QUANTIZATIONS                                                                      \
+    "Keep the weights of linear layers quantized in memory, and dequantize them inside "   \
+    "the kernels (CPU).  checkpoint: the codes and scales of a quantized checkpoint, "     \
+    "where it has FP8, INT8, INT4 or MXFP4 without zero points; others quantize when "     \
+    "loading: e4m3 in blocks of 128x128 (fp8), groups of 128 (int8, int4-g128), 32 "       \
+    "(int4) or 64 (nf4) inputs.  See docs/LORA.md."
 
 const ml_flag ml_flags_model[] = {
     { .name = "hf-checkpoint",
@@ -63,7 +76,7 @@ const ml_flag ml_flags_model[] = {
               "config.json only." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
-      ML_AT(run.dtype),
+      ML_AT(dtype),
       .def = "auto",
       .words = compute_dtypes,
       .group = "model",
@@ -72,7 +85,7 @@ const ml_flag ml_flags_model[] = {
       .help = "Dtype of weights and KV cache in memory; auto: that of the checkpoint." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
-      ML_AT(run.dtype),
+      ML_AT(dtype),
       .def = "auto",
       .words = compute_dtypes,
       .group = "model",
@@ -80,6 +93,72 @@ const ml_flag ml_flags_model[] = {
       .from = ML_FROM_SGLANG,
       .help = "Dtype of weights and KV cache in memory; auto: that of the checkpoint.  "
               "With bf16 weights the optimizer keeps f32 master weights." },
+    { .name = "quantization",
+      .type = ML_FLAG_WORD,
+      ML_AT(quantization),
+      .def = "none",
+      .words = quantizations,
+      .group = "model",
+      .cmds = ML_CMD_SCORE | SERVING,
+      .from = ML_FROM_SGLANG,
+      .help = QUANTIZATIONS },
+    { .name = "base-quantization",
+      .type = ML_FLAG_WORD,
+      ML_AT(quantization),
+      .def = "none",
+      .words = quantizations,
+      .group = "model",
+      .cmds = TRAINING,
+      .from = ML_FROM_OURS,
+      .help = QUANTIZATIONS "  Training needs --lora-rank (QLoRA)." },
+    { .name = "rollout-quantization",
+      .type = ML_FLAG_WORD,
+      ML_AT(rollout_quantization),
+      .def = "none",
+      .words = rollout_quantizations,
+      .group = "model",
+      .cmds = ML_CMD_TRAIN,
+      .from = ML_FROM_OURS,
+      .help =
+          "Generate with a copy of the weights whose linear layers are quantized at each "
+          "publication, and train in the dtype of the weights (CPU).  The log-probs of "
+          "rollouts then differ from those of training: forward_logp_max_diff is "
+          "reported, and --use-tis corrects for it." },
+    { .name = "fp8-format",
+      .type = ML_FLAG_TEXT,
+      ML_AT(fp8_format),
+      .value = "NAME",
+      .group = "model",
+      .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
+      .from = ML_FROM_MEGATRON,
+      .help =
+          "e4m3: the linear layers multiply FP8 weights (blocks of 128x128) with inputs "
+          "that are rounded to FP8 (groups of 128), in rollouts and in the forward passes "
+          "of training; backward passes are not rounded.  Needs --fp8-recipe blockwise.  "
+          "CPU." },
+    { .name = "fp8-recipe",
+      .type = ML_FLAG_TEXT,
+      ML_AT(fp8_recipe),
+      .value = "NAME",
+      .group = "model",
+      .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
+      .from = ML_FROM_MEGATRON,
+      .help = "blockwise: the scales of --fp8-format." },
+    { .name = "fake-quantization",
+      .type = ML_FLAG_WORD,
+      ML_AT(fake_quantization),
+      .def = "none",
+      .words = fake_quantizations,
+      .group = "model",
+      .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
+      .from = ML_FROM_OURS,
+      .help =
+          "Quantization-aware training: forward and backward passes and rollouts read "
+          "the experts, or without experts the linear layers, as INT4 in groups of 32 "
+          "(int4) or 128 (int4-g128) inputs with the values that an exported checkpoint "
+          "has; the gradients are applied to the weights (straight-through).  Also "
+          "OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1 with OPEN_TRAINING_INT4_GROUP_SIZE.  "
+          "CPU." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(convert.dtype),

@@ -1,6 +1,8 @@
 /* Rewards: Miles' flags, and those of worker processes. */
 #include "cli/flags/flag.h"
 
+static const char *const devices[] = { "cpu", "cuda", NULL };
+
 const ml_flag ml_flags_reward[] = {
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
@@ -48,6 +50,41 @@ const ml_flag ml_flags_reward[] = {
       .help =
           "Checkpoint of --rm-type reward_model: sequence classification with one label, "
           "as miles reward-model writes it." },
+    { .name = "reward-model-device",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.reward.model_device),
+      .words = devices,
+      .def_note = "that of --device",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "Device of --reward-model-path." },
+    { .name = "judge-model-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(run.reward.judge.model_path),
+      .value = "DIR",
+      .model = true,
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help =
+          "Checkpoint of the judge of --rm-type judge, which this process loads; instead "
+          "of --judge-url." },
+    { .name = "judge-device",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.reward.judge.device),
+      .words = devices,
+      .def_note = "that of --device",
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "Device of --judge-model-path." },
+    { .name = "judge-context-length",
+      .type = ML_FLAG_I64,
+      ML_AT(run.reward.judge.context),
+      .def = "8192",
+      .min = 2,
+      .max = 1e9,
+      .group = "rewards",
+      .from = ML_FROM_OURS,
+      .help = "Most tokens of a question to --judge-model-path with its reply." },
     { .name = "judge-url",
       .type = ML_FLAG_TEXT,
       ML_AT(run.reward.judge.url),

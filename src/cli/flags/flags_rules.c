@@ -23,6 +23,25 @@ static bool two_adapter_flags(const ml_config *c) {
     return c->score.lora_adapter_path && c->score.lora_paths.n;
 }
 
+/* Linear layers in fewer bits, others in the checkpoint's dtype. */
+static bool quantized_dtype(const ml_config *c) {
+    return c->quantization && c->dtype != ML_WEIGHT_AUTO;
+}
+
+static bool quantized_device(const ml_config *c) {
+    return c->quantization && c->run.backend.device &&
+           strcmp(c->run.backend.device, "cuda") == 0;
+}
+
+static bool quantized_ranks(const ml_config *c) {
+    return c->quantization && (c->serve.tp > 1 || c->bench.tp > 1);
+}
+
+static bool quantized_grads(const ml_config *c) {
+    return c->quantization && c->score.grads && !c->score.lora_adapter_path &&
+           !c->score.lora_paths.n;
+}
+
 static bool grads_tokenwise(const ml_config *c) {
     return c->score.grads && c->score.batching == ML_BATCH_TOKENWISE;
 }
@@ -34,6 +53,14 @@ static bool mtp_elsewhere(const ml_config *c) {
 
 static bool convert_onto_itself(const ml_config *c) {
     return is(c->run.hf_checkpoint, c->convert.save_hf);
+}
+
+static bool serve_replicas(const ml_config *c) {
+    return c->serve.dp > 1 && !c->serve.dp_attention;
+}
+
+static bool serve_dp_uneven(const ml_config *c) {
+    return c->serve.dp > 1 && c->serve.tp % c->serve.dp != 0;
 }
 
 static bool serve_template_unread(const ml_config *c) {
@@ -222,6 +249,21 @@ static bool overlong_of_what(const ml_config *c) {
     return c->run.shaping.overlong_buffer > c->run.rollout.max_response;
 }
 
+static bool two_judges(const ml_config *c) {
+    return c->run.reward.judge.model_path && c->run.reward.judge.url;
+}
+
+static bool selects_nothing(const ml_config *c) {
+    return ml_curriculum_wanted(&c->run.source.curriculum) && !c->run.data.path;
+}
+
+static bool sampling_unused(const ml_config *c) {
+    const ml_curriculum_opts *o = &c->run.source.curriculum;
+
+    return (o->difficulty_key && o->order != ML_PROMPTS_DIFFICULTY) ||
+           (o->pass_rate_key && o->order == ML_PROMPTS_IN_SEQUENCE);
+}
+
 static bool uneven_weights(const ml_config *c) {
     const ml_string_list *words = &c->run.shaping.weights;
     bool bad = words->n && words->n != c->run.shaping.keys.n;
@@ -353,6 +395,9 @@ static bool shards_what_is_divided(const ml_config *c) {
                                           p->etp > 1 || p->backend == ML_TRAIN_FSDP);
 }
 
+#define QUANTIZED                                                                          \
+    (ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_TINKER | ML_CMD_SFT |      \
+     ML_CMD_TRAIN | ML_CMD_EVAL)
 #define ALGO (ML_CMD_TRAIN | ML_CMD_LOSS)
 #define NO_END "--num-rollout or --num-epoch is required"
 #define PROFILE "--profile needs --save, the directory for the trace"
@@ -453,6 +498,17 @@ const ml_rule ml_rules[] = {
     { "score-adapters", ML_CMD_SCORE, two_adapter_flags,
       "--lora-adapter-path and --lora-paths exclude each other: name one adapter for all "
       "sequences, or a list" },
+    { "quantized-dtype", QUANTIZED, quantized_dtype,
+      "--quantization and --base-quantization exclude --dtype f32 and bf16: what is not "
+      "quantized has the dtype of the checkpoint" },
+    { "quantized-device", QUANTIZED, quantized_device,
+      "--quantization and --base-quantization run on the CPU alone: use --device cpu, or "
+      "remove the flag" },
+    { "quantized-ranks", ML_CMD_SERVE | ML_CMD_BENCH_ENGINE, quantized_ranks,
+      "--quantization excludes --tp-size: an engine of one rank has the whole weights" },
+    { "quantized-grads", ML_CMD_SCORE, quantized_grads,
+      "--quantization excludes --grads without an adapter: quantized weights have no "
+      "gradients; add --lora-adapter-path" },
     { "score-grads-batching", ML_CMD_SCORE, grads_tokenwise,
       "--grads needs whole sequences in a batch: use --batching packed or single" },
     { "score-mtp-batching", ML_CMD_SCORE, mtp_elsewhere,
@@ -460,6 +516,11 @@ const ml_rule ml_rules[] = {
       "packed or single, and no LoRA adapter" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,
       "--save-hf and the input checkpoint are the same directory: choose another one" },
+    { "serve-replicas", ML_CMD_SERVE, serve_replicas,
+      "--dp-size without --enable-dp-attention asks for several copies of the model: start "
+      "several servers behind miles router, or add --enable-dp-attention" },
+    { "serve-dp-uneven", ML_CMD_SERVE, serve_dp_uneven,
+      "--dp-size does not divide --tp-size: use a divisor" },
     { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,
       "--skip-tokenizer-init excludes --tokenizer-path and --chat-template: remove one of "
       "them" },
@@ -492,7 +553,8 @@ const ml_rule ml_rules[] = {
       "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
       "times --n-samples-per-prompt): lower --global-batch-size or "
       "--num-steps-per-rollout, or raise --rollout-batch-size" },
-    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD, no_certificate,
+    { "serve-tls", ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD | ML_CMD_TINKER,
+      no_certificate,
       "--ssl-keyfile, --ssl-keyfile-password and --ssl-ca-certs need --ssl-certfile" },
     { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
       "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },
@@ -500,6 +562,13 @@ const ml_rule ml_rules[] = {
       "--rollout-stop-token-ids: expected token ids, whole numbers from 0 on" },
     { "train-overlong", ML_CMD_TRAIN, overlong_of_what,
       "--overlong-buffer-len must not exceed --rollout-max-response-len" },
+    { "two-judges", ML_CMD_TRAIN | ML_CMD_EVAL | ML_CMD_REWARD, two_judges,
+      "--judge-model-path and --judge-url exclude each other: remove one of them" },
+    { "train-curriculum-data", ML_CMD_TRAIN, selects_nothing,
+      "--prompt-sampling and --replay-hard-prompts select rows of --prompt-data: give it" },
+    { "train-curriculum-keys", ML_CMD_TRAIN, sampling_unused,
+      "--difficulty-key needs --prompt-sampling difficulty, and --pass-rate-key "
+      "--prompt-sampling hard, learnable or difficulty" },
     { "train-gdpo", ML_CMD_TRAIN, uneven_weights,
       "--gdpo-reward-weights must be as many numbers as --gdpo-reward-keys, which exclude "
       "--custom-reward-post-process-path" },

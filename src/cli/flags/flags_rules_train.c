@@ -30,6 +30,50 @@ static bool lora_dropout(const ml_config *c) {
                                        c->run.algo.skip_actor_forward_only);
 }
 
+static bool quantized_without_lora(const ml_config *c) {
+    return c->quantization && !ml_run_has_lora(&c->run);
+}
+
+static bool quantized_in_parts(const ml_config *c) {
+    const ml_place_opts *p = &c->run.place;
+
+    return (c->quantization || c->fake_quantization > 0 || c->rollout_quantization ||
+            c->fp8_format) &&
+           (p->tp > 1 || p->pp > 1 || p->ep > 1 || p->etp > 1 ||
+            p->backend == ML_TRAIN_FSDP);
+}
+
+static bool on_cuda(const ml_config *c) {
+    return c->run.backend.device && strcmp(c->run.backend.device, "cuda") == 0;
+}
+
+static bool fp8_recipe(const ml_config *c) {
+    return (c->fp8_format || c->fp8_recipe) &&
+           (!c->fp8_recipe || strcmp(c->fp8_recipe, "blockwise") != 0);
+}
+
+static bool fp8_format(const ml_config *c) {
+    return (c->fp8_format || c->fp8_recipe) &&
+           (!c->fp8_format || strcmp(c->fp8_format, "e4m3") != 0);
+}
+
+static bool fake_with_others(const ml_config *c) {
+    return (c->fake_quantization > 0 || c->fp8_format) &&
+           ((c->fake_quantization > 0 && c->fp8_format) || ml_run_has_lora(&c->run) ||
+            c->rollout_quantization || c->run.ref_interval || c->run.keep_old_actor ||
+            ml_run_elsewhere(&c->run) || on_cuda(c));
+}
+
+static bool rollout_quantized_with_others(const ml_config *c) {
+    return c->rollout_quantization && (ml_run_has_lora(&c->run) || c->run.on_policy ||
+                                       ml_run_elsewhere(&c->run) || on_cuda(c));
+}
+
+static bool quantized_critic(const ml_config *c) {
+    return c->quantization && c->run.algo.advantage_estimator &&
+           strcmp(c->run.algo.advantage_estimator, "ppo") == 0;
+}
+
 /* --- the optimizer ----------------------------------------------------------------- */
 
 static bool reduced_moments(const ml_config *c) {
@@ -289,8 +333,9 @@ static bool session_flag_alone(const ml_config *c) {
     const ml_session_flags *f = &c->run.sessions;
 
     return !f->kind &&
-           (f->ip || f->ports.n || f->matcher || f->picker || f->postprocessor ||
-            f->max_tokens || (f->tito && strcmp(f->tito, "default") != 0));
+           (f->ip || f->ports.n || f->picker || f->postprocessor || f->max_tokens ||
+            (f->matcher && strcmp(f->matcher, "strict") != 0) ||
+            (f->tito && strcmp(f->tito, "default") != 0));
 }
 
 static bool tree_with_groups(const ml_config *c) {
@@ -323,6 +368,37 @@ const ml_rule ml_rules_train[] = {
       "--lora-dropout needs --lora-rank, and excludes --true-on-policy-mode and "
       "--skip-actor-forward-only: log-probs of a forward pass with dropout are not those "
       "of rollouts" },
+    { "quantized-base", ML_CMD_SFT | ML_CMD_TRAIN, quantized_without_lora,
+      "--base-quantization needs --lora-rank: quantized weights are not trained" },
+    { "quantized-sizes", ML_CMD_SFT | ML_CMD_TRAIN, quantized_in_parts,
+      "--base-quantization, --fake-quantization, --rollout-quantization and --fp8-format "
+      "need ranks that have the whole model: use data and context parallelism alone, "
+      "without --tensor-model-parallel-size, --pipeline-model-parallel-size, "
+      "--expert-model-parallel-size, --expert-tensor-parallel-size above 1 and "
+      "--train-backend fsdp" },
+    { "quantized-critic", ML_CMD_TRAIN, quantized_critic,
+      "--base-quantization excludes --advantage-estimator ppo, whose critic trains all its "
+      "weights: use grpo or reinforce_plus_plus" },
+    { "fp8-recipe", ML_CMD_SFT | ML_CMD_TRAIN, fp8_recipe,
+      "--fp8-format needs --fp8-recipe blockwise: delayed (Megatron's default) and "
+      "tensorwise "
+      "scale activations by the whole tensor, so that a row would depend on its batch, and "
+      "mxfp8 is not supported" },
+    { "fp8-format", ML_CMD_SFT | ML_CMD_TRAIN, fp8_format,
+      "--fp8-recipe needs --fp8-format e4m3: gradients are not rounded, so that hybrid and "
+      "e5m2 have no use" },
+    { "fake-others", ML_CMD_SFT | ML_CMD_TRAIN, fake_with_others,
+      "--fake-quantization and --fp8-format train all weights on the CPU, with engines in "
+      "the "
+      "process: they exclude each other, --lora-rank (use --base-quantization), "
+      "--rollout-quantization, "
+      "--ref-update-interval, --keep-old-actor, engines of other processes and --device "
+      "cuda" },
+    { "rollout-quantization", ML_CMD_TRAIN, rollout_quantized_with_others,
+      "--rollout-quantization is for engines in the process, on the CPU, whose log-probs "
+      "differ from training: it excludes --lora-rank (use --base-quantization), "
+      "--true-on-policy-mode (use --fake-quantization), engines of other processes and "
+      "--device cuda" },
     { "moments-alone", ML_CMD_SFT | ML_CMD_TRAIN, formats_alone,
       "--exp-avg-dtype and --exp-avg-sq-dtype need --use-precision-aware-optimizer" },
     { "moments-of-adam", ML_CMD_SFT | ML_CMD_TRAIN, formats_without_adam,

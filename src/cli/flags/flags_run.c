@@ -25,8 +25,8 @@ const ml_flag ml_flags_run[] = {
       .def_note = "the best that this machine supports",
       .env = "MILES_CPU",
       .group = "running",
-      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_SFT |
-              ML_CMD_TRAIN | ML_CMD_EVAL,
+      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_TINKER |
+              ML_CMD_SFT | ML_CMD_TRAIN | ML_CMD_EVAL,
       .help = "Instruction set of the CPU kernels.  The results do not depend on it." },
     { .name = "device",
       .type = ML_FLAG_TEXT,
@@ -35,8 +35,8 @@ const ml_flag ml_flags_run[] = {
       .def_note = "cuda if there is a supported GPU, otherwise cpu",
       .env = "MILES_DEVICE",
       .group = "running",
-      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_SFT |
-              ML_CMD_TRAIN | ML_CMD_EVAL,
+      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_TINKER |
+              ML_CMD_SFT | ML_CMD_TRAIN | ML_CMD_EVAL,
       .from = ML_FROM_SGLANG,
       .help = "Compute device.  cuda stores weights and activations in bf16 unless --dtype "
               "is f32; see docs/CUDA.md." },

@@ -12,7 +12,6 @@ static const char *const reasoning_parsers[] = {
     "kimi_k2",     "minimax",        "mistral", "nano_v3", "nemotron_3",
     "qwen3",       "qwen3-thinking", NULL
 };
-static const char *const only_one[] = { "1", NULL };
 static const char *const only_page[] = { "16", NULL };
 static const char *const only_lru[] = { "lru", NULL };
 
@@ -223,6 +222,26 @@ const ml_flag ml_flags_serve[] = {
       .help = "Ranks that share the model (tensor parallelism); start as many with mpirun "
               "-n N.  Tokens and log-probs do not depend on it." },
     ML_SAME("tp", I64, "N", SGLANG, ML_CMD_SERVE, "engine", "tp-size"),
+    { .name = "enable-dp-attention",
+      .type = ML_FLAG_BOOL,
+      ML_AT(serve.dp_attention),
+      .group = "engine",
+      .cmds = ML_CMD_SERVE,
+      .from = ML_FROM_SGLANG,
+      .help = "Data-parallel attention: --dp-size groups of ranks have requests of their "
+              "own, whose keys and values no other group stores.  Tokens and log-probs do "
+              "not depend on it." },
+    { .name = "dp-size",
+      .type = ML_FLAG_I64,
+      ML_AT(serve.dp),
+      .value = "N",
+      .def = "1",
+      .min = 1,
+      .max = 1024,
+      .group = "engine",
+      .cmds = ML_CMD_SERVE,
+      .from = ML_FROM_SGLANG,
+      .help = "Groups of data-parallel attention, a divisor of --tp-size." },
     ML_SAME("tensor-parallel-size", I64, "N", SGLANG, ML_CMD_SERVE, "engine", "tp-size"),
     ML_SAME("sglang-tp-size", I64, "N", SGLANG, ML_CMD_SERVE, "engine", "tp-size"),
     { .name = "enable-lora",
@@ -293,23 +312,12 @@ const ml_flag ml_flags_serve[] = {
 
 /* Flags of SGLang's server, and their effect here. */
 const ml_flag ml_flags_serve_compat[] = {
-    { .name = "dp-size",
-      .type = ML_FLAG_TEXT,
-      ML_AT(single),
-      .words = only_one,
-      .group = "compatibility",
-      .help = "Only 1: run several servers behind miles router." },
     { .name = "ep-size",
       .type = ML_FLAG_TEXT,
       .value = "N",
       .state = ML_FLAG_NOOP,
       .group = "compatibility",
       .why = "the ranks of --tp-size divide experts like other matrices" },
-    { .name = "enable-dp-attention",
-      .type = ML_FLAG_BOOL,
-      .state = ML_FLAG_NOOP,
-      .group = "compatibility",
-      .why = "the ranks of --tp-size divide attention by heads, with the same results" },
     { .name = "page-size",
       .type = ML_FLAG_TEXT,
       ML_AT(single),
@@ -354,12 +362,6 @@ const ml_flag ml_flags_serve_compat[] = {
       .state = ML_FLAG_NOOP,
       .group = "compatibility",
       .why = "steps are not logged; see /metrics" },
-    { .name = "quantization",
-      .type = ML_FLAG_TEXT,
-      .value = "NAME",
-      .state = ML_FLAG_REFUSED,
-      .group = "compatibility",
-      .why = "a quantized checkpoint is recognized and dequantized when it is loaded" },
     { .name = "kv-cache-dtype",
       .type = ML_FLAG_TEXT,
       .value = "NAME",
@@ -397,8 +399,10 @@ const ml_flag ml_flags_serve_compat[] = {
       .why = "prefill/decode disaggregation is not supported" },
     { .name = "is-embedding",
       .type = ML_FLAG_BOOL,
-      .state = ML_FLAG_REFUSED,
-      .group = "compatibility",
-      .why = "embedding models are not supported" },
+      ML_AT(serve.is_embedding),
+      .group = "model",
+      .help = "Serve /v1/embeddings: the last hidden row of an input, or the mean of its "
+              "rows if 1_Pooling/config.json says so, divided by its norm.  The model is "
+              "an embedding model with a decoder, such as Qwen3-Embedding." },
     { 0 },
 };

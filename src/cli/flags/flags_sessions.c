@@ -5,9 +5,6 @@
 #define SERVES (ML_CMD_TRAIN | ML_CMD_SERVE)
 
 static const char *const kinds[] = { "none", "v1", "v2", NULL }; /* 1 + ml_session_kind */
-/* In the order of ml_message_matcher. */
-static const char *const matchers[] = { "strict", "loose_tool_call", "role_content_only",
-                                        NULL };
 static const char *const families[] = { "default",     "qwen3",       "qwen35",
                                         "qwennext",    "glm47",       "nemotron3",
                                         "kimi25",      "kimi26",      "minimax_m25",
@@ -54,15 +51,16 @@ const ml_flag ml_flags_sessions[] = {
               "reasoning of earlier answers, and the roles that may follow an answer.  "
               "Tokens between answers are found from the template for every family." },
     { .name = "session-message-matcher",
-      .type = ML_FLAG_WORD,
+      .type = ML_FLAG_TEXT,
       ML_AT(run.sessions.matcher),
-      .words = matchers,
+      .value = "NAME",
       .def = "strict",
       .group = "sessions",
       .cmds = SERVES,
       .help = "When a message of a request is the recorded one: strict; loose_tool_call, "
               "also if arguments of tool calls are equal as JSON; role_content_only, by "
-              "role and content alone." },
+              "role and content alone; or a Python function (stored, new) that returns a "
+              "bool: package.module.function or ./file.py:function." },
     { .name = "session-sample-picker-path",
       .type = ML_FLAG_TEXT,
       ML_AT(run.sessions.picker),

@@ -2,7 +2,9 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/oom.h"
+#include "base/timeline.h"
 #include "comm/device/device_priv.h"
 
 /* Bytes of one rank up to which the transport through the host is not slower.  Measured with 2
@@ -55,6 +57,26 @@ static const ml_device_transport *transport_of(ml_comm *c, const ml_stream *s,
     return s && !s->dev->host && bytes > SMALL && !c->failed ? team_of(c)->transport : NULL;
 }
 
+/* Calls that go through the host have the spans of the host's communicator. */
+static double begins(const ml_comm *c) {
+    return c->spans ? ml_clock_s() : 0;
+}
+
+static ml_status ends(ml_comm *c, const ml_device_transport *w, const char *op,
+                      double begin_s, ml_status st) {
+    ml_time_span span = { .name = op,
+                          .track = ML_TRACK_COMM,
+                          .layer = c->layer,
+                          .begin_s = begin_s,
+                          .group = c->group };
+
+    if (w && c->spans) {
+        span.end_s = ml_clock_s();
+        ml_timeline_add(c->spans, &span, 1);
+    }
+    return told(c, st);
+}
+
 /* --- calls ----------------------------------------------------------------------- */
 
 static ml_status device_barrier(ml_comm *c, ml_stream *s, ml_err *err) {
@@ -67,8 +89,9 @@ static ml_status device_bcast(ml_comm *c, ml_stream *s, const ml_tensor *t, int3
                               ml_err *err) {
     const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(t));
     ml_comm *h = host_of(c);
+    double begin_s = begins(c);
 
-    return told(c,
+    return ends(c, w, "bcast", begin_s,
                 w ? w->bcast(team_of(c), s, t, root, err) : h->bcast(h, s, t, root, err));
 }
 
@@ -76,27 +99,33 @@ static ml_status device_allgather(ml_comm *c, ml_stream *s, const ml_tensor *out
                                   const ml_tensor *in, ml_err *err) {
     const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(in));
     ml_comm *h = host_of(c);
+    double begin_s = begins(c);
 
-    return told(c, w ? w->allgather(team_of(c), s, out, in, err)
-                     : h->allgather(h, s, out, in, err));
+    return ends(c, w, "allgather", begin_s,
+                w ? w->allgather(team_of(c), s, out, in, err)
+                  : h->allgather(h, s, out, in, err));
 }
 
 static ml_status device_reduce_scatter(ml_comm *c, ml_stream *s, const ml_tensor *out,
                                        const ml_tensor *in, ml_reduce how, ml_err *err) {
     const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(out));
     ml_comm *h = host_of(c);
+    double begin_s = begins(c);
 
-    return told(c, w ? w->reduce_scatter(team_of(c), s, out, in, how, err)
-                     : h->reduce_scatter(h, s, out, in, how, err));
+    return ends(c, w, "reduce_scatter", begin_s,
+                w ? w->reduce_scatter(team_of(c), s, out, in, how, err)
+                  : h->reduce_scatter(h, s, out, in, how, err));
 }
 
 static ml_status device_allreduce(ml_comm *c, ml_stream *s, const ml_tensor *t,
                                   ml_reduce how, ml_err *err) {
     const ml_device_transport *w = transport_of(c, s, ml_tensor_bytes(t));
     ml_comm *h = host_of(c);
+    double begin_s = begins(c);
 
-    return told(c, w ? w->allreduce(team_of(c), s, t, how, err)
-                     : h->allreduce(h, s, t, how, err));
+    return ends(c, w, "allreduce", begin_s,
+                w ? w->allreduce(team_of(c), s, t, how, err)
+                  : h->allreduce(h, s, t, how, err));
 }
 
 /* Ranks have different numbers of rows: all use the same transport. */
@@ -105,9 +134,11 @@ static ml_status device_alltoallv(ml_comm *c, ml_stream *s, const ml_tensor *out
                                   const int64_t *n_in, ml_err *err) {
     const ml_device_transport *w = transport_of(c, s, SIZE_MAX);
     ml_comm *h = host_of(c);
+    double begin_s = begins(c);
 
-    return told(c, w ? w->alltoallv(team_of(c), s, out, n_out, in, n_in, err)
-                     : h->alltoallv(h, s, out, n_out, in, n_in, err));
+    return ends(c, w, "alltoallv", begin_s,
+                w ? w->alltoallv(team_of(c), s, out, n_out, in, n_in, err)
+                  : h->alltoallv(h, s, out, n_out, in, n_in, err));
 }
 
 /* Through the host: the two sides may have different kinds of memory. */
@@ -130,8 +161,9 @@ static ml_status device_exchange(ml_comm *c, ml_stream *s, const ml_message *m, 
                                  ml_err *err) {
     const ml_device_transport *w = transport_of(c, s, SIZE_MAX);
     ml_comm *h = host_of(c);
+    double begin_s = begins(c);
 
-    return told(c,
+    return ends(c, w, "exchange", begin_s,
                 w ? w->exchange(team_of(c), s, m, n, err) : h->exchange(h, s, m, n, err));
 }
 

@@ -20,9 +20,10 @@ struct ml_data_source {
     int64_t n_row;
     uint32_t *order; /* [n_row] order of rows in this epoch; NULL: file order */
     position at;
-    int64_t *mixed;   /* [n_weight] groups that each file has had; NULL: without weights */
-    ml_text metadata; /* "metadata" of the loaded state, saved again unchanged */
-    ml_text back;     /* array of the returned groups (ml_group) */
+    int64_t *mixed; /* [n_weight] groups that each file has had; NULL: without weights */
+    ml_curriculum *curriculum; /* NULL: none */
+    ml_text metadata;          /* "metadata" of the loaded state, saved again unchanged */
+    ml_text back;              /* array of the returned groups (ml_group) */
 };
 
 /* --- order -------------------------------------------------------------------- */
@@ -80,6 +81,10 @@ static int64_t mixed_row(ml_data_source *s) {
     const ml_table_file *f = &s->ds->rows.file[file];
     int64_t at;
 
+    if (ml_curriculum_draws(s->curriculum)) {
+        s->mixed[file]++;
+        return ml_curriculum_draw(s->curriculum, file, s->at.sample_group_index);
+    }
     if (s->mixed[file] % f->n == 0)
         shuffle_file(s, file);
     at = f->begin + s->mixed[file]++ % f->n;
@@ -109,6 +114,23 @@ static ml_status check_weights(const ml_data_source_opts *o, const ml_dataset *d
                 "--prompt-data-weights: no prompt of %s is left: remove the file", path);
     }
     return ML_OK;
+}
+
+static ml_status new_curriculum(ml_data_source *s, ml_err *err) {
+    const ml_data_source_opts *o = &s->opts;
+
+    if (!ml_curriculum_wanted(&o->curriculum))
+        return ML_OK;
+    if (!s->n_row || s->ds->opts.make || o->select)
+        return ml_fail(err, ML_EUSAGE,
+                       "--prompt-sampling and --replay-hard-prompts select rows of "
+                       "--prompt-data: give it, and remove --data-source-path");
+    return ml_curriculum_new(&s->curriculum, s->ds, o->weight != NULL, &o->curriculum,
+                             o->seed, err);
+}
+
+ml_curriculum *ml_data_source_curriculum(ml_data_source *s) {
+    return s ? s->curriculum : NULL;
 }
 
 static ml_status check_opts(const ml_data_source_opts *o, int64_t n_row, ml_err *err) {
@@ -152,8 +174,12 @@ ml_status ml_data_source_new(ml_data_source **out, const ml_dataset *ds,
     s->n_row = n_row;
     ml_text_add(&s->metadata, "{}", 2);
     shuffle(s);
-    *out = s;
-    return ML_OK;
+    st = new_curriculum(s, err);
+    if (st)
+        ml_data_source_free(s);
+    else
+        *out = s;
+    return st;
 }
 
 void ml_data_source_free(ml_data_source *s) {
@@ -163,6 +189,7 @@ void ml_data_source_free(ml_data_source *s) {
     ml_text_release(&s->back);
     free(s->order);
     free(s->mixed);
+    ml_curriculum_free(s->curriculum);
     free(s);
 }
 
@@ -184,13 +211,19 @@ static ml_group new_group(ml_data_source *s, int64_t row) {
     return g;
 }
 
+static int64_t next_row(ml_data_source *s, int64_t at) {
+    return s->opts.select ? pick_row(s)
+           : s->mixed     ? mixed_row(s)
+           : ml_curriculum_draws(s->curriculum)
+               ? ml_curriculum_draw(s->curriculum, 0, s->at.sample_group_index)
+           : s->order ? (int64_t)s->order[at]
+                      : at;
+}
+
 /* Hands out the prompts at positions [begin, end) of the epoch. */
 static int64_t hand_out(ml_data_source *s, ml_group *out, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
-        out[i - begin] = new_group(s, s->opts.select ? pick_row(s)
-                                      : s->mixed     ? mixed_row(s)
-                                      : s->order     ? (int64_t)s->order[i]
-                                                     : i);
+        out[i - begin] = new_group(s, next_row(s, i));
     return begin < end ? end - begin : 0;
 }
 
@@ -237,19 +270,35 @@ static int64_t get_given_back(ml_data_source *s, ml_group *out, int64_t n) {
     return n;
 }
 
+/* Failed prompts take the place of others, which come later: none is skipped. */
+static int64_t get_failed(ml_data_source *s, ml_group *out, int64_t n) {
+    if (!s->curriculum)
+        return 0;
+    n = ml_curriculum_replays(s->curriculum, s->at.sample_group_index, n);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = new_group(s, ml_curriculum_replay(s->curriculum));
+    return n;
+}
+
 int64_t ml_data_source_get(ml_data_source *s, ml_group *out, int64_t n) {
-    int64_t n_back;
+    int64_t n_back, n_new;
 
     ML_BUG_IF(n < 0 || n > FAR);
     n_back = get_given_back(s, out, n);
+    n_back += get_failed(s, out + n_back, n - n_back);
     if (n_back == n)
         return n;
     out += n_back;
     if (s->ds && !s->ds->opts.make)
         return n_back + get_prompts(s, out, n - n_back);
-    for (int64_t i = 0; i < n - n_back; i++)
+    n_new = s->opts.pull ? s->opts.pull(n - n_back) : n - n_back;
+    for (int64_t i = 0; i < n_new; i++)
         out[i] = new_group(s, s->ds ? s->at.sample_group_index : -1);
-    return n;
+    return n_back + n_new;
+}
+
+int64_t ml_data_source_next_group(const ml_data_source *s) {
+    return s->at.sample_group_index;
 }
 
 /* --- the saved position ------------------------------------------------------- */
@@ -264,7 +313,12 @@ void ml_data_source_save(const ml_data_source *s, ml_text *out) {
     ml_text_printf(out, ", \"rows\": %lld", (long long)s->n_row);
     for (int32_t i = 0; s->mixed && i < s->opts.n_weight; i++)
         ml_text_printf(out, "%s%lld", i ? ", " : ", \"mixed\": [", (long long)s->mixed[i]);
-    ml_text_printf(out, s->mixed ? "]}" : "}");
+    ml_text_printf(out, s->mixed ? "]" : "");
+    if (s->curriculum) {
+        ml_text_printf(out, ", \"curriculum\": ");
+        ml_curriculum_save(s->curriculum, out);
+    }
+    ml_text_printf(out, "}");
 }
 
 static ml_status read_count(int64_t *out, const ml_json *state, const char *key,
@@ -326,7 +380,7 @@ static ml_status read_mixed(ml_data_source *s, const ml_json *v, const char *nam
 
 ml_status ml_data_source_load(ml_data_source *s, ml_str state, const char *name,
                               ml_err *err) {
-    const ml_json *doc, *metadata = NULL;
+    const ml_json *doc, *metadata = NULL, *curriculum;
     position at;
     int64_t n_row;
     ml_arena a;
@@ -352,6 +406,9 @@ ml_status ml_data_source_load(ml_data_source *s, ml_str state, const char *name,
                "epoch differs, and prompts may be repeated or skipped",
                name, (long long)n_row, (long long)s->n_row);
     st = read_mixed(s, ml_json_get(doc, "mixed"), name, err);
+    curriculum = ml_json_get(doc, "curriculum");
+    if (!st && s->curriculum && curriculum)
+        st = ml_curriculum_load(s->curriculum, curriculum, name, err);
     if (st)
         goto out;
     s->at = at;

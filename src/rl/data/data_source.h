@@ -10,6 +10,9 @@
  * With weights, the files of the data set are mixed: after any number of groups, each file has
  * had its share of them to within one.  Every file has an order and epochs of its own.
  *
+ * A curriculum (curriculum.h) draws the rows instead, of the file whose turn it is if files are
+ * mixed, or hands out failed prompts again among the others.
+ *
  * The position is saved as a line of JSON and restored from it; returned groups are
  * not part of it.
  *
@@ -18,6 +21,7 @@
 #define ML_RL_DATA_DATA_SOURCE_H
 
 #include "miles/plugin.h"
+#include "rl/data/curriculum.h"
 #include "rl/data/dataset.h"
 
 typedef struct ml_data_source ml_data_source;
@@ -29,6 +33,10 @@ typedef struct ml_data_source_opts {
     const miles_source *select;   /* selects the row of a group; NULL: in sequence */
     const double *weight;         /* [files of the data set], above 0; NULL: in sequence */
     int32_t n_weight;
+    ml_curriculum_opts curriculum;
+    /* Makes the next n rows of a data set that makes them, or fewer; returns their number.
+     * NULL: rows are made when they are read. */
+    int64_t (*pull)(int64_t n);
 } ml_data_source_opts;
 
 /* Samples first_index .. first_index + n_sample - 1, all of one prompt. */
@@ -49,10 +57,15 @@ int64_t ml_data_source_get(ml_data_source *s, ml_group *out /* [n] */, int64_t n
 /* Returns groups to the source, which will hand them out again. */
 void ml_data_source_add(ml_data_source *s, const ml_group *group /* [n] */, int64_t n);
 int64_t ml_data_source_n_buffered(const ml_data_source *s);
+int64_t
+ml_data_source_next_group(const ml_data_source *s); /* the number of the next new one */
+
+/* The results of earlier groups; NULL: prompts come without regard to them. */
+ml_curriculum *ml_data_source_curriculum(ml_data_source *s); /* s may be NULL */
 
 /* Appends {"sample_offset": ..., "epoch_id": ..., "sample_group_index": ...,
  * "sample_index": ..., "metadata": {...}, "rows": ...}; with weights also "mixed": [groups of each
- * file]. */
+ * file], with a curriculum its state, "curriculum". */
 void ml_data_source_save(const ml_data_source *s, ml_text *out);
 /* Restores a saved position; on failure the position does not change.  Messages begin with
  * `name` (a path).  A data set with a different number of rows only causes a warning. */

@@ -65,6 +65,8 @@ static ml_status check_opts(ml_dataset *ds, ml_err *err) {
                        "%s: the maximum prompt length is %lld; expected at least 1",
                        o->path, (long long)o->max_prompt_len);
     st = check_keys(o, err);
+    if (!st && o->tools)
+        st = ml_json_parse(&ds->tools, &ds->arena, ml_str_of(o->tools), "tools", err);
     return st ? st : parse_kwargs(ds, err);
 }
 
@@ -118,7 +120,7 @@ static ml_status read_tools(ml_prompt *out, const ml_dataset *ds, const ml_json 
         st = ml_json_parse(&tools, a, tools->text, "tools", err);
     if (st)
         return st;
-    out->tools = tools && tools->type != ML_JSON_NULL ? tools : NULL;
+    out->tools = tools && tools->type != ML_JSON_NULL ? tools : ds->tools;
     if (out->tools && out->tools->type != ML_JSON_ARRAY)
         return ml_fail(err, ML_EFORMAT, "the tools \"%s\" are %s; expected an array", key,
                        ml_json_what(out->tools));

@@ -38,6 +38,7 @@ typedef struct ml_dataset_opts {
     const char *label_key;       /* default: rows have no label */
     const char *metadata_key;    /* default "metadata" */
     const char *tool_key;        /* default "tools" */
+    const char *tools;           /* a JSON array, of rows without tools; NULL: none */
     const char *multimodal_keys; /* must be NULL: media are not supported */
     bool apply_chat_template;    /* prompts are rendered to text */
     const char *template_kwargs; /* a JSON object; default: empty */
@@ -53,7 +54,8 @@ typedef struct ml_dataset {
     ml_table rows;        /* the rows that were kept; their number is rows.n */
     ml_arena arena;
     const ml_json *template_kwargs;
-    int64_t *bad_line; /* [n_bad] lines of the skipped rows, each in its file */
+    const ml_json *tools; /* of opts.tools, or NULL */
+    int64_t *bad_line;    /* [n_bad] lines of the skipped rows, each in its file */
     int64_t n_bad;
     int64_t n_long;       /* dropped, because longer than max_prompt_len */
     int64_t n_unmeasured; /* kept regardless of length: message lists without a template */

@@ -106,7 +106,7 @@ static ml_status score_old(ml_learn_run *s, ml_err *err) {
         return ml_fail(err, ML_EFORMAT,
                        "--keep-old-actor needs the rollout's log-probs, which some samples "
                        "do not have");
-    if (drawn && (s->out->n_stale == 0 || s->l->keep_old_actor)) {
+    if (drawn && ((s->out->n_stale == 0 && !s->l->inexact) || s->l->keep_old_actor)) {
         for (int32_t i = 0; i < s->n; i++)
             s->row[i].old_log_prob = s->row[i].rollout_log_prob;
         return ML_OK;

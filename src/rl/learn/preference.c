@@ -118,7 +118,7 @@ static void compute_pairs(ml_arena *a, const ml_preference_opts *o,
     for (int64_t i = 0; i < n; i += 2) {
         answer c = sum_of(&row[i]), r = sum_of(&row[i + 1]);
         double loss = pair_loss(o, &c, &r),
-               all = orpo ? (double)(n / 2) / (double)n_token : 0;
+               all = orpo ? ((double)n / 2) / (double)n_token : 0;
         double *first = numbers(a, &row[i]), *second = numbers(a, &row[i + 1]);
         int64_t own = 0;
         first[ML_PREFERENCE_LOSS] = loss + (orpo ? all * all_tokens(&row[i], &own) : 0);
@@ -139,7 +139,7 @@ static void compute_single(ml_arena *a, const ml_preference_opts *o,
 
     for (int64_t i = 0; i < n; i += 2) {
         answer other = sum_of(&row[i + 1]);
-        kl += (other.policy - other.ref) / (double)(n / 2);
+        kl += (other.policy - other.ref) / ((double)n / 2);
         count[row[i].desirable]++;
     }
     kl = fmax(0, kl);
@@ -151,7 +151,7 @@ static void compute_single(ml_arena *a, const ml_preference_opts *o,
         numbers(a, &row[i + 1]);
         own[ML_PREFERENCE_LOSS] = weight * (1 - p);
         own[row[i].desirable ? ML_PREFERENCE_CHOSEN : ML_PREFERENCE_REJECTED] =
-            reward_of(o, &x) * (double)(n / 2) / count[row[i].desirable];
+            reward_of(o, &x) * ((double)n / 2) / count[row[i].desirable];
         own[ML_PREFERENCE_KL] = kl;
         put_derivative(a, &row[i], -weight * sign * o->beta * p * (1 - p), 0);
         put_derivative(a, &row[i + 1], 0, 0);

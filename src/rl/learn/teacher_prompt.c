@@ -109,7 +109,7 @@ static ml_status source_of(const ml_teacher_prompt *p, const ml_sample *s, ml_st
 ml_status ml_teacher_prompt_tokens(const ml_teacher_prompt *p, const ml_sample *s,
                                    ml_sample *const *batch, int64_t n, const int32_t **id,
                                    int32_t *n_id, ml_arena *a, ml_err *err) {
-    ml_str json, text = { 0 };
+    ml_str json = { 0 }, text = { 0 };
     ml_tokens prompt = { 0 };
     ml_status st = source_of(p, s, &json, a, err);
     int32_t *all;

@@ -13,8 +13,8 @@
 typedef struct ml_display {
     void (*say)(const char *line);
     bool compact;         /* lines are short, for a terminal */
-    ml_observer progress; /* redraws the status line */
-    /* Counters of the current rollout that the status line shows; NULL: not wanted. */
+    ml_observer progress; /* redraws the live view */
+    /* Counters of the current rollout that the live view shows; NULL: not wanted. */
     ml_work_count *answers, *micro;
 } ml_display;
 

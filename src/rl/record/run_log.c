@@ -130,7 +130,7 @@ enum { SPANS_AT_ONCE = 256 }; /* of a write call */
 static ml_trace_span span_of(int32_t rank, const ml_time_span *s) {
     return (ml_trace_span){ .name = s->name,
                             .row = rank,
-                            .lane = s->track,
+                            .lane = (int)s->track,
                             .begin_s = s->begin_s,
                             .end_s = s->end_s,
                             .key = s->layer < 0 ? NULL : "layer",

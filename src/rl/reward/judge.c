@@ -563,11 +563,13 @@ static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
                              : ml_fail(err, ML_EUSAGE,
                                        "--rm-type reward_model needs --reward-model-path");
     if (strcmp(o->rm_type, "judge") == 0)
-        return o->judge.url && o->judge.prompt_path
+        return (o->judge.url || o->judge.model_path) && o->judge.prompt_path
                    ? ML_OK
-                   : ml_fail(err, ML_EUSAGE,
-                             "--rm-type judge needs --judge-url, the address of an "
-                             "OpenAI-compatible server up to /v1, and --judge-prompt-path");
+                   : ml_fail(
+                         err, ML_EUSAGE,
+                         "--rm-type judge needs --judge-prompt-path, and the judge: "
+                         "--judge-model-path, a checkpoint, or --judge-url, the address "
+                         "of an OpenAI-compatible server up to /v1");
     if (strcmp(o->rm_type, "ifbench") == 0)
         return o->ifbench.line
                    ? ML_OK
@@ -594,7 +596,7 @@ ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err)
         st = ml_judge_open(&j->part[i], &opts->part[i].opts, err);
     if (st == ML_OK && opts->rm_url)
         st = ml_rm_http_open(&j->remote, opts->rm_url, err);
-    if (st == ML_OK && opts->judge.url && opts->judge.prompt_path)
+    if (st == ML_OK && (opts->judge.url || opts->judge.engine) && opts->judge.prompt_path)
         st = ml_llm_judge_open(&j->llm, &opts->judge, err);
     if (st != ML_OK) {
         ml_judge_close(j);

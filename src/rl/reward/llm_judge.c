@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/secret.h"
 #include "base/utf8.h"
+#include "rl/reward/judge_model.h"
 #include "rl/reward/label.h"
 #include "rl/reward/rm_http.h"
 #include "text/regex.h"
@@ -19,7 +20,7 @@ struct ml_llm_judge {
     ml_str template;
     ml_regex *pattern;
     ml_finder *finder;
-    ml_rm_http *server;
+    ml_rm_http *server; /* NULL: the model is in this process */
 };
 
 /* --- open and close ---------------------------------------------------------------- */
@@ -73,7 +74,7 @@ ml_status ml_llm_judge_open(ml_llm_judge **out, const ml_llm_judge_opts *o, ml_e
         if (st != ML_OK)
             ml_err_prefix(err, "--judge-score-regex");
     }
-    if (st == ML_OK)
+    if (st == ML_OK && !o->engine)
         st = open_server(j, err);
     if (st != ML_OK) {
         ml_llm_judge_close(j);
@@ -143,19 +144,20 @@ static void fill(ml_text *out, ml_str template, const ml_str value[3]) {
 static void write_question(const ml_llm_judge *j, ml_text *out, const miles_reward_in *in,
                            ml_arena *a) {
     ml_str value[3] = { prompt_of(a, in), ml_response(in), label_of(a, in) };
-    ml_text prompt = { 0 };
 
-    fill(&prompt, j->template, value);
+    fill(out, j->template, value);
+}
+
+static void write_request(const ml_llm_judge *j, ml_text *out, ml_str question,
+                          int64_t seed) {
     ml_text_printf(out, "{\"model\": ");
     ml_json_quote(out, ml_str_of(j->opts.model));
     ml_text_printf(out,
                    ", \"temperature\": %.17g, \"max_tokens\": %lld, \"seed\": %lld, "
                    "\"messages\": [{\"role\": \"user\", \"content\": ",
-                   j->opts.temperature, (long long)j->opts.max_tokens,
-                   (long long)(in->seed + in->index));
-    ml_json_quote(out, (ml_str){ prompt.ptr, prompt.len });
+                   j->opts.temperature, (long long)j->opts.max_tokens, (long long)seed);
+    ml_json_quote(out, question);
     ml_text_printf(out, "}]}");
-    ml_text_release(&prompt);
 }
 
 /* --- the answer -------------------------------------------------------------------- */
@@ -184,6 +186,15 @@ static bool find_score(const ml_llm_judge *j, ml_str text, double *out) {
     return any;
 }
 
+static ml_reward_outcome read_reply(const ml_llm_judge *j, double *reward, ml_text *why,
+                                    ml_str reply) {
+    if (find_score(j, reply, reward))
+        return ML_REWARD_OK;
+    ml_text_printf(why, "the judge's reply has no score that matches %s: %.*s",
+                   j->opts.pattern, (int)(reply.len < 200 ? reply.len : 200), reply.ptr);
+    return ML_REWARD_INVALID;
+}
+
 static ml_reward_outcome read_answer(const ml_llm_judge *j, double *reward, ml_text *why,
                                      ml_str answer, ml_arena *a) {
     const ml_json *doc = NULL, *choice, *text;
@@ -198,35 +209,65 @@ static ml_reward_outcome read_answer(const ml_llm_judge *j, double *reward, ml_t
                        (int)(answer.len < 200 ? answer.len : 200), answer.ptr);
         return ML_REWARD_INVALID;
     }
-    if (find_score(j, text->text, reward))
-        return ML_REWARD_OK;
-    ml_text_printf(why, "the judge's reply has no score that matches %s: %.*s",
-                   j->opts.pattern, (int)(text->text.len < 200 ? text->text.len : 200),
-                   text->text.ptr);
-    return ML_REWARD_INVALID;
+    return read_reply(j, reward, why, text->text);
+}
+
+static ml_reward_outcome ask_server(ml_llm_judge *j, double *reward, ml_text *why,
+                                    ml_str question, int64_t seed, double deadline_s,
+                                    int64_t n_retry) {
+    static const ml_reward_outcome ends[] = { [ML_RM_ANSWERED] = ML_REWARD_OK,
+                                              [ML_RM_LATE] = ML_REWARD_TIMEOUT,
+                                              [ML_RM_DOWN] = ML_REWARD_CRASH,
+                                              [ML_RM_REFUSED] = ML_REWARD_INVALID };
+    ml_text request = { 0 }, answer = { 0 };
+    ml_reward_outcome outcome;
+    ml_arena a;
+
+    ml_arena_init(&a, "a judge's answer");
+    write_request(j, &request, question, seed);
+    outcome = ends[ml_rm_http_ask(j->server, &answer, (ml_str){ request.ptr, request.len },
+                                  deadline_s, n_retry)];
+    if (outcome == ML_REWARD_OK)
+        outcome = read_answer(j, reward, why, (ml_str){ answer.ptr, answer.len }, &a);
+    else
+        ml_text_add(why, answer.ptr, answer.len);
+    ml_text_release(&request);
+    ml_text_release(&answer);
+    ml_arena_release(&a);
+    return outcome;
+}
+
+static ml_reward_outcome ask_model(ml_llm_judge *j, double *reward, ml_text *why,
+                                   ml_str question, int64_t seed) {
+    ml_reward_outcome outcome = ML_REWARD_INVALID;
+    ml_text reply = { 0 };
+    ml_err err = { 0 };
+
+    ml_text_printf(&reply, "%s", "");
+    if (ml_judge_model_ask(j->opts.engine, &reply, question, &j->opts, (uint64_t)seed,
+                           &err) == ML_OK)
+        outcome = read_reply(j, reward, why, (ml_str){ reply.ptr, reply.len });
+    else
+        ml_text_printf(why, "%s", err.msg);
+    ml_text_release(&reply);
+    return outcome;
 }
 
 ml_reward_outcome ml_llm_judge_grade(ml_llm_judge *j, double *reward, ml_text *why,
                                      const miles_reward_in *in, double deadline_s,
                                      int64_t n_retry) {
-    static const ml_reward_outcome ends[] = { [ML_RM_ANSWERED] = ML_REWARD_OK,
-                                              [ML_RM_LATE] = ML_REWARD_TIMEOUT,
-                                              [ML_RM_DOWN] = ML_REWARD_CRASH,
-                                              [ML_RM_REFUSED] = ML_REWARD_INVALID };
-    ml_text question = { 0 }, answer = { 0 };
+    int64_t seed = in->seed + in->index;
+    ml_text question = { 0 };
+    ml_str text;
     ml_reward_outcome outcome;
     ml_arena a;
 
-    ml_arena_init(&a, "a judge's answer");
+    ml_arena_init(&a, "a judge's question");
     write_question(j, &question, in, &a);
-    outcome = ends[ml_rm_http_ask(
-        j->server, &answer, (ml_str){ question.ptr, question.len }, deadline_s, n_retry)];
-    if (outcome == ML_REWARD_OK)
-        outcome = read_answer(j, reward, why, (ml_str){ answer.ptr, answer.len }, &a);
-    else
-        ml_text_add(why, answer.ptr, answer.len);
+    text = (ml_str){ question.ptr, question.len };
+    outcome = j->server ? ask_server(j, reward, why, text, seed, deadline_s, n_retry)
+                        : ask_model(j, reward, why, text, seed);
     ml_arena_release(&a);
     ml_text_release(&question);
-    ml_text_release(&answer);
     return outcome;
 }

@@ -1,9 +1,9 @@
-/* llm_judge.h - a language model as a reward: asked for a score by a prompt, over an
- * OpenAI-compatible API (miles serve, SGLang, vLLM, OpenAI).
+/* llm_judge.h - a language model as a reward: asked for a score by a prompt, in this process
+ * (judge_model.h) or over an OpenAI-compatible API (miles serve, SGLang, vLLM, OpenAI).
  *
  * The prompt is a template file, in which {prompt}, {response} and {label} are replaced by the
- * sample's; it is sent as the message of a user to /chat/completions, with the run's seed.  The
- * score is the last match of a regular expression in the reply; a reply without one is invalid.
+ * sample's; it is the message of a user, sent with the run's seed, to a server to
+ * /chat/completions.  The score is the last match of a regular expression in the reply; a reply without one is invalid.
  *
  * thread: one at a time. */
 #ifndef ML_RL_REWARD_LLM_JUDGE_H

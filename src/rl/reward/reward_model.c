@@ -27,6 +27,7 @@ struct ml_reward_model {
     ml_tokenizer *tokenizer;
     ml_chat_template *chat_template; /* NULL: none */
     ml_encoder *encoder;
+    ml_arena loaded; /* with the weights */
     ml_weights weights;
     ml_trainer *trainer; /* NULL: not started */
     size_t bytes;
@@ -108,6 +109,7 @@ ml_status ml_reward_model_open(ml_reward_model **out, const ml_reward_model_opts
     m->arena = arena;
     m->opts = *o;
     m->last = &m->waiting;
+    ml_arena_init(&m->loaded, "reward model");
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->change, NULL);
     st = open_model(m, err);
@@ -131,7 +133,7 @@ ml_status ml_reward_model_start(ml_reward_model *m, ml_err *err) {
                           .lr = { .train_iters = 1, .global_batch_size = 1 },
                           .batch = { .dynamic = true, .max_tokens = m->opts.max_tokens } };
     ml_status st = ml_weights_load_part(&m->weights, &m->spec, m->from, m->opts.dtype, NULL,
-                                        &m->be, &m->arena, err);
+                                        &m->be, &m->loaded, err);
 
     if (st == ML_OK)
         st = ml_trainer_open(&m->trainer, &m->spec, &m->weights, &m->be, &o, err);
@@ -140,13 +142,22 @@ ml_status ml_reward_model_start(ml_reward_model *m, ml_err *err) {
     return st;
 }
 
+void ml_reward_model_stop(ml_reward_model *m) {
+    ml_trainer_close(m->trainer);
+    ml_weights_close(&m->weights);
+    m->trainer = NULL;
+    m->weights = (ml_weights){ 0 };
+    ml_arena_release(&m->loaded);
+    ml_arena_init(&m->loaded, "reward model");
+}
+
 void ml_reward_model_close(ml_reward_model *m) {
     ml_arena arena;
 
     if (!m)
         return;
-    ml_trainer_close(m->trainer);
-    ml_weights_close(&m->weights);
+    ml_reward_model_stop(m);
+    ml_arena_release(&m->loaded);
     if (m->encoder)
         ml_encoder_free(m->encoder);
     ml_chat_template_close(m->chat_template);

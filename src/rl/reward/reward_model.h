@@ -30,7 +30,9 @@ ml_status ml_reward_model_open(ml_reward_model **out, const ml_reward_model_opts
                                ml_err *err);
 size_t ml_reward_model_bytes(const ml_reward_model *m);           /* once it is started */
 ml_status ml_reward_model_start(ml_reward_model *m, ml_err *err); /* loads the weights */
-void ml_reward_model_close(ml_reward_model *m);                   /* NULL is allowed */
+/* Frees the weights while nobody asks; start loads them again. */
+void ml_reward_model_stop(ml_reward_model *m);
+void ml_reward_model_close(ml_reward_model *m); /* NULL is allowed */
 
 /* As miles_reward.run; the model has been started. */
 int ml_reward_model_grade(ml_reward_model *m, const miles_reward_in *in,

@@ -192,11 +192,12 @@ static void close_pools(const ml_reward_opts *o) {
         close_pools(&o->part[i].opts);
 }
 
-/* Threads that wait for a reward model are its batch: many of them, where they have no worker
+/* Threads that wait for a model in this process are its batch: many of them, where they have no worker
  * processes of their own. */
 static int64_t thread_count(const ml_reward_opts *o) {
     enum { BATCH = 64 };
-    bool waits = o->model && !o->n_part && !o->command.line && !o->python.line;
+    bool waits =
+        (o->model || o->judge.engine) && !o->n_part && !o->command.line && !o->python.line;
     int64_t n = o->n_thread > 0 ? o->n_thread : 1;
 
     return waits && n < BATCH ? BATCH : n;

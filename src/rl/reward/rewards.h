@@ -30,13 +30,18 @@ typedef enum ml_reward_outcome {
 /* "ok", "timeout", "crash", "invalid". */
 const char *ml_reward_outcome_name(ml_reward_outcome o);
 
-/* A language model that grades, behind an OpenAI-compatible server (llm_judge.h). */
+/* A language model that grades, in this process or behind an OpenAI-compatible server
+ * (llm_judge.h). */
 typedef struct ml_llm_judge_opts {
-    const char *url;         /* up to /v1; NULL: none */
-    const char *model;       /* its name there */
-    const char *key_file;    /* with the API key; NULL: none */
-    const char *prompt_path; /* template with {prompt}, {response} and {label} */
-    const char *pattern;     /* regular expression: its last match is the score */
+    const char *model_path;        /* its checkpoint; NULL: it is at the server */
+    struct ml_judge_model *engine; /* of model_path, once it is open (judge_model.h) */
+    const char *device;            /* of the engine; NULL: the run's */
+    int64_t context;               /* of the engine, in tokens */
+    const char *url;               /* up to /v1; NULL: none */
+    const char *model;             /* its name there */
+    const char *key_file;          /* with the API key; NULL: none */
+    const char *prompt_path;       /* template with {prompt}, {response} and {label} */
+    const char *pattern;           /* regular expression: its last match is the score */
     double temperature;
     int64_t max_tokens;
 } ml_llm_judge_opts;
@@ -53,6 +58,7 @@ typedef struct ml_reward_opts {
     ml_llm_judge_opts judge;       /* for judge */
     const char *model_path;        /* for reward_model; NULL: none */
     struct ml_reward_model *model; /* of model_path, once it is open (reward_model.h) */
+    const char *model_device;      /* NULL: the run's */
     ml_worker_pool_opts ifbench;   /* workers for ifbench; none: not offered */
     const char *reward_key;        /* member of an object; NULL: reward, then score */
     int64_t n_thread;              /* 0: 1 */

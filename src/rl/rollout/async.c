@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "rl/answers.h"
 #include "rl/rollout/async_priv.h"
+#include "rl/rollout/prompt_results.h"
 
 enum { VERSIONS = 64 };   /* saved weight versions; limit of counted staleness */
 enum { PATIENCE_S = 30 }; /* of waiting for a group before a warning is logged */
@@ -278,6 +279,7 @@ static void report(ml_async *s, const round *r, ml_rollout_batch *out) {
         sum += stale;
         most = stale > most ? stale : most;
     }
+    ml_prompt_results_report(s->opts.feed.source, f);
     ml_drop_reasons_report(&s->drop_reasons, f);
     ml_metrics_add(f, "rollout/fully_async/", "queue_size", (double)n);
     ml_metrics_add(f, "rollout/fully_async/", "aborted_groups_filtered",

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "rl/rollout/async_priv.h"
+#include "rl/rollout/prompt_results.h"
 
 ml_gen_group *ml_async_pop(ml_group_list *l) {
     ml_gen_group *g = l->first;
@@ -98,6 +99,7 @@ static ml_status judge(ml_async *s, ml_gen_group *g, ml_err *err) {
     if (st == ML_OK)
         st = ml_group_set_count(&s->set, g, s->opts.feed.batch, err);
     ml_group_list_remove(&s->set.groups, g);
+    ml_prompt_results_group(s->opts.feed.source, g);
     if (g->fate == ML_GROUP_KEPT) {
         ml_group_list_push(&s->queue, g);
     } else if (g->fate == ML_GROUP_ABORTED) {

@@ -4,6 +4,7 @@
 
 #include "base/utf8.h"
 #include "rl/answers.h"
+#include "rl/rollout/prompt_results.h"
 
 /* A rollout while the extension makes it. */
 typedef struct making {
@@ -126,6 +127,8 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
         out->sample = ML_NEW(a, const ml_sample *, m.n_kept + 1);
         out->n = ml_group_list_samples(&m.set.groups, true, out->sample);
         out->n_drawn = ml_group_list_drawn(&m.set.groups);
+        ml_prompt_results_batch(r->feed.source, out);
+        ml_prompt_results_report(r->feed.source, &out->metrics);
         ml_rollout_batch_report(out, r->feed.n_per_prompt, r->gen_ctx.turns != NULL);
     }
     ml_group_set_release(&m.set);

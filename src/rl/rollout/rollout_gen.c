@@ -1,5 +1,7 @@
 #include "rl/rollout/rollout_gen.h"
 
+#include "rl/rollout/prompt_results.h"
+
 /* A rollout while it is being generated. */
 typedef struct batch {
     ml_gen_rollout *g;
@@ -245,6 +247,9 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     count_engine(g->gen_ctx.gen, out, 1);
     if (st == ML_OK) {
         gather(&r, out);
+        for (const ml_gen_group *x = r.set.groups.first; x; x = x->next)
+            ml_prompt_results_group(g->feed.source, x);
+        ml_prompt_results_report(g->feed.source, &out->metrics);
         ml_drop_reasons_report(&r.reasons, &out->metrics);
         ml_rollout_batch_report(out, g->feed.n_per_prompt, g->gen_ctx.turns != NULL);
         if (g->partial)

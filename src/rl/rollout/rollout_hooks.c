@@ -139,6 +139,8 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
                             err);
     if (st == ML_OK && e->hook)
         st = show_all(e->hook, out, rollout, a, err);
+    if (st == ML_OK && e->convert)
+        st = e->convert(rollout, e->inject.n_vocab, out, a, err);
     return st;
 }
 

@@ -2,8 +2,8 @@
  *
  * After a batch is collected, in this order: a recorded batch replaces it, the engine
  * recomputes log-probs, teachers score the samples, rewards are shaped, samples are removed from training, metrics are
- * added, and the hook receives all samples.  Batches that are recorded or replayed are
- * processed as well.
+ * added, the hook receives all samples, and the batch is converted to training data.  Batches
+ * that are recorded or replayed are processed as well.
  *
  * thread: the loop's. */
 #ifndef ML_RL_ROLLOUT_ROLLOUT_HOOKS_H
@@ -34,6 +34,9 @@ typedef struct ml_rollout_hooks {
     const miles_sample_filter *filter;
     const miles_metrics *metrics;
     const miles_samples_hook *hook;
+    /* Makes the training data of the batch, in place of its samples. */
+    ml_status (*convert)(int64_t rollout, int64_t n_vocab, ml_rollout_batch *h, ml_arena *a,
+                         ml_err *err);
 } ml_rollout_hooks;
 
 /* Returns the inner rollout wrapped with these extensions. */

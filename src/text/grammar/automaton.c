@@ -7,8 +7,10 @@
 enum {
     MAX_STATES = 200000,
     MAX_EDGES = 1000000,
-    BLOCK =
-        32, /* repetitions that are unrolled; more become calls of a rule of this many */
+    FLAT = 1024,         /* repetitions of a character that are unrolled, ... */
+    FLAT_STATES = 60000, /* ... as long as there are fewer states than this */
+    SMALL = 48,          /* nodes of an expression that stands for one character */
+    BLOCK = 32, /* other repetitions that are; more become calls of a rule of this many */
 };
 
 typedef struct new_edge {
@@ -135,7 +137,32 @@ static void emit_seq(builder *b, const ml_gnode *n, int32_t from, int32_t to) {
 
 /* --- repetition ------------------------------------------------------------- */
 
+/* Nodes of an expression without references; more than SMALL: it has one, or is large. */
+static int32_t count_nodes(const ml_gnode *x) {
+    int32_t n = x->kind == ML_GNODE_REF ? SMALL + 1 : 1, each = 1;
+
+    if (x->kind == ML_GNODE_REPEAT)
+        each = x->max < 0 || x->max > SMALL ? SMALL + 1 : x->max;
+    for (const ml_gnode *c = x->child; c && n <= SMALL; c = c->next)
+        n += each * count_nodes(c);
+    return n;
+}
+
+/* A reference to a small rule stands for its body: tokens within it need no stack then. */
+static const ml_gnode *inlined(const builder *b, const ml_gnode *x) {
+    const ml_gnode *body = x->kind == ML_GNODE_REF ? b->rules->rule[x->rule].body : x;
+
+    return body && count_nodes(body) <= SMALL ? body : x;
+}
+
+/* The states of an unrolled repetition share their sets of tokens (lookahead.c). */
+static bool is_flat(const builder *b, const ml_gnode *x, int32_t n) {
+    return n <= BLOCK ||
+           (n <= FLAT && b->n_state < FLAT_STATES && count_nodes(inlined(b, x)) <= SMALL);
+}
+
 static int32_t emit_times(builder *b, const ml_gnode *x, int32_t n, int32_t from) {
+    x = inlined(b, x);
     for (; n > 0 && !b->over; n--) {
         int32_t next = new_state(b);
         emit(b, x, from, next);
@@ -160,16 +187,19 @@ static const ml_gnode *block_of(builder *b, const ml_gnode *x) {
 }
 
 static int32_t emit_exactly(builder *b, const ml_gnode *x, int32_t n, int32_t from) {
-    if (n > BLOCK)
+    bool flat = is_flat(b, x, n);
+
+    if (!flat)
         from = emit_exactly(b, block_of(b, x), n / BLOCK, from);
-    return emit_times(b, x, n > BLOCK ? n % BLOCK : n, from);
+    return emit_times(b, x, flat ? n : n % BLOCK, from);
 }
 
 /* At most n times.  More than a block: some blocks and less than a block, or all blocks
  * and the rest. */
 static void emit_at_most(builder *b, const ml_gnode *x, int32_t n, int32_t from,
                          int32_t to) {
-    if (n <= BLOCK) {
+    if (is_flat(b, x, n)) {
+        x = inlined(b, x);
         for (; n > 0 && !b->over; n--) {
             int32_t next = new_state(b);
             add_empty(b, from, to);

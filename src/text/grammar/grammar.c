@@ -41,8 +41,9 @@ struct ml_grammar {
     pthread_mutex_t lock; /* of the fields below */
     ml_stacks *stacks;
     uint64_t generation; /* incremented when memory is released: configs are void then */
-    token_set *local;    /* [n_state] for a state on an unknown stack */
-    token_set *full;     /* [cap_full] for a config */
+    token_set *local;    /* [n_alike] for states on an unknown stack that are alike */
+    int32_t n_alike;
+    token_set *full; /* [cap_full] for a config */
     int32_t cap_full;
     size_t set_bytes;
     /* scratch of a walk */
@@ -121,7 +122,7 @@ static void free_set(token_set *s) {
 }
 
 static void free_sets(ml_grammar *g) {
-    for (int32_t i = 0; i < g->automaton.n_state && g->local; i++)
+    for (int32_t i = 0; i < g->n_alike; i++)
         free_set(&g->local[i]);
     for (int32_t i = 0; i < g->cap_full; i++)
         free_set(&g->full[i]);
@@ -160,7 +161,8 @@ static ml_status new_grammar(ml_grammar **out, ml_grammar_cache *c, ml_grammar_s
         free_grammar(g);
         return st;
     }
-    g->local = ML_NEW(&g->arena, token_set, g->automaton.n_state);
+    g->n_alike = ml_lookahead_classes(&g->automaton, &g->arena, t->usual);
+    g->local = ML_NEW(&g->arena, token_set, g->n_alike);
     g->bits = ML_NEW(&g->arena, uint32_t, ml_mask_words(t->n_vocab) + 1);
     g->config = ML_NEW(&g->arena, int32_t, t->depth + 1);
     g->escaped = ML_NEW(&g->arena, bool, t->depth + 1);
@@ -336,6 +338,31 @@ static void walk_subtree(ml_grammar *g, int32_t config, int32_t node) {
     walk(g, node, t->skip[node], false);
 }
 
+/* Tokens of more than the usual length: what states that are alike allow may differ in them. */
+static void walk_long(ml_grammar *g, int32_t config) {
+    const ml_token_trie *t = g->cache->trie;
+
+    if (!t->is_long)
+        return;
+    for (int32_t i = 0; i < words_of(g); i++)
+        g->bits[i] &= ~t->is_long[i];
+    g->config[0] = config;
+    for (int32_t i = 0; i < t->n && !ml_stacks_overflow(g->stacks);) {
+        int32_t level = t->level[i];
+        int32_t c = t->leads[i]
+                        ? ml_stacks_step(g->stacks, g->config[level - 1], t->byte[i])
+                        : ML_NO_CONFIG;
+        if (c == ML_NO_CONFIG) {
+            i = t->skip[i];
+            continue;
+        }
+        g->config[level] = c;
+        if (level > t->usual)
+            set_bits(g->bits, t, i);
+        i++;
+    }
+}
+
 static void *copied(ml_grammar *g, const void *from, size_t bytes) {
     g->set_bytes += bytes;
     return memcpy(ml_memory_grow(NULL, bytes + 1, "a grammar's tokens"), from, bytes);
@@ -376,9 +403,14 @@ static void add_set(uint32_t *bits, const token_set *s, int32_t words) {
         bits[s->id[i] / 32] |= 1u << (s->id[i] % 32);
 }
 
-/* What a state allows on any stack. */
+/* Of all states that are alike. */
+static token_set *set_of(const ml_grammar *g, int32_t state) {
+    return &g->local[g->automaton.alike[state]];
+}
+
+/* What a state allows on any stack, of tokens up to the usual length. */
 static const token_set *local_set(ml_grammar *g, int32_t state) {
-    token_set *s = &g->local[state];
+    token_set *s = set_of(g, state);
 
     if (s->known)
         return s;
@@ -396,8 +428,8 @@ static bool meets_new_state(ml_grammar *g, int32_t config) {
 
     for (int32_t i = 0; i < ml_stacks_tops(g->stacks, config); i++) {
         int32_t top = ml_stacks_top(g->stacks, config, i);
-        if (top >= 0 && !g->local[top].met)
-            new = g->local[top].met = true;
+        if (top >= 0 && !set_of(g, top)->met)
+            new = set_of(g, top)->met = true;
     }
     return new;
 }
@@ -426,12 +458,14 @@ static void compute_full(ml_grammar *g, int32_t config, token_set *out) {
         walk_all(g, config, false);
     for (int32_t i = 0; i < n && !direct; i++) {
         int32_t top = ml_stacks_top(g->stacks, config, i);
-        const token_set *s = top < 0 ? NULL : &g->local[top];
+        const token_set *s = top < 0 ? NULL : set_of(g, top);
         for (int32_t k = 0; s && k < s->n_open; k++)
             walk_subtree(g, config, s->open[k]);
         if (s)
             add_set(g->bits, s, words_of(g));
     }
+    if (!direct)
+        walk_long(g, config);
     if (!ml_stacks_overflow(g->stacks))
         pack(g, out);
 }

@@ -130,10 +130,15 @@ typedef struct ml_automaton {
     unsigned char class[256];  /* bytes that all edges treat alike have the same class */
     unsigned char sample[256]; /* [n_class] a byte of each class */
     int32_t n_class;
+    int32_t *alike; /* [n_state] the class of ml_lookahead_classes */
 } ml_automaton;
 
 /* Refuses left recursion and grammars without any text; removes dead ends. */
 ml_status ml_automaton_build(ml_automaton *out, ml_arena *a, ml_grules *g, ml_err *err);
+
+/* Sets `alike`: states of a class allow the same texts of up to `depth` bytes, and reach the end of
+ * their rule after the same of these texts.  Returns the number of classes. */
+int32_t ml_lookahead_classes(ml_automaton *a, ml_arena *arena, int32_t depth);
 
 /* --- the vocabulary --------------------------------------------------------- */
 
@@ -148,6 +153,10 @@ typedef struct ml_token_trie {
     int32_t *first;            /* [n + 1] node i ends token[first[i]] .. first[i + 1] - 1 */
     const char *bytes;         /* of all tokens */
     uint32_t *at;              /* [n_vocab + 1] */
+    /* Tokens of more than `usual` bytes, and the nodes on the way to them. */
+    int32_t usual;
+    uint32_t *is_long; /* [words] bits of tokens; NULL: there are none */
+    bool *leads;       /* [n] */
 } ml_token_trie;
 
 ml_token_trie *ml_token_trie_new(const ml_tokenizer *t, int32_t n_vocab);

@@ -71,6 +71,25 @@ static void add_nodes(ml_token_trie *t, const entry *e, int32_t n_entry, int32_t
     t->first[t->n] = n_entry;
 }
 
+/* Most tokens are short.  The others, of spaces and dashes, are looked at one by one. */
+static void find_long(ml_token_trie *t) {
+    enum { USUAL = 24 };
+
+    t->usual = t->depth < USUAL ? t->depth : USUAL;
+    if (t->depth <= USUAL)
+        return;
+    t->is_long = ML_NEW(&t->arena, uint32_t, (t->n_vocab + 31) / 32 + 1);
+    t->leads = ML_NEW(&t->arena, bool, t->n + 1);
+    for (int32_t i = 0; i < t->n; i++) {
+        if (t->level[i] <= USUAL || t->first[i] == t->first[i + 1])
+            continue;
+        for (int32_t k = t->first[i]; k < t->first[i + 1]; k++)
+            t->is_long[t->token[k] / 32] |= 1u << (t->token[k] % 32);
+        for (int32_t at = i; at >= 0 && !t->leads[at]; at = t->parent[at])
+            t->leads[at] = true;
+    }
+}
+
 ml_token_trie *ml_token_trie_new(const ml_tokenizer *tok, int32_t n_vocab) {
     ml_arena a, scratch;
     ml_token_trie *t;
@@ -99,6 +118,7 @@ ml_token_trie *ml_token_trie_new(const ml_tokenizer *tok, int32_t n_vocab) {
     t->first = ML_NEW(&t->arena, int32_t, t->at[n_vocab] + 2);
     t->token = ML_NEW(&t->arena, int32_t, n + 1);
     add_nodes(t, e, n, ML_NEW(&scratch, int32_t, longest + 2));
+    find_long(t);
     ml_arena_release(&scratch);
     return t;
 }

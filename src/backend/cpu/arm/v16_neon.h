@@ -105,6 +105,47 @@ static inline v16 v16_load_odd(const uint16_t *p) {
                   v16_quarter_odd(p + 24));
 }
 
+static inline float32x4_t v16_quarter_int16(int16x4_t h) {
+    return vcvtq_f32_s32(vmovl_s16(h));
+}
+
+static inline v16 v16_load_int8(const int8_t *p) {
+    int8x16_t b = vld1q_s8(p);
+    int16x8_t lo = vmovl_s8(vget_low_s8(b)), hi = vmovl_s8(vget_high_s8(b));
+    return v16_of(v16_quarter_int16(vget_low_s16(lo)), v16_quarter_int16(vget_high_s16(lo)),
+                  v16_quarter_int16(vget_low_s16(hi)),
+                  v16_quarter_int16(vget_high_s16(hi)));
+}
+
+/* As f16, whose exponent has one bit more: the sign, a zero, the seven other bits. */
+static inline float32x4_t v16_quarter_e4m3(int16x4_t h) {
+    uint16x4_t u =
+        vand_u16(vshl_n_u16(vreinterpret_u16_s16(h), 7), vdup_n_u16((uint16_t)0xbf80));
+    return vcvt_f32_f16(vreinterpret_f16_u16(u));
+}
+
+static inline v16 v16_load_e4m3(const uint8_t *p) {
+    int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(p));
+    int16x8_t lo = vmovl_s8(vget_low_s8(b)), hi = vmovl_s8(vget_high_s8(b));
+    return v16_of(v16_quarter_e4m3(vget_low_s16(lo)), v16_quarter_e4m3(vget_high_s16(lo)),
+                  v16_quarter_e4m3(vget_low_s16(hi)), v16_quarter_e4m3(vget_high_s16(hi)));
+}
+
+/* The four bytes of entry i of a table of 64 bytes are at 4 i. */
+static inline float32x4_t v16_quarter_nibble(const uint32_t *p, int n, uint8x16x4_t table) {
+    uint32x4_t i = vandq_u32(vshlq_u32(vld1q_u32(p), vdupq_n_s32(-4 * n)), vdupq_n_u32(15));
+    uint32x4_t at = vmlaq_n_u32(vdupq_n_u32(0x03020100u), i, 0x04040404u);
+    return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(at)));
+}
+
+static inline v16 v16_load_nibble(const uint32_t *p, int n, const float *value) {
+    const uint8_t *b = (const uint8_t *)value;
+    uint8x16x4_t t = { { vld1q_u8(b), vld1q_u8(b + 16), vld1q_u8(b + 32),
+                         vld1q_u8(b + 48) } };
+    return v16_of(v16_quarter_nibble(p, n, t), v16_quarter_nibble(p + 4, n, t),
+                  v16_quarter_nibble(p + 8, n, t), v16_quarter_nibble(p + 12, n, t));
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     return v16_of(vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b), vaddq_f32(a.c, b.c),
                   vaddq_f32(a.d, b.d));

@@ -76,6 +76,40 @@ static inline v16 v16_load_odd(const uint16_t *p) {
                   _mm256_castsi256_ps(_mm256_and_si256(v16_half_pairs(p + 16), upper)));
 }
 
+static inline __m256i v16_half_bytes(const void *p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+
+static inline v16 v16_load_int8(const int8_t *p) {
+    return v16_of(_mm256_cvtepi32_ps(v16_half_bytes(p)),
+                  _mm256_cvtepi32_ps(v16_half_bytes(p + 8)));
+}
+
+static inline __m256 v16_half_e4m3(const uint8_t *p) {
+    __m256i b = v16_half_bytes(p);
+    __m256i sign = _mm256_and_si256(b, _mm256_set1_epi32((int)0x80000000u));
+    __m256i rest = _mm256_slli_epi32(_mm256_and_si256(b, _mm256_set1_epi32(0x7f)), 20);
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(sign, rest)),
+                         _mm256_set1_ps(0x1p112f));
+}
+
+static inline v16 v16_load_e4m3(const uint8_t *p) {
+    return v16_of(v16_half_e4m3(p), v16_half_e4m3(p + 8));
+}
+
+/* Two tables of eight; the upper bit of the index selects one. */
+static inline __m256 v16_half_nibble(const uint32_t *p, int n, const float *value) {
+    __m256i w = _mm256_loadu_si256((const __m256i *)p);
+    __m256i at = _mm256_srli_epi32(w, 4 * n), top = _mm256_slli_epi32(w, 28 - 4 * n);
+    __m256 lower = _mm256_permutevar8x32_ps(_mm256_loadu_ps(value), at);
+    __m256 upper = _mm256_permutevar8x32_ps(_mm256_loadu_ps(value + 8), at);
+    return _mm256_blendv_ps(lower, upper, _mm256_castsi256_ps(top));
+}
+
+static inline v16 v16_load_nibble(const uint32_t *p, int n, const float *value) {
+    return v16_of(v16_half_nibble(p, n, value), v16_half_nibble(p + 8, n, value));
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     return v16_of(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));
 }

@@ -59,6 +59,23 @@ static inline v16 v16_load_odd(const uint16_t *p) {
     return v16_of(_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper)));
 }
 
+static inline v16 v16_load_int8(const int8_t *p) {
+    __m128i b = _mm_loadu_si128((const __m128i *)p);
+    return v16_of(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b)));
+}
+
+/* As f16, whose exponent has one bit more: the sign, a zero, the seven other bits. */
+static inline v16 v16_load_e4m3(const uint8_t *p) {
+    __m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return v16_of(_mm512_cvtph_ps(
+        _mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16((short)0xbf80))));
+}
+
+static inline v16 v16_load_nibble(const uint32_t *p, int n, const float *value) {
+    __m512i at = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)(4 * n));
+    return v16_of(_mm512_permutexvar_ps(at, _mm512_loadu_ps(value)));
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     return v16_of(_mm512_add_ps(a.f, b.f));
 }

@@ -54,10 +54,14 @@ __device__ static inline void attn_fold(attn_softmax &x, float (&s)[8][4], float
 
     attn_hide(s, lim, tile);
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (int r = 0; r < 2; r++) { /* of any order; short chains take less time */
+        float part[4];
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            top[k / 2] = fmaxf(top[k / 2], s[j][k]);
+        for (int j = 0; j < 4; j++)
+            part[j] = fmaxf(fmaxf(s[j][2 * r], s[j][2 * r + 1]),
+                            fmaxf(s[j + 4][2 * r], s[j + 4][2 * r + 1]));
+        top[r] = fmaxf(top[r], fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])));
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));

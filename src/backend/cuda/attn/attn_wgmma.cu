@@ -62,6 +62,8 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
         if (CAP)
             attn_cap(s, c);
         attn_fold(x, s, keep, lim, tile);
+        attn_finish(x.l[0]);
+        attn_finish(x.l[1]);
         for (int h = 0; h < D / 64; h++)
             ml_wgmma_wait<0>(acc + 8 * h);
         attn_rescale<D>(acc, keep);

@@ -130,6 +130,16 @@ template <int N> __device__ static inline void attn_await_copies(void) {
 
 /* ---- products ---- */
 
+/* ptxas moves arithmetic behind a later wait for products, so that nothing overlaps them.
+ * A store that never happens (weights and their sums are not negative) prevents that. */
+__device__ static inline void attn_finish(float sum) {
+    asm volatile(
+        "{.reg .pred bad; setp.lt.f32 bad, %0, 0f00000000; @bad st.shared.f32 [%1], %0;}" ::
+            "f"(sum),
+        "r"(ml_smem(attn_smem))
+        : "memory");
+}
+
 /* The thread's warpgroup; the shuffle shows the compiler that it is warp-uniform. */
 __device__ static inline int attn_team(void) {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
@@ -149,12 +159,17 @@ template <int D>
 __device__ static inline void attn_start_sums(float (&acc)[D / 8][4],
                                               const uint32_t (&w)[4][4], uint32_t rows,
                                               bool add) {
+    static_assert(D == 64 || D % 128 == 0, "one panel, or pairs of panels");
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 4; k++) {
+        if (D == 64)
+            ml_wgmma_transposed(acc, w[k], ml_panel_rows(rows, 0, k), add || k != 0);
 #pragma unroll
-        for (int h = 0; h < D / 64; h++)
-            ml_wgmma_transposed(acc + 8 * h, w[k], ml_panel_rows(rows, h, k),
-                                add || k != 0);
+        for (int h = 0; h < D / 128; h++)
+            ml_wgmma_transposed_128(
+                acc + 16 * h, w[k],
+                ml_panels_wide(ml_panel_rows(rows, 2 * h, k), ML_PANEL * 2), add || k != 0);
+    }
     ml_wgmma_commit();
 }
 

@@ -160,9 +160,6 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
     uint32_t keys = ml_panel(smem.keys[team]), values = ml_panel(smem.values[team]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
     float dk[D / 8][4], dv[D / 8][4];
-    /* Narrow heads wait for dv too: ptxas gives w and dw the same registers there, and
-     * would insert a wait at every product. */
-    const int PENDING = D == 64 ? 0 : 1;
     row_source from;
     int row, end;
 
@@ -191,7 +188,9 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
         attn_start_sums<D>(dv, w, ml_panel(smem.stage[now].dout), n != 0);
         attn_await_copies<0>(); /* the next rows arrived; the stage before is free */
         fetch_rows<D>(smem, n + 2, own, from, c, row + 2 * ATTN_ROWS, n_row);
-        ml_wgmma_wait<PENDING>(dp);
+        /* For dv, too: ptxas gives w and dw the same registers, and would insert a wait at
+         * every product. */
+        ml_wgmma_wait<0>(dp);
         slope_columns(dw, s, dp, smem.number[now] + ATTN_ROWS);
         ml_wgmma_fence(dw);
         attn_start_sums<D>(dk, dw, ml_panel(smem.stage[now].q), n != 0);
@@ -292,6 +291,8 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
 #pragma unroll
             for (int k = 0; k < 4; k++)
                 weigh<CAP>(s[j][k], x.shift[k / 2], to_log2, c.softcap);
+        attn_finish(s[3][0] + s[7][1]);
+        attn_finish(s[3][2] + s[7][3]);
         attn_await_copies<0>(); /* the next tile arrived; the stage before is free */
         attn_fetch_tile(smem.stage[(n + 2) % STAGES], tiles, c, head);
         ml_wgmma_wait<0>(dp);

@@ -38,7 +38,7 @@ typedef struct algo_entry {
 
 struct ml_gemm_algo_cache {
     cublasLtHandle_t lt;
-    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulPreference_t forward, backward; /* without split-K; with */
     void *workspace;
     algo_entry entry[MAX_ENTRIES];
     int n_entry;
@@ -87,13 +87,14 @@ static bool lt_run(ml_cuda_stream *s, const ml_gemm *g, const cublasLtMatmulAlgo
 }
 
 static int lt_candidates(ml_cuda_stream *s, const ml_gemm *g,
+                         cublasLtMatmulPreference_t preference,
                          cublasLtMatmulHeuristicResult_t *out) {
     lt_call c;
     int n = 0;
 
     lt_describe(&c, g);
     if (cublasLtMatmulAlgoGetHeuristic(s->gemm->lt, &c.desc, &c.b, &c.a, &c.c, &c.c,
-                                       s->gemm->preference, CANDIDATES, out,
+                                       preference, CANDIDATES, out,
                                        &n) != CUBLAS_STATUS_SUCCESS)
         return 0;
     return n;
@@ -294,7 +295,7 @@ static void try_entry(trial *t, algo_entry *p) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     ml_gemm ours = trial_gemm(t, rows, 0), theirs = trial_gemm(t, rows, 1);
     float best = time_of(t, &ours, NULL);
-    int n = lt_candidates(t->s, &theirs, found);
+    int n = lt_candidates(t->s, &theirs, t->s->gemm->forward, found);
 
     for (int i = 0; i < n; i++) {
         float ms;
@@ -372,7 +373,7 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g) {
     p = find_entry(s->gemm, &want);
     if (!p) {
         cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-        int n = lt_candidates(s, g, found);
+        int n = lt_candidates(s, g, s->gemm->backward, found);
         want.lt = n > 0 && found[0].state == CUBLAS_STATUS_SUCCESS;
         if (want.lt)
             want.algo = found[0].algo;
@@ -384,21 +385,26 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g) {
 
 /* ---- open and close ---- */
 
+/* What cuBLASLt may choose from. */
+static bool open_preference(cublasLtMatmulPreference_t *p, uint32_t schemes) {
+    return cublasLtMatmulPreferenceCreate(p) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(
+               *p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes) ==
+               CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(
+               *p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE,
+               sizeof WORKSPACE) == CUBLAS_STATUS_SUCCESS;
+}
+
 ml_status ml_gemm_open(ml_cuda_stream *s, ml_err *err) {
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE; /* no split-K */
     ml_gemm_algo_cache *b = (ml_gemm_algo_cache *)calloc(1, sizeof *b);
 
     s->gemm = b;
     if (!b || cublasLtCreate(&b->lt) != CUBLAS_STATUS_SUCCESS ||
-        cublasLtMatmulPreferenceCreate(&b->preference) != CUBLAS_STATUS_SUCCESS ||
+        !open_preference(&b->forward, CUBLASLT_REDUCTION_SCHEME_NONE) ||
+        !open_preference(&b->backward, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) ||
         cudaMalloc(&b->workspace, WORKSPACE) != cudaSuccess)
         return ml_fail(err, ML_ENOMEM, "cannot initialise cuBLASLt on this GPU");
-    cublasLtMatmulPreferenceSetAttribute(b->preference,
-                                         CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                         &schemes, sizeof schemes);
-    cublasLtMatmulPreferenceSetAttribute(b->preference,
-                                         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                         &WORKSPACE, sizeof WORKSPACE);
     return ML_OK;
 }
 
@@ -407,8 +413,10 @@ void ml_gemm_close(ml_cuda_stream *s) {
 
     if (!b)
         return;
-    if (b->preference)
-        cublasLtMatmulPreferenceDestroy(b->preference);
+    if (b->forward)
+        cublasLtMatmulPreferenceDestroy(b->forward);
+    if (b->backward)
+        cublasLtMatmulPreferenceDestroy(b->backward);
     if (b->lt)
         cublasLtDestroy(b->lt);
     cudaFree(b->workspace);

@@ -6,8 +6,8 @@
  * bf16 every output of our tensor-core kernel is one chain of k16 steps over ascending
  * k, whatever the tile, so that all its variants give the same bits; cuBLASLt is used
  * for many rows only after it gave the same bits for this (N, K) on this device.
- * Backward GEMMs only need to be deterministic: cuBLASLt runs all of them, without
- * split-K.  f32, and shapes that the tensor-core kernel does not take, go to a plain
+ * Backward GEMMs only need to be deterministic: cuBLASLt runs all of them, with split-K
+ * where its partial sums are stored and added in a second step.  f32, and shapes that the tensor-core kernel does not take, go to a plain
  * kernel: one FMA chain over ascending k. */
 #ifndef ML_BACKEND_CUDA_GEMM_GEMM_CUH
 #define ML_BACKEND_CUDA_GEMM_GEMM_CUH
@@ -21,7 +21,7 @@ typedef struct ml_gemm {
     void *c;                    /* [m, n] of type `out` */
     int64_t ldc;
     ml_dtype in, out;
-    bool add; /* out f32 only */
+    bool add; /* backward only */
 } ml_gemm;
 
 /* Strides of contiguous matrices: a is [m, k], or [k, m] if a_transposed; b is [n, k], or

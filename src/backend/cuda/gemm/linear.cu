@@ -68,23 +68,15 @@ void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
 /* dx [m, k] = dy [m, n] w [n, k]. */
 static void back_input(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0], *dy = &a->dout[0], *dx = &a->din[0];
-    bool apart = a->din_add[0] && dx->dtype == ML_BF16;
     ml_gemm g = ml_gemm_shape(dy->shape[0], w->shape[1], w->shape[0], false, true);
 
     g.a = dy->data;
     g.b = w->data;
-    g.c = apart ? a->scratch : dx->data;
+    g.c = dx->data;
     g.in = w->dtype;
     g.out = dx->dtype;
-    g.add = a->din_add[0] && !apart;
+    g.add = a->din_add[0];
     ml_gemm_any(ml_cuda(s), &g);
-    if (apart) {
-        ml_op_args sum = {};
-        sum.in[0] = sum.out[0] = *dx;
-        sum.in[1] = *dx;
-        sum.in[1].data = a->scratch;
-        ml_cuda_add_forward(s, &sum);
-    }
 }
 
 /* dw [n, k] += dy' [n, m] x [m, k]. */

@@ -41,6 +41,25 @@ __device__ static inline ml_row_stat ml_split_stat(const float *z, int64_t n, fl
     return r;
 }
 
+__device__ static inline bool ml_in_support(const uint32_t *bits, int64_t i) {
+    return bits[i / 32] >> i % 32 & 1;
+}
+
+/* The same of the columns whose bit is set; all bits set: the same bits as above. */
+__device__ static inline ml_row_stat ml_split_over(const float *z, const uint32_t *bits,
+                                                   int64_t n, float t, float *smem) {
+    const int warps = ML_SPLIT_THREADS / 32;
+    ml_row_stat r = { -INFINITY, 0.0f, 0.0f };
+
+    for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS)
+        r.m = ml_max(r.m, ml_in_support(bits, i) ? ml_scaled(z[i], t) : -INFINITY);
+    r.m = ml_block_max<warps>(r.m, smem);
+    for (int64_t i = threadIdx.x; i < n && r.m > -INFINITY; i += ML_SPLIT_THREADS)
+        r.l += ml_in_support(bits, i) ? ml_exp(ml_scaled(z[i], t) - r.m) : 0.0f;
+    r.l = ml_block_sum<warps>(r.l, smem);
+    return r;
+}
+
 /* Merges the statistics of a row's splits. */
 __device__ static inline ml_row_stat ml_row_merge(const ml_row_stat *part, int n) {
     ml_row_stat r = { -INFINITY, 0.0f, 0.0f };

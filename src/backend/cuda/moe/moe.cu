@@ -4,7 +4,7 @@
  * token, are the slots (see `group` in ops.h). */
 #include "backend/cuda/moe/moe.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32 };
+enum { THREADS = 128, WARPS = THREADS / 32, EACH = 8 /* pairs of a thread */ };
 
 /* ---- routing: a warp per token ---- */
 
@@ -240,22 +240,31 @@ __global__ static void slot_kernel(int32_t *start, const int32_t *count,
         if (e == n_expert - 1)
             start[n_expert] = next + count[e];
     }
-    for (int base = 0; base < n_pair; base += THREADS) {
-        int i = base + (int)threadIdx.x, before = 0, all = 0;
-        bool mine = i < n_pair && expert[i] == e;
-        unsigned found = __ballot_sync(0xffffffffu, mine);
+    for (int base = 0; base < n_pair; base += THREADS * EACH) {
+        int first = base + (int)threadIdx.x * EACH, before = 0, all = 0, in_warp = 0;
+        unsigned lower = (1u << lane) - 1;
+        bool mine[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            unsigned found;
+            mine[j] = first + j < n_pair && expert[first + j] == e;
+            found = __ballot_sync(0xffffffffu, mine[j]);
+            before += __popc(found & lower);
+            in_warp += __popc(found);
+        }
         if (lane == 0)
-            warps[warp] = __popc(found);
+            warps[warp] = in_warp;
         __syncthreads();
         for (int w = 0; w < WARPS; w++) {
             before += w < warp ? warps[w] : 0;
             all += warps[w];
         }
-        if (mine) {
-            int slot = next + before + __popc(found & ((1u << lane) - 1));
-            pair_of[slot] = i;
-            slot_of[i] = slot;
-        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            if (mine[j]) {
+                pair_of[next + before] = first + j;
+                slot_of[first + j] = next + before++;
+            }
         next += all;
         __syncthreads();
     }
@@ -319,26 +328,33 @@ void ml_cuda_moe_route_backward(ml_stream *s, const ml_op_args *a) {
 
 /* ---- gather and combine ---- */
 
-template <class T>
+/* V numbers per access. */
+template <class T, int V>
 __global__ void gather_kernel(T *y, const T *x, const int32_t *pair_of, int k,
                               int64_t width) {
     const T *from = x + (int64_t)(pair_of[blockIdx.x] / k) * width;
-    for (int64_t i = threadIdx.x; i < width; i += THREADS)
-        y[blockIdx.x * width + i] = from[i];
+    for (int64_t i = (int64_t)threadIdx.x * V; i < width; i += THREADS * V)
+        *(ml_pack<T, V> *)(y + blockIdx.x * width + i) = *(const ml_pack<T, V> *)(from + i);
 }
 
 /* Sum over a token's ranks of weight times the slot's row; without weights they are 1. */
-template <class T>
+template <class T, int V>
 __global__ void sum_ranks(T *x, const T *y, const int32_t *slot_of, const float *weight,
                           int k, int64_t width, bool add) {
     const int32_t *slot = slot_of + (int64_t)blockIdx.x * k;
-    for (int64_t i = threadIdx.x; i < width; i += THREADS) {
+    for (int64_t i = (int64_t)threadIdx.x * V; i < width; i += THREADS * V) {
         T *to = x + blockIdx.x * width + i;
-        float sum = add ? ml_f32(*to) : 0.0f;
-        for (int r = 0; r < k; r++)
-            sum = fmaf(weight ? weight[(int64_t)blockIdx.x * k + r] : 1.0f,
-                       ml_f32(y[slot[r] * width + i]), sum);
-        *to = ml_as<T>(sum);
+        float sum[V] = {}, v[V];
+        if (add)
+            ml_load(sum, to);
+        for (int r = 0; r < k; r++) {
+            float w = weight ? weight[(int64_t)blockIdx.x * k + r] : 1.0f;
+            ml_load(v, y + slot[r] * width + i);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                sum[j] = fmaf(w, v[j], sum[j]);
+        }
+        ml_store(to, sum);
     }
 }
 
@@ -352,11 +368,15 @@ static const int32_t *slots_by_pair(const ml_op_args *a, const ml_tensor *group)
 
 template <class T> static void gather(ml_stream *s, const ml_op_args *a) {
     int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+    int64_t width = a->out[0].shape[1];
+    const int V = ml_wide<T>::n;
 
     if (n_pair)
-        gather_kernel<T><<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(
+        (width % V
+             ? gather_kernel<T, 1>
+             : gather_kernel<T, V>)<<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(
             (T *)a->out[0].data, (const T *)a->in[0].data, pairs_by_slot(a, &a->in[1]),
-            a->attr->moe.top_k, a->out[0].shape[1]);
+            a->attr->moe.top_k, width);
     ml_cuda_launched(ml_cuda(s), "moe-gather");
 }
 
@@ -368,8 +388,13 @@ template <class T>
 static void sum_rows(ml_stream *s, const ml_op_args *a, const ml_tensor *x,
                      const ml_tensor *y, const int32_t *slot_of, const float *weight,
                      bool add) {
+    const int V = ml_wide<T>::n;
+
     if (a->rows->n_token)
-        sum_ranks<T><<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
+        (x->shape[1] % V
+             ? sum_ranks<T, 1>
+             : sum_ranks<
+                   T, V>)<<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
             (T *)x->data, (const T *)y->data, slot_of, weight, a->attr->moe.top_k,
             x->shape[1], add);
     ml_cuda_launched(ml_cuda(s), "moe-combine");

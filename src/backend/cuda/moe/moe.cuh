@@ -47,5 +47,8 @@ static inline dim3 ml_expert_grid(const ml_expert_gemm<IN, OUT> &g, int64_t rows
 /* moe_mma.cu: widths in multiples of 8; `rows`: of all experts together. */
 void ml_expert_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows);
 void ml_expert_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, float> &g, int64_t rows);
+/* moe_wgmma.cu: the same bits, faster for many rows; Hopper only.  False: cannot. */
+bool ml_expert_wgmma(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows);
+bool ml_expert_wgmma(ml_cuda_stream *s, const ml_expert_gemm<bf16, float> &g, int64_t rows);
 
 #endif

@@ -204,8 +204,14 @@ template <bool B_TRANSPOSED>
 static void by_rows(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
     int64_t each = g.start ? rows / g.n_expert : rows;
 
+#if ML_WGMMA
+    if (each > 96 && ml_expert_wgmma(s, g, rows))
+        return;
+#endif
     if (each <= 12)
         launch<bf16, false, B_TRANSPOSED, 16, 64, 128, 4, 1, 4>(s, g, rows);
+    else if (each <= 28)
+        launch<bf16, false, B_TRANSPOSED, 32, 128, 64, 4, 1, 4>(s, g, rows);
     else if (each <= 96)
         launch<bf16, false, B_TRANSPOSED, 64, 128, 64, 4, 2, 2>(s, g, rows);
     else
@@ -220,5 +226,9 @@ void ml_expert_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64
 }
 
 void ml_expert_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, float> &g, int64_t rows) {
+#if ML_WGMMA
+    if (ml_expert_wgmma(s, g, rows))
+        return;
+#endif
     launch<float, true, true, 128, 128, 32, 4, 2, 2>(s, g, rows);
 }

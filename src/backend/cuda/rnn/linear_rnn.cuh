@@ -16,6 +16,9 @@
 
 enum { RNN_THREADS = 128, RNN_WARPS = RNN_THREADS / 32 };
 
+/* Sums over the columns of a token's block: parts of R and of the gradient of take, and u.do. */
+enum { RNN_R, RNN_DTAKE, RNN_UDO, RNN_STATS = ML_RNN_STATS };
+
 template <class T> struct rnn_call {
     const T *x;        /* [n, width] */
     const float *rate; /* [n, 2, n_head] */
@@ -34,7 +37,7 @@ template <class T> struct rnn_call {
     float *dskip;                /* or NULL */
     float *seen, *de;            /* [n, n_head, dv] */
     float *dq_part, *dk_part;    /* [n, n_head, n_block, dk] */
-    float *stat;                 /* [n, n_head, n_block, 2] */
+    float *stat;                 /* [n, n_head, n_block, RNN_STATS] */
     float *dot_part, *skip_part; /* [n, n_head], [chunks, n_head] */
     bool add_x, add_rate;
 };
@@ -119,11 +122,12 @@ enum rnn_pass {
 };
 
 /* In shared memory. */
-template <int M, int TOKENS, rnn_pass PASS> struct rnn_stage {
+template <int M, int TOKENS, rnn_pass PASS> struct alignas(16) rnn_stage {
     float q[PASS == RNN_AGAIN ? 1 : TOKENS][32 * M], k[TOKENS][32 * M];
     float v[TOKENS][ML_RNN_COLS]; /* RNN_AGAIN: de */
     float dout[PASS == RNN_FORWARD ? 1 : TOKENS][ML_RNN_COLS];
     float seen[PASS == RNN_FORWARD ? 1 : TOKENS][ML_RNN_COLS]; /* RNN_AGAIN: u */
+    float qk[PASS == RNN_BACK ? TOKENS : 1];                   /* q.k */
     float rate[TOKENS][2];                                     /* keep, take */
 };
 
@@ -200,6 +204,8 @@ template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
             if (row < KINDS * TOKENS)
                 store_row(is_k ? s.k[t] : s.q[t], c, i, r[i], is_k ? 1.0f : c.q_scale);
         }
+        if constexpr (PASS == RNN_BACK)
+            store_products(s, c, r);
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
             store_values(s, i);
@@ -228,6 +234,27 @@ template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
             r[i] = 1.0f / sqrtf(r[i] + c.eps);
+    }
+
+    /* q.k of the warp's tokens, whose rows of q and k are neighbours. */
+    __device__ void store_products(rnn_stage<M, TOKENS, PASS> &s, const rnn_call<T> &c,
+                                   const float (&r)[ROWS]) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 2) {
+            int t = ((int)threadIdx.x / 32 * ROWS + i) / 2;
+            float dot = 0.0f;
+#pragma unroll
+            for (int h = 0; h < QUADS; h++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float q = rnn_at(qk[i][h], e), k = rnn_at(qk[i + 1][h], e);
+                    dot = c.delta ? fmaf(q * r[i] * c.q_scale, k * r[i + 1], dot)
+                                  : fmaf(q, k, dot);
+                }
+            dot = ml_warp_sum(dot);
+            if (threadIdx.x % 32 == 0 && t < TOKENS)
+                s.qk[t] = dot;
+        }
     }
 
     __device__ void store_row(float *to, const rnn_call<T> &c, int i, float r,

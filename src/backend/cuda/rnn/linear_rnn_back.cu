@@ -15,9 +15,12 @@
  * The gradient of a decay, <dS, S> - de.seen, would need both states at once.  Times keep it
  * is R = <dS, S> of the token before it, and from one token to the one before,
  *
- *     R += o.do - du.u + dseen.seen,   o.do = q.dq
+ *     R += keep (S q).do + dseen.seen - (dS k).u,   S before the token, dS after it
  *
- * with R = 0 after the last token: a scan in f64. */
+ * with R = 0 after the last token: a scan in f64.  A token's own share of o.do and of du.u,
+ * (q.k)(u.do), is equal in both and left out: where decays are strong it is much larger than R.
+ * So passes (2) and (3) compute dS k and S do, and du = dS k + (q.k) do,
+ * dq = keep S do + k (u.do). */
 #include "backend/cuda/rnn/linear_rnn.cuh"
 
 #include <math.h>
@@ -90,9 +93,9 @@ __device__ static int64_t value_at(const rnn_call<T> &c, const rnn_place &p, int
 
 /* ---- the second pass, backwards ---- */
 
-template <int M, int TOKENS> struct back_sums {
+template <int M, int TOKENS> struct alignas(16) back_sums {
     float dk[TOKENS][RNN_WARPS][32 * M];
-    float stat[TOKENS][RNN_WARPS][2]; /* of R, and dtake */
+    float stat[TOKENS][RNN_WARPS][RNN_STATS];
 };
 
 /* A token's values are replaced: seen by u, v by de. */
@@ -109,8 +112,8 @@ __device__ static void keep_values(S &in, int i, const rnn_place &p, const float
 template <int M, int TOKENS, class S>
 __device__ static void step_back(rnn_state<M> &ds, S &in, back_sums<M, TOKENS> &sums, int i,
                                  const rnn_place &p, bool delta) {
-    float keep = in.rate[i][0], take = in.rate[i][1], stat[2] = {};
-    float d[4], v[4], seen[4], du[4] = {}, de[4], dseen[4], row[M][4];
+    float keep = in.rate[i][0], take = in.rate[i][1], stat[RNN_STATS] = {};
+    float d[4], v[4], seen[4], later[4] = {}, de[4], dseen[4], q[M][4], k[M][4];
     int warp = (int)threadIdx.x / 32;
     rnn_update up;
 
@@ -118,28 +121,30 @@ __device__ static void step_back(rnn_state<M> &ds, S &in, back_sums<M, TOKENS> &
     rnn_four(v, in.v[i], p.col);
     rnn_four(seen, in.seen[i], p.col);
     up = rnn_take(v, seen, keep, take, delta);
-    rnn_row<M>(row, in.q[i], p.l);
-    rnn_outer<M>(ds, row, d);
-    rnn_row<M>(row, in.k[i], p.l);
-    rnn_dot<M>(du, row, ds);
-    rnn_sum_lanes(du);
+    rnn_row<M>(k, in.k[i], p.l);
+    rnn_dot<M>(later, k, ds);
+    rnn_row<M>(q, in.q[i], p.l);
+    rnn_outer<M>(ds, q, d);
+    rnn_sum_lanes(later);
     columns<M>(sums.dk[i][warp], ds, up.u);
     rnn_scale<M>(ds, keep);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        de[j] = take * du[j];
+        float du = fmaf(in.qk[i], d[j], later[j]);
+        de[j] = take * du;
         dseen[j] = delta ? -(keep * de[j]) : 0.0f;
-        stat[0] = fmaf(dseen[j], seen[j], fmaf(-du[j], up.u[j], stat[0]));
-        stat[1] = fmaf(du[j], up.e[j], stat[1]);
+        stat[RNN_R] = fmaf(dseen[j], seen[j], fmaf(-later[j], up.u[j], stat[RNN_R]));
+        stat[RNN_DTAKE] = fmaf(du, up.e[j], stat[RNN_DTAKE]);
+        stat[RNN_UDO] = fmaf(up.u[j], d[j], stat[RNN_UDO]);
     }
     if (delta)
-        rnn_outer<M>(ds, row, dseen);
+        rnn_outer<M>(ds, k, dseen);
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        stat[k] += __shfl_xor_sync(0xffffffffu, stat[k], 8);
-        stat[k] += __shfl_xor_sync(0xffffffffu, stat[k], 16);
+    for (int n = 0; n < RNN_STATS; n++) {
+        stat[n] += __shfl_xor_sync(0xffffffffu, stat[n], 8);
+        stat[n] += __shfl_xor_sync(0xffffffffu, stat[n], 16);
         if (threadIdx.x % 32 == 0)
-            sums.stat[i][warp][k] = stat[k];
+            sums.stat[i][warp][n] = stat[n];
     }
     keep_values(in, i, p, up.u, de);
 }
@@ -183,11 +188,12 @@ __device__ static void flush_back(const rnn_call<T> &c, const rnn_place &p, cons
         if (c.dx)
             put_dv(c, p, from + t, col, in.v[t][col], in.dout[t][col]);
     }
-    if (tid < 2 * n) {
+    if (tid < RNN_STATS * n) {
+        int t = tid / RNN_STATS, k = tid % RNN_STATS;
         float sum = 0.0f;
         for (int w = 0; w < RNN_WARPS; w++)
-            sum += sums.stat[tid / 2][w][tid % 2];
-        c.stat[block_at(c, p, from + tid / 2) * 2 + tid % 2] = sum;
+            sum += sums.stat[t][w][k];
+        c.stat[block_at(c, p, from + t) * RNN_STATS + k] = sum;
     }
 }
 
@@ -238,10 +244,10 @@ __device__ static void step_again(rnn_state<M> &s, const S &in, again_sums<M, TO
         dseen[j] = -(keep * dseen[j]);
     if (delta)
         columns<M>(sums.dk[i][warp], s, dseen);
+    columns<M>(sums.dq[i][warp], s, d);
     rnn_row<M>(k, in.k[i], p.l);
     rnn_scale<M>(s, keep);
     rnn_outer<M>(s, k, u);
-    columns<M>(sums.dq[i][warp], s, d);
 }
 
 template <class T, int M>
@@ -332,12 +338,11 @@ __device__ static void put_row(const rnn_call<T> &c, T *to, const float (&g)[QUA
         }
 }
 
-/* Adds the parts of a head's blocks to `sum`; returns the dot product of them and q. */
+/* The sum of the parts of a head's blocks, in order. */
 template <class T, int QUADS>
-__device__ static float add_head(const rnn_call<T> &c, float (&sum)[QUADS][4],
-                                 const float *part, int64_t row, int head,
-                                 const float (&q)[QUADS][4]) {
-    float head_sum[QUADS][4] = {}, one[QUADS][4], dot = 0.0f;
+__device__ static void sum_blocks(const rnn_call<T> &c, float (&sum)[QUADS][4],
+                                  const float *part, int64_t row, int head) {
+    float one[QUADS][4];
 
     for (int b = 0; b < c.n_block; b++) {
         load_row(one, part + ((row * c.n_head + head) * c.n_block + b) * c.dk, c.dk,
@@ -346,41 +351,70 @@ __device__ static float add_head(const rnn_call<T> &c, float (&sum)[QUADS][4],
         for (int h = 0; h < QUADS; h++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                head_sum[h][e] += one[h][e];
+                sum[h][e] = b ? sum[h][e] + one[h][e] : one[h][e];
     }
+}
+
+template <class T>
+__device__ static double stat_of(const rnn_call<T> &c, int64_t row, int head, int k) {
+    double sum = 0.0;
+
+    for (int b = 0; b < c.n_block; b++)
+        sum += (double)c.stat[((row * c.n_head + head) * c.n_block + b) * RNN_STATS + k];
+    return sum;
+}
+
+/* Adds a head's dk, and its dq = keep S do + k (u.do); writes keep (S q).do. */
+template <class T, int QUADS>
+__device__ static void add_head(const rnn_call<T> &c, float (&dq)[QUADS][4],
+                                float (&dk)[QUADS][4], int64_t row, int head,
+                                const float (&q)[QUADS][4], const float (&k)[QUADS][4]) {
+    float part[QUADS][4], keep = c.rate[row * 2 * c.n_head + head], dot = 0.0f;
+    float udo = (float)stat_of(c, row, head, RNN_UDO);
+
+    sum_blocks(c, part, c.dq_part, row, head);
 #pragma unroll
     for (int h = 0; h < QUADS; h++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            sum[h][e] += head_sum[h][e];
-            dot = fmaf(q[h][e], head_sum[h][e], dot);
+            float past = keep * part[h][e];
+            dot = fmaf(q[h][e], past, dot);
+            dq[h][e] += fmaf(k[h][e], udo, past);
         }
-    return ml_warp_sum(dot);
+    dot = ml_warp_sum(dot);
+    if (threadIdx.x % 32 == 0)
+        c.dot_part[row * c.n_head + head] = dot;
+    sum_blocks(c, part, c.dk_part, row, head);
+#pragma unroll
+    for (int h = 0; h < QUADS; h++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            dk[h][e] += part[h][e];
 }
 
 /* A warp has a key of a row. */
 template <class T, int QUADS> __global__ void gather_kernel(rnn_call<T> c) {
     int64_t unit = (int64_t)blockIdx.x * RNN_WARPS + threadIdx.x / 32, row = unit / c.n_key;
     int key = (int)(unit % c.n_key), each = c.n_head / c.n_key;
-    float x[2][QUADS][4], q[QUADS][4], dq[QUADS][4] = {}, dk[QUADS][4] = {}, r[2] = {};
+    float x[2][QUADS][4], qk[2][QUADS][4], dq[QUADS][4] = {}, dk[QUADS][4] = {}, r[2] = {};
 
     if (row >= c.n)
         return;
     load_row(x[0], c.x + row * c.width + c.q_at + (int64_t)key * c.dk, c.dk, c.wide);
     load_row(x[1], c.x + row * c.width + c.k_at + (int64_t)key * c.dk, c.dk, c.wide);
-    for (int i = 0; c.delta && i < 2; i++)
-        r[i] = rnn_inverse_length(x[i], c.eps);
 #pragma unroll
-    for (int h = 0; h < QUADS; h++)
+    for (int i = 0; i < 2; i++) {
+        float scale = i ? 1.0f : c.q_scale;
+        if (c.delta)
+            r[i] = rnn_inverse_length(x[i], c.eps);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            q[h][e] = c.delta ? x[0][h][e] * r[0] * c.q_scale : x[0][h][e];
-    for (int head = key * each; head < (key + 1) * each; head++) {
-        float dot = add_head(c, dq, c.dq_part, row, head, q);
-        if (threadIdx.x % 32 == 0)
-            c.dot_part[row * c.n_head + head] = dot;
-        add_head(c, dk, c.dk_part, row, head, q);
+        for (int h = 0; h < QUADS; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                qk[i][h][e] = c.delta ? x[i][h][e] * r[i] * scale : x[i][h][e];
     }
+    for (int head = key * each; head < (key + 1) * each; head++)
+        add_head(c, dq, dk, row, head, qk[0], qk[1]);
     if (!c.dx)
         return;
     if (c.delta) {
@@ -392,15 +426,6 @@ template <class T, int QUADS> __global__ void gather_kernel(rnn_call<T> c) {
 }
 
 /* ---- gradients of the rates, and of the skip weights ---- */
-
-template <class T>
-__device__ static double stat_of(const rnn_call<T> &c, int64_t row, int head, int k) {
-    double sum = 0.0;
-
-    for (int b = 0; b < c.n_block; b++)
-        sum += (double)c.stat[((row * c.n_head + head) * c.n_block + b) * 2 + k];
-    return sum;
-}
 
 template <class T>
 __device__ static void put_rate(const rnn_call<T> &c, int64_t row, int k, int head,
@@ -422,7 +447,7 @@ template <class T> __global__ void rate_kernel(rnn_call<T> c) {
         bool there = row >= c.start[seq];
         double sum = 0.0;
         if (there)
-            sum = (double)c.dot_part[row * c.n_head + head] + stat_of(c, row, head, 0);
+            sum = (double)c.dot_part[row * c.n_head + head] + stat_of(c, row, head, RNN_R);
 #pragma unroll
         for (int w = 1; w < 32; w <<= 1) {
             double more = __shfl_up_sync(0xffffffffu, sum, w);
@@ -433,7 +458,7 @@ template <class T> __global__ void rate_kernel(rnn_call<T> c) {
             float keep = c.rate[row * 2 * c.n_head + head];
             double d = keep > LEAST_KEEP ? (above + sum) / (double)keep : 0.0;
             put_rate(c, row, 0, head, (float)d);
-            put_rate(c, row, 1, head, (float)stat_of(c, row, head, 1));
+            put_rate(c, row, 1, head, (float)stat_of(c, row, head, RNN_DTAKE));
         }
         above += __shfl_sync(0xffffffffu, sum, 31);
     }

@@ -206,13 +206,32 @@ __device__ static void keep_all(filter_smem &sm) {
 
 /* ---- the draw ---- */
 
+/* Whether a token at this distance is kept. */
+__device__ static bool is_kept(const filter_row &r, const filter_edge &e, int i, float d) {
+    uint32_t key = __float_as_uint(d);
+
+    return (key < e.key || (key == e.key && i <= e.last_id)) && d <= r.near;
+}
+
 /* A token's weight; 0 if it is not kept. */
 __device__ static mass_t kept_weight(const filter_row &r, const filter_edge &e, int i) {
     float d = i < r.n ? distance(r, i) : INFINITY;
-    uint32_t key = __float_as_uint(d);
-    bool kept = i < r.n && (key < e.key || (key == e.key && i <= e.last_id)) && d <= r.near;
 
-    return kept ? weight(d) : 0;
+    return i < r.n && is_kept(r, e, i, d) ? weight(d) : 0;
+}
+
+/* The bits of the tokens that are kept, 32 by each warp at a time. */
+__device__ static void write_bits(const filter_row &r, const filter_edge &e,
+                                  uint32_t *bits) {
+    int lane = (int)threadIdx.x % 32;
+
+    for (int base = (int)threadIdx.x - lane; base < r.n; base += THREADS) {
+        float d = base + lane < r.n ? distance(r, base + lane) : INFINITY;
+        bool kept = d < INFINITY && is_kept(r, e, base + lane, d);
+        unsigned word = __ballot_sync(0xffffffffu, kept);
+        if (lane == 0)
+            bits[base / 32] = word;
+    }
 }
 
 /* Index of the number at which the running sum, starting at *sum, exceeds target, by
@@ -294,6 +313,8 @@ __global__ static void __launch_bounds__(THREADS)
         find_edge(sm, r, a.top_p);
     else
         keep_all(sm);
+    if (a.bits)
+        write_bits(r, sm.edge, a.bits);
     weigh_tiles(sm, r, tiles);
     if (threadIdx.x < 32) {
         int id = draw(sm, r, tiles, a.u);

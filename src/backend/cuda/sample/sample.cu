@@ -4,7 +4,11 @@
  * CPU's sampler makes, from the same logits, draws that change logits (penalties, bias,
  * bans), want more than one token's log-probability, or want that of the filtered
  * distribution.  The device still computes their log-probability where it is the
- * model's, so that it has the LM head's bits. */
+ * model's, so that it has the LM head's bits.
+ *
+ * Sampling supports are a bit of each token: the filter writes them, or the host for draws
+ * that it made.  The device computes the log-probability over them, with the LM head's bits,
+ * and the host writes their short form (backend/support.h). */
 #include "backend/cuda/sample/sample.cuh"
 
 #include <math.h>
@@ -12,6 +16,7 @@
 #include <string.h>
 
 extern "C" {
+#include "backend/support.h"
 #include "base/philox.h"
 }
 
@@ -25,6 +30,7 @@ enum {
 struct answer {
     int32_t id;
     float logprob, entropy;
+    float over; /* the log-probability over the support */
 };
 
 /* Draws in flight, in mapped host memory that kernels read and write: one trip each
@@ -33,11 +39,21 @@ struct stage {
     ml_device_draw draws[BATCH];
     answer answers[BATCH];
     bool kept[BATCH]; /* the CPU's results are final */
+    int64_t n_vocab;
+};
+
+/* Bits of the supports of draws in flight. */
+struct over_bits {
+    uint32_t *device, *host; /* [room of rows][words]; host: pinned */
+    ml_row_stat *part;       /* [room of rows][splits] */
+    int64_t room;            /* rows */
+    int64_t n_vocab;
 };
 
 /* At most two steps have draws in flight: one may begin before the other is waited for. */
 struct ml_sample_stage {
     stage stages[2];
+    over_bits over[2];
     cudaEvent_t done[2];
     unsigned begun, ended;
 };
@@ -245,7 +261,7 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
             larger(z, id, p[i].z, p[i].id);
     }
     ml_row_stat r = ml_row_merge(report, splits);
-    answer o = { id, ml_row_logprob(r, a.logits[id], a.report), ml_row_entropy(r) };
+    answer o = { id, ml_row_logprob(r, a.logits[id], a.report), ml_row_entropy(r), 0.0f };
     out[blockIdx.x] = o;
     if (drawn)
         drawn[blockIdx.x] = id;
@@ -296,6 +312,151 @@ static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
     free(buffer);
 }
 
+/* ---- log-probabilities over supports ---- */
+
+/* The temperature of a draw, as training divides by it. */
+__device__ static float over_temperature(const ml_device_draw &a) {
+    return a.temperature > 0.0f ? a.temperature : 1.0f;
+}
+
+__global__ static void __launch_bounds__(ML_SPLIT_THREADS)
+    over_split_kernel(ml_row_stat *out, const ml_device_draw *draws, int64_t n_vocab) {
+    __shared__ float smem[WARPS];
+    ml_device_draw a = draws[blockIdx.y];
+    int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = n_vocab - first;
+    ml_row_stat r;
+
+    if (!a.bits)
+        return;
+    r = ml_split_over(a.logits + first, a.bits + first / 32,
+                      left < ML_SPLIT ? left : ML_SPLIT, over_temperature(a), smem);
+    if (threadIdx.x == 0)
+        out[blockIdx.y * gridDim.x + blockIdx.x] = r;
+}
+
+__global__ static void over_kernel(answer *out, const ml_device_draw *draws,
+                                   const ml_row_stat *part, int splits, int n) {
+    int i = (int)(blockIdx.x * 32 + threadIdx.x);
+    ml_device_draw a;
+
+    if (i >= n || !draws[i].bits)
+        return;
+    a = draws[i];
+    out[i].over = ml_row_logprob(ml_row_merge(part + (int64_t)i * splits, splits),
+                                 a.logits[out[i].id], over_temperature(a));
+}
+
+static void free_bits(over_bits *b) {
+    cudaFree(b->device);
+    cudaFree(b->part);
+    cudaFreeHost(b->host);
+    memset(b, 0, sizeof *b);
+}
+
+/* Memory for the bits of n draws. */
+static bool take_bits(ml_cuda_stream *s, over_bits *b, int64_t n, int64_t n_vocab) {
+    size_t words = (size_t)(n * ml_cuda_support_words(n_vocab));
+    cudaError_t e;
+
+    if (n <= b->room && n_vocab == b->n_vocab)
+        return true;
+    free_bits(b);
+    e = cudaMalloc((void **)&b->device, words * sizeof(uint32_t));
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&b->part,
+                       (size_t)(n * ml_splits(n_vocab)) * sizeof *b->part);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&b->host, words * sizeof(uint32_t),
+                          cudaHostAllocDefault);
+    if (e != cudaSuccess) {
+        free_bits(b);
+        ml_cuda_note(s, e, "sampling supports");
+        return false;
+    }
+    b->room = n;
+    b->n_vocab = n_vocab;
+    return true;
+}
+
+static bool wants_support(const ml_draw *d) {
+    return d->support && d->given < 0;
+}
+
+static bool any_support(const ml_draw *draw, int n) {
+    for (int i = 0; i < n; i++)
+        if (wants_support(&draw[i]))
+            return true;
+    return false;
+}
+
+/* The bits of a draw that the device does not filter: those of the CPU's support, or all. */
+static void send_bits(ml_cuda_stream *s, const over_bits *b, int i, const ml_draw *d,
+                      bool here) {
+    int64_t words = ml_cuda_support_words(b->n_vocab);
+    uint32_t *to = b->host + i * words;
+    ml_str support = { (const char *)d->support, here ? 0 : (size_t)d->n_support };
+    ml_support_reader r = ml_support_read(support);
+
+    ml_support_next(&r, to, b->n_vocab);
+    ml_cuda_note(s,
+                 cudaMemcpyAsync(b->device + i * words, to,
+                                 (size_t)words * sizeof(uint32_t), cudaMemcpyHostToDevice,
+                                 s->stream),
+                 "sampling supports");
+}
+
+/* After the draws. */
+static void over_supports(ml_cuda_stream *s, stage *g, const over_bits *b, int n) {
+    int splits = ml_splits(b->n_vocab);
+    int64_t words = ml_cuda_support_words(b->n_vocab);
+
+    over_split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0,
+                        s->stream>>>(b->part, g->draws, b->n_vocab);
+    over_kernel<<<ml_cuda_blocks(n, 32), 32, 0, s->stream>>>(g->answers, g->draws, b->part,
+                                                             splits, n);
+    ml_cuda_launched(s, "log-probabilities over supports");
+    for (int i = 0; i < n; i++)
+        if (g->draws[i].bits && g->draws[i].filtered)
+            ml_cuda_note(s,
+                         cudaMemcpyAsync(b->host + i * words, b->device + i * words,
+                                         (size_t)words * sizeof(uint32_t),
+                                         cudaMemcpyDeviceToHost, s->stream),
+                         "sampling supports");
+}
+
+/* Writes the support of a draw that the device has filtered; ids: [n_vocab]. */
+static void write_support(ml_draw *d, const uint32_t *bits, int64_t n_vocab, int32_t *ids) {
+    int64_t n = 0;
+
+    for (int64_t w = 0; w < ml_cuda_support_words(n_vocab); w++)
+        for (uint32_t left = bits[w]; left; left &= left - 1)
+            ids[n++] = (int32_t)(w * 32 + __builtin_ctz(left));
+    d->n_support = n ? (int32_t)ml_support_write(d->support, ids, n, n_vocab) : 0;
+}
+
+static void end_supports(ml_cuda_stream *s, const stage *g, const over_bits *b,
+                         ml_draw *draw, int n) {
+    int64_t words = ml_cuda_support_words(g->n_vocab);
+    int32_t *ids = NULL;
+
+    for (int i = 0; i < n; i++) {
+        if (!g->draws[i].bits)
+            continue;
+        draw[i].support_logprob = g->answers[i].over;
+        if (!g->draws[i].filtered) {
+            draw[i].n_support = is_here(&draw[i]) ? 0 : draw[i].n_support;
+            continue;
+        }
+        if (!ids)
+            ids = (int32_t *)malloc((size_t)g->n_vocab * sizeof *ids);
+        if (ids)
+            write_support(&draw[i], b->host + i * words, g->n_vocab, ids);
+        else
+            ml_cuda_note(s, cudaErrorMemoryAllocation, "sampling supports");
+    }
+    free(ids);
+}
+
 /* ---- batches of draws ---- */
 
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err) {
@@ -313,9 +474,11 @@ ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err) {
 }
 
 void ml_cuda_sample_close(ml_cuda_stream *s) {
-    for (int i = 0; s->sample && i < 2; i++)
+    for (int i = 0; s->sample && i < 2; i++) {
         if (s->sample->done[i])
             cudaEventDestroy(s->sample->done[i]);
+        free_bits(&s->sample->over[i]);
+    }
     cudaFreeHost(s->sample);
     s->sample = NULL;
 }
@@ -341,6 +504,8 @@ static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab
                         void *scratch, int32_t *drawn) {
     unsigned turn = s->sample->begun++ % 2;
     stage *g = &s->sample->stages[turn];
+    over_bits *b = &s->sample->over[turn];
+    bool over = any_support(draw, n) && take_bits(s, b, n, n_vocab);
     part *parts = (part *)scratch;
     int32_t *chosen = (int32_t *)(parts + (int64_t)BATCH * ml_splits(n_vocab));
     int splits = ml_splits(n_vocab);
@@ -353,7 +518,13 @@ static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab
         g->draws[i] = device_draw_of(&draw[i], here, n_vocab);
         g->kept[i] = !here && draw[i].opts->dist == ML_DIST_DRAWN;
         filtered = filtered || g->draws[i].filtered;
+        if (over && wants_support(&draw[i])) {
+            g->draws[i].bits = b->device + i * ml_cuda_support_words(n_vocab);
+            if (!g->draws[i].filtered)
+                send_bits(s, b, i, &draw[i], here);
+        }
     }
+    g->n_vocab = n_vocab;
     split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0, s->stream>>>(
         parts, g->draws, n_vocab);
     if (filtered)
@@ -361,6 +532,8 @@ static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab
     sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(
         g->answers, drawn, g->draws, chosen, parts, splits, n_vocab);
     ml_cuda_launched(s, "drawing");
+    if (over)
+        over_supports(s, g, b, n);
     ml_cuda_note(s, cudaEventRecord(s->sample->done[turn], s->stream), "drawing");
 }
 
@@ -368,6 +541,7 @@ static void end_batch(ml_cuda_stream *s, unsigned turn, ml_draw *draw, int n) {
     const stage *g = &s->sample->stages[turn];
 
     ml_cuda_note(s, cudaEventSynchronize(s->sample->done[turn]), "drawing");
+    end_supports(s, g, &s->sample->over[turn], draw, n);
     for (int i = 0; i < n; i++) {
         if (g->kept[i])
             continue;

@@ -13,9 +13,11 @@ typedef struct ml_device_draw {
     bool filtered;     /* the filters below apply */
     uint32_t top_k;
     float top_p, near; /* near: min-p as a distance from the largest scaled logit */
+    uint32_t *bits;    /* of the tokens that could be drawn; NULL: not wanted */
 } ml_device_draw;
 
-/* filter.cu: draws for those of n draws that are filtered; -1 where all weights are 0. */
+/* filter.cu: draws for those of n draws that are filtered; -1 where all weights are 0.  Writes
+ * their bits, where they are wanted. */
 void ml_filter_draws(ml_cuda_stream *s, int32_t *chosen, const ml_device_draw *draws, int n,
                      int64_t n_vocab);
 

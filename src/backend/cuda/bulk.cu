@@ -1,0 +1,37 @@
+/* bulk.cu - descriptions of matrices for tensor copies (TMA). */
+#include "backend/cuda/bulk.cuh"
+
+typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                           const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function, without linking against the driver. */
+static encode_fn *find_encode(void) {
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *fn = NULL;
+
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000,
+                                         cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        return NULL;
+    return (encode_fn *)fn;
+}
+
+cudaError_t ml_tensor_map(CUtensorMap *map, const ml_tensor_box *b) {
+    static encode_fn *const encode = find_encode();
+    cuuint64_t dims[3] = { (cuuint64_t)b->cols, (cuuint64_t)b->rows, (cuuint64_t)b->count };
+    cuuint64_t strides[2] = { (cuuint64_t)b->row_stride * sizeof(bf16),
+                              (cuuint64_t)b->stride * sizeof(bf16) };
+    cuuint32_t box[3] = { (cuuint32_t)b->box_cols, (cuuint32_t)b->box_rows, 1 };
+    cuuint32_t each[3] = { 1, 1, 1 };
+
+    if (!encode)
+        return cudaErrorNotSupported;
+    if (encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)b->at, dims, strides, box,
+               each, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+        return cudaErrorInvalidValue;
+    return cudaSuccess;
+}

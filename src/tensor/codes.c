@@ -1,0 +1,178 @@
+#include "tensor/codes.h"
+
+#include <math.h>
+
+static const float int4_value[16] = {
+    -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7
+};
+static const float e2m1_value[16] = { 0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                      -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6 };
+/* Quantiles of the normal distribution (QLoRA, arXiv 2305.14314), as bitsandbytes has them. */
+static const float nf4_value[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+static const ml_codes formats[ML_N_DTYPE] = {
+    [ML_FP8] = { .bits = 8, .group = 128 },
+    [ML_INT8] = { .bits = 8, .group = 128 },
+    [ML_INT4] = { 4, 32, .bf16_scale = true, .value = int4_value },
+    [ML_INT4_G128] = { 4, 128, .bf16_scale = true, .value = int4_value },
+    [ML_NF4] = { 4, 64, .value = nf4_value },
+    [ML_FP8_BLOCKWISE] = { .bits = 8, .group = 128 },
+    [ML_MXFP4] = { 4, 32, .bf16_scale = true, .value = e2m1_value },
+};
+
+const ml_codes *ml_dtype_codes(ml_dtype t) {
+    return formats[t].bits ? &formats[t] : NULL;
+}
+
+float ml_e4m3_to_f32(uint8_t code) {
+    int e = code >> 3 & 15, m = code & 7;
+    float v = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+
+    if (e == 15 && m == 7)
+        v = NAN;
+    return code & 128 ? -v : v;
+}
+
+float ml_code_value(ml_dtype t, uint8_t code) {
+    if (formats[t].value)
+        return formats[t].value[code];
+    return t == ML_INT8 ? (float)(int8_t)code : ml_e4m3_to_f32(code);
+}
+
+static int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+size_t ml_codes_scale_bytes(ml_dtype t, int64_t cols) {
+    const ml_codes *f = &formats[t];
+    const int64_t n = divide_up(cols, f->group) * ML_LANES * (f->bf16_scale ? 2 : 4);
+    return (size_t)(divide_up(n, 64) * 64);
+}
+
+size_t ml_codes_panel_bytes(ml_dtype t, int64_t cols) {
+    return ml_codes_scale_bytes(t, cols) +
+           (size_t)(divide_up(cols, 8) * ML_LANES * formats[t].bits);
+}
+
+static unsigned char *panel_of(const ml_tensor *m, int64_t row) {
+    return (unsigned char *)m->data +
+           (size_t)(row / ML_LANES) * ml_codes_panel_bytes(m->dtype, m->shape[1]);
+}
+
+static unsigned char *codes_of(const ml_tensor *m, int64_t row) {
+    return panel_of(m, row) + ml_codes_scale_bytes(m->dtype, m->shape[1]);
+}
+
+/* The byte with the code of input k; one of 4 bits is its lower half for even k. */
+static int64_t byte_at(const ml_codes *f, int64_t lane, int64_t k) {
+    if (f->bits == 8)
+        return k * ML_LANES + lane;
+    return (k / 8 * ML_LANES + lane) * 4 + k % 8 / 2;
+}
+
+void ml_codes_put(const ml_tensor *m, int64_t row, int64_t k, int64_t n,
+                  const uint8_t *code) {
+    const ml_codes *f = &formats[m->dtype];
+    unsigned char *out = codes_of(m, row);
+
+    for (int64_t end = divide_up(k + n, 8) * 8, i = k; i < end; i++) {
+        const uint8_t c = i < k + n ? code[i - k] : 0;
+        unsigned char *at = &out[byte_at(f, row % ML_LANES, i)];
+        *at = f->bits == 8 ? c : (uint8_t)(i % 2 ? (*at & 15) | c << 4 : c);
+    }
+}
+
+static float scale_at(const ml_codes *f, const unsigned char *panel, int64_t i) {
+    uint16_t h;
+    float s;
+
+    if (f->bf16_scale) {
+        memcpy(&h, panel + i * 2, sizeof h);
+        return ml_bf16_to_f32(h);
+    }
+    memcpy(&s, panel + i * 4, sizeof s);
+    return s;
+}
+
+void ml_codes_put_scales(const ml_tensor *m, int64_t row, const float *scale) {
+    const ml_codes *f = &formats[m->dtype];
+    const int64_t n = divide_up(m->shape[1], f->group);
+    unsigned char *out = panel_of(m, row);
+
+    for (int64_t g = 0; g < n; g++) {
+        const int64_t at = g * ML_LANES + row % ML_LANES;
+        const uint16_t h = ml_f32_to_bf16(scale[g]);
+        if (f->bf16_scale)
+            memcpy(out + at * 2, &h, sizeof h);
+        else
+            memcpy(out + at * 4, &scale[g], sizeof *scale);
+    }
+}
+
+void ml_codes_read(const ml_tensor *m, int64_t row, int64_t k, int64_t n, float *out) {
+    const ml_codes *f = &formats[m->dtype];
+    const unsigned char *panel = panel_of(m, row), *code = codes_of(m, row);
+    const int64_t lane = row % ML_LANES;
+
+    for (int64_t i = k; i < k + n; i++) {
+        const uint8_t c = code[byte_at(f, lane, i)];
+        const uint8_t own = f->bits == 8 ? c : i % 2 ? c >> 4 : c & 15;
+        out[i - k] = ml_code_value(m->dtype, own) *
+                     scale_at(f, panel, i / f->group * ML_LANES + lane);
+    }
+}
+
+/* --- activations ------------------------------------------------------------------ */
+
+/* The nearest e4m3 value of |v| <= 448, ties to even: adding 1.5 * 2^20 times the power of two
+ * below |v|, at least 2^-6, makes the FPU round at an eighth of it.  NaN stays NaN. */
+static float nearest_e4m3(float v) {
+    uint32_t u;
+    float power, magic;
+
+    memcpy(&u, &v, sizeof u);
+    u &= 0x7f800000u;
+    memcpy(&power, &u, sizeof u);
+    power = power > 0x1p-6f ? power : 0x1p-6f;
+    magic = power * 0x1.8p20f;
+    return (v + magic) - magic;
+}
+
+/* The scale of a group of n elements. */
+static float group_scale(const float *x, int64_t n) {
+    float most = 1e-10f;
+
+    for (int64_t i = 0; i < n; i++)
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    return most / 448.0f;
+}
+
+void ml_fp8_round(const float *row, int64_t cols, int64_t begin, int64_t n, float *out) {
+    for (int64_t i = begin; i < begin + n;) {
+        const int64_t group = i / 128 * 128, left = cols - group < 128 ? cols - group : 128;
+        const int64_t end = group + left < begin + n ? group + left : begin + n;
+        const float scale = group_scale(row + group, left), inverse = 1.0f / scale;
+        for (; i < end; i++) {
+            float v = row[i] * inverse;
+            v = v > 448.0f ? 448.0f : v < -448.0f ? -448.0f : v;
+            out[i - begin] = nearest_e4m3(v) * scale;
+        }
+    }
+}

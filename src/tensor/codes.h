@@ -1,0 +1,56 @@
+/* codes.h - quantized weights in memory: codes of 4 or 8 bits, scales of groups of inputs.
+ *
+ *     dtype          code        scale   inputs that share it
+ *     ML_FP8         e4m3        f32     128
+ *     ML_INT8        int8        f32     128
+ *     ML_INT4        int4        bf16    32
+ *     ML_INT4_G128   int4        bf16    128
+ *     ML_NF4         NF4         f32     64
+ *     ML_MXFP4       e2m1        bf16    32
+ *     ML_FP8_BLOCKWISE   as ML_FP8; LINEAR and MOE_LINEAR round their input, too
+ *
+ * An element is the f32 product of its code's value and its scale.  Every output has scales
+ * of its own: formats with larger blocks repeat them.  A weight [N, K] is a sequence of
+ * panels of ML_LANES outputs, a multiple of 64 bytes each:
+ *
+ *     scales [ceil(K / group)][16], padded to 64 bytes
+ *     codes  [ceil(K / 8)][8][16] bytes, or
+ *            [ceil(K / 8)][16] words of 32 bits: eight inputs, the first in the lowest bits
+ *
+ * Integer codes of 4 bits are stored with 8 added, those of 8 bits as they are.  There are
+ * codes past N and K, which nobody uses. */
+#ifndef ML_TENSOR_CODES_H
+#define ML_TENSOR_CODES_H
+
+#include "tensor/tensor.h"
+
+typedef struct ml_codes {
+    int32_t bits, group;
+    bool bf16_scale;
+    const float *value; /* [16] of a code of 4 bits; NULL: 8 bits */
+} ml_codes;
+
+const ml_codes *ml_dtype_codes(ml_dtype t); /* NULL: not quantized */
+
+float ml_e4m3_to_f32(uint8_t code);
+/* Of a quantized dtype. */
+float ml_code_value(ml_dtype t, uint8_t code);
+
+size_t ml_codes_scale_bytes(ml_dtype t, int64_t cols); /* of a panel, before its codes */
+size_t ml_codes_panel_bytes(ml_dtype t, int64_t cols);
+
+/* Row `row` of a quantized matrix: n codes, one in a byte, from input k on (a multiple of 8);
+ * and the scales of all its groups. */
+void ml_codes_put(const ml_tensor *m, int64_t row, int64_t k, int64_t n,
+                  const uint8_t *code);
+void ml_codes_put_scales(const ml_tensor *m, int64_t row, const float *scale);
+
+/* n elements from input k on, dequantized. */
+void ml_codes_read(const ml_tensor *m, int64_t row, int64_t k, int64_t n, float *out);
+
+/* Elements [begin, begin + n) of a row of activations, rounded to e4m3: groups of 128 elements
+ * of the row have the f32 scale amax / 448, at least 1e-10 / 448, as in Miles and SGLang
+ * (dynamic 1x128). */
+void ml_fp8_round(const float *row, int64_t cols, int64_t begin, int64_t n, float *out);
+
+#endif

@@ -1,0 +1,199 @@
+/* Runs with quantized weights: a base below an adapter, engines with quantized copies, and
+ * quantization-aware training. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "model/weights.h"
+#include "tensor/codes.h"
+#include "tests/support/must.h"
+#include "tests/support/scratch.h"
+#include "tests/support/toy_run.h"
+
+enum { ROUNDS = 2 };
+
+static char out[1 << 16];
+
+static void must_run(const char *command, const char *save, int rounds, const char *more) {
+    if (ml_toy_run(command, save, rounds, more, out, sizeof out) != 0) {
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+        exit(1);
+    }
+}
+
+/* Rollouts of a run whose forward_logp_max_diff is 0, and those that report it. */
+static void count_diffs(const char *save, int *n_zero, int *n_all) {
+    static const char key[] = "\"rollout/forward_logp_max_diff\": ";
+    char path[1200];
+    ml_file f = { 0 };
+
+    snprintf(path, sizeof path, "%s/metrics.jsonl", save);
+    MUST(ml_file_map(&f, path, &err));
+    *n_zero = *n_all = 0;
+    for (size_t i = 0; i + sizeof key < f.bytes.len; i++)
+        if (memcmp(f.bytes.ptr + i, key, strlen(key)) == 0) {
+            const char *v = f.bytes.ptr + i + strlen(key);
+            *n_zero += v[0] == '0' && (v[1] == ',' || v[1] == '}');
+            ++*n_all;
+        }
+    ml_file_unmap(&f);
+}
+
+static void check_exact(const char *save, int rounds) {
+    int n_zero, n_all;
+
+    count_diffs(save, &n_zero, &n_all);
+    CHECK(n_all == rounds && n_zero == rounds);
+}
+
+#define LORA "--lora-rank 4 --target-modules all-linear --lr 1e-2 "
+
+static void adapters(void) {
+    static const char *const formats[] = { "nf4", "int4", "fp8", "int8" };
+    char more[200];
+
+    ml_toy_run_inputs();
+    for (int i = 0; i < (getenv("MILES_LONG") ? 4 : 1); i++) {
+        const char *save = ml_test_path(formats[i]);
+        snprintf(more, sizeof more, LORA "--base-quantization %s", formats[i]);
+        must_run("train", save, ROUNDS, more);
+        check_exact(save, ROUNDS);
+    }
+    must_run("train", ml_test_path("elsewhere"), ROUNDS,
+             LORA "--base-quantization nf4 --rollout-num-engines 1");
+    ml_toy_run_same(ml_test_path("nf4"), ml_test_path("elsewhere"), ROUNDS);
+}
+
+/* The engine has other weights than the trainer: the difference is reported, and the run goes
+ * on. */
+static void copies(void) {
+    const char *save = ml_test_path("fp8"), *later = ml_test_path("async");
+    int n_zero, n_all;
+
+    ml_toy_run_inputs();
+    must_run("train", save, ROUNDS,
+             "--lr 1e-2 --rollout-quantization fp8 --use-tis --tis-clip 2.0");
+    count_diffs(save, &n_zero, &n_all);
+    CHECK(n_all == ROUNDS && n_zero == 0);
+    must_run("train-async", later, ROUNDS, "--lr 1e-2 --rollout-quantization int4");
+}
+
+/* ---- quantization-aware training ---- */
+
+/* The toy's model with rows of whole groups: that of an INT4 checkpoint, in bf16. */
+static void make_inputs(void) {
+    char line[3000], said[4000];
+
+    ml_toy_run_inputs();
+    snprintf(
+        line, sizeof line,
+        "convert --hf-checkpoint tests/golden/quant/int4_ct_qwen3 --save-hf %s --dtype "
+        "bf16",
+        ml_test_path("wide"));
+    if (ml_test_miles(said, sizeof said, line) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", said);
+    snprintf(line, sizeof line, "cd %s/.. && cp wide/config.json wide/*.safetensors model",
+             ml_test_path("wide"));
+    CHECK(system(line) == 0);
+}
+
+#define FAKE "--lr 1e-2 --use-kl-loss --kl-loss-coef 0.1 --kl-loss-type low_var_kl "
+
+/* The INT4 checkpoint that is exported has the values that the run has used. */
+static void check_export(const char *save) {
+    char line[3000], said[4000], from[1500];
+    const char *to = ml_test_path("int4");
+    ml_weights stored, used;
+    ml_checkpoint *a, *b;
+    ml_spec spec;
+    ml_backend be;
+    ml_arena arena;
+    int n = 0;
+
+    snprintf(from, sizeof from, "%s/iter_%07d", save, ROUNDS - 1);
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s --dtype int4",
+             from, to);
+    if (ml_test_miles(said, sizeof said, line) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", said);
+    ml_arena_init(&arena, "weights");
+    MUST(ml_spec_open(&spec, to, &err));
+    MUST(ml_checkpoint_open(&a, to, &err));
+    MUST(ml_checkpoint_open(&b, from, &err));
+    MUST(ml_backend_cpu_open(&be, 1, NULL, &err));
+    MUST(ml_weights_load(&stored, &spec, a, ML_WEIGHT_STORED, &be, &arena, &err));
+    MUST(ml_weights_load(&used, &spec, b, ML_WEIGHT_QAT, &be, &arena, &err));
+    for (int32_t i = 0; i < spec.n_param; i++)
+        if (ml_dtype_codes(used.t[i].dtype)) {
+            n++;
+            CHECK(stored.t[i].dtype == used.t[i].dtype &&
+                  memcmp(stored.t[i].data, used.t[i].data, ml_tensor_bytes(&used.t[i])) ==
+                      0);
+        }
+    CHECK(n > 0);
+    ml_weights_close(&stored);
+    ml_weights_close(&used);
+    ml_checkpoint_close(a);
+    ml_checkpoint_close(b);
+    ml_backend_close(&be);
+    ml_spec_close(&spec);
+    ml_arena_release(&arena);
+}
+
+/* Whether two runs have other weights at the end. */
+static bool differ(const char *a, const char *b) {
+    char line[3000];
+
+    snprintf(line, sizeof line,
+             "cmp -s %s/iter_%07d/model.safetensors %s/iter_%07d/model.safetensors", a,
+             ROUNDS - 1, b, ROUNDS - 1);
+    return system(line) != 0;
+}
+
+static void aware(void) {
+    const char *save = ml_test_path("qat"), *plain = ml_test_path("plain"),
+               *switched = ml_test_path("switched");
+
+    make_inputs();
+    must_run("train", save, ROUNDS, FAKE "--fake-quantization int4");
+    check_exact(save, ROUNDS);
+    check_export(save);
+    must_run("train", plain, ROUNDS, FAKE);
+    CHECK(differ(save, plain));
+    setenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "1", 1);
+    setenv("OPEN_TRAINING_INT4_GROUP_SIZE", "32", 1);
+    must_run("train", switched, ROUNDS, FAKE);
+    ml_toy_run_same(save, switched, ROUNDS);
+}
+
+static void fp8(void) {
+    const char *save = ml_test_path("fp8");
+
+    ml_toy_run_inputs();
+    must_run("train", save, ROUNDS, FAKE "--fp8-format e4m3 --fp8-recipe blockwise");
+    check_exact(save, ROUNDS);
+}
+
+static void resumed(void) {
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+
+    make_inputs();
+    must_run("train", whole, ROUNDS, FAKE "--fake-quantization int4");
+    must_run("train", parts, 1, FAKE "--fake-quantization int4");
+    must_run("train", parts, ROUNDS, FAKE "--fake-quantization int4");
+    ml_toy_run_same(whole, parts, ROUNDS);
+}
+
+static const ml_test tests[] = {
+    { "an adapter on a quantized base has equal log-probs in rollouts and training",
+      adapters, 300 },
+    { "engines with quantized copies report the difference of log-probs", copies, 300 },
+    { "INT4 training has equal log-probs and the values of its export", aware, 300 },
+    { "FP8 training has equal log-probs in rollouts and training", fp8, 300 },
+    { "INT4 training resumes to the same bytes", resumed, 300 },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}

@@ -1,0 +1,276 @@
+/* Weights that stay quantized in memory: the codes of checkpoints, and the rules by which
+ * others are quantized. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/quantize.h"
+#include "model/weights.h"
+#include "tensor/codes.h"
+#include "tests/support/must.h"
+
+#define QUANT "tests/golden/quant/"
+
+typedef struct fixture {
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *checkpoint;
+    ml_backend be;
+} fixture;
+
+static void open_fixture(fixture *f, const char *dir) {
+    ml_arena_init(&f->arena, "quantized weights");
+    MUST(ml_spec_open(&f->spec, dir, &err));
+    MUST(ml_checkpoint_open(&f->checkpoint, dir, &err));
+    MUST(ml_backend_cpu_open(&f->be, 2, NULL, &err));
+}
+
+static void close_fixture(fixture *f) {
+    ml_backend_close(&f->be);
+    ml_checkpoint_close(f->checkpoint);
+    ml_spec_close(&f->spec);
+    ml_arena_release(&f->arena);
+}
+
+static void load(fixture *f, ml_weights *w, ml_weight_dtype dtype) {
+    MUST(ml_weights_load(w, &f->spec, f->checkpoint, dtype, &f->be, &f->arena, &err));
+}
+
+static float *values(fixture *f, const ml_weights *w, int32_t i) {
+    const ml_param *p = &f->spec.param[i];
+    float *v = ML_NEW(&f->arena, float, ml_param_count(p));
+
+    for (int32_t e = 0; e < p->n_stack; e++)
+        ml_weights_unpack(w, i, e, 0, p->shape[0], ML_F32,
+                          v + e * p->shape[0] * p->shape[1]);
+    return v;
+}
+
+/* Compares all quantized parameters; returns their number. */
+static int32_t same_values(fixture *f, const ml_weights *coded, const ml_weights *other) {
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < f->spec.n_param; i++) {
+        size_t bytes = (size_t)ml_param_count(&f->spec.param[i]) * sizeof(float);
+        if (!ml_dtype_codes(coded->t[i].dtype))
+            continue;
+        n++;
+        if (memcmp(values(f, coded, i), values(f, other, i), bytes) != 0)
+            ml_test_fail(__FILE__, __LINE__, "%s differs", f->spec.param[i].name);
+    }
+    return n;
+}
+
+/* ---- checkpoints ---- */
+
+static void check_stored(const char *dir, ml_dtype want) {
+    ml_weights stored, wide;
+    fixture f;
+
+    open_fixture(&f, dir);
+    load(&f, &stored, ML_WEIGHT_STORED);
+    load(&f, &wide, ML_WEIGHT_F32);
+    CHECK((same_values(&f, &stored, &wide) > 0) == (want != ML_F32));
+    for (int32_t i = 0; i < f.spec.n_param; i++)
+        CHECK(!ml_dtype_codes(stored.t[i].dtype) || stored.t[i].dtype == want);
+    ml_weights_close(&stored);
+    ml_weights_close(&wide);
+    close_fixture(&f);
+}
+
+static void keeps_codes(void) {
+    check_stored(QUANT "fp8_qwen3", ML_FP8);
+    check_stored(QUANT "fp8_ue8m0_deepseek_v3", ML_FP8);
+    check_stored(QUANT "int4_ct_qwen3", ML_INT4_G128);
+    check_stored(QUANT "int4_kimi_deepseek_v3", ML_INT4);
+    check_stored(QUANT "mxfp4_gpt_oss", ML_MXFP4);
+}
+
+static void others_are_dequantized(void) {
+    check_stored(QUANT "awq_llama", ML_F32);
+    check_stored(QUANT "gptq_llama", ML_F32);
+    check_stored(QUANT "nvfp4_glm4_moe", ML_F32);
+    check_stored(QUANT "mxfp8_qwen3_moe", ML_F32);
+    check_stored("tests/golden/data/llama", ML_F32);
+}
+
+/* ---- rules ---- */
+
+/* FP8 and INT4 in memory have the codes that files of these formats have. */
+static void check_rule(ml_dtype dtype, ml_quant_to to, int64_t rows, int64_t cols) {
+    const ml_codes *f = ml_dtype_codes(dtype);
+    const int64_t n = rows * cols, groups = (cols + f->group - 1) / f->group;
+    float *x = calloc((size_t)n, sizeof *x), *scale = calloc((size_t)n, sizeof *scale);
+    uint8_t *code = calloc((size_t)n, 1), *file = calloc((size_t)n, 1);
+
+    srand(3);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (float)(rand() % 2001 - 1000) * 1e-4f;
+    ml_quantize_rows(dtype, x, rows, cols, code, scale);
+    ml_quantize(to, 0, x, rows, cols, 0, file);
+    for (int64_t i = 0; i < n; i++)
+        CHECK(code[i] == (f->bits == 8 ? file[i] : file[i / 2] >> (i % 2 * 4) & 15));
+    ml_quantize(to, 1, x, rows, cols, 0, file);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t at = (f->bf16_scale ? r : r / 128) * groups + g;
+            uint16_t half;
+            float want;
+            memcpy(&half, file + at * 2, sizeof half);
+            if (f->bf16_scale)
+                want = ml_bf16_to_f32(half);
+            else
+                memcpy(&want, file + at * 4, sizeof want);
+            CHECK((f->bf16_scale ? ml_bf16_to_f32(ml_f32_to_bf16(scale[r * groups + g]))
+                                 : scale[r * groups + g]) == want);
+        }
+    free(x);
+    free(scale);
+    free(code);
+    free(file);
+}
+
+static void rules_of_files(void) {
+    check_rule(ML_FP8, ML_TO_FP8, 128, 300);
+    check_rule(ML_FP8, ML_TO_FP8, 37, 128);
+    check_rule(ML_INT4, ML_TO_INT4, 20, 96);
+    check_rule(ML_INT4_G128, ML_TO_INT4_G128, 5, 256);
+}
+
+static const void *tensor_of(const ml_st_file *f, const char *name) {
+    const ml_st_tensor *t = ml_st_find(f, ml_str_of(name));
+    CHECK(t != NULL);
+    return t ? t->data : NULL;
+}
+
+static void nf4_of_bitsandbytes(void) {
+    enum { ROWS = 24, COLS = 128 };
+    uint8_t code[ROWS * COLS];
+    float scale[ROWS * COLS / 64];
+    ml_st_file *f;
+
+    MUST(ml_st_open(&f, QUANT "vectors/nf4.safetensors", &err));
+    ml_quantize_rows(ML_NF4, tensor_of(f, "x"), ROWS, COLS, code, scale);
+    CHECK(memcmp(code, tensor_of(f, "codes"), sizeof code) == 0);
+    CHECK(memcmp(scale, tensor_of(f, "absmax"), sizeof scale) == 0);
+    for (int i = 0; i < ROWS * COLS; i++)
+        CHECK(ml_code_value(ML_NF4, code[i]) * scale[i / 64] ==
+              ((const float *)tensor_of(f, "dq"))[i]);
+    ml_st_close(f);
+}
+
+/* Activations: the values of the codes and scales of Miles' kernel. */
+static void fp8_activations(void) {
+    enum { ROWS = 5, COLS = 256 };
+    ml_st_file *f;
+    const uint16_t *x;
+    const uint8_t *code;
+    const float *scale;
+
+    MUST(ml_st_open(&f, QUANT "vectors/fp8.safetensors", &err));
+    x = tensor_of(f, "a0.x");
+    code = tensor_of(f, "a0.f32.q");
+    scale = tensor_of(f, "a0.f32.scale");
+    for (int r = 0; r < ROWS; r++) {
+        float row[COLS], got[COLS];
+        for (int k = 0; k < COLS; k++)
+            row[k] = ml_bf16_to_f32(x[r * COLS + k]);
+        ml_fp8_round(row, COLS, 0, 100, got);
+        ml_fp8_round(row, COLS, 100, COLS - 100, got + 100);
+        for (int k = 0; k < COLS; k++)
+            CHECK(got[k] == ml_e4m3_to_f32(code[r * COLS + k]) * scale[r * 2 + k / 128]);
+    }
+    ml_st_close(f);
+}
+
+/* The largest of a group is +-127; no value is further from its element than half a step. */
+static void int8_is_nearest(void) {
+    enum { COLS = 200 };
+    float x[COLS], scale[2];
+    uint8_t code[COLS];
+
+    for (int i = 0; i < COLS; i++)
+        x[i] = sinf((float)i) * (i < 128 ? 1.0f : 1e-3f);
+    ml_quantize_rows(ML_INT8, x, 1, COLS, code, scale);
+    for (int i = 0; i < COLS; i++) {
+        float s = scale[i / 128];
+        CHECK(fabsf(ml_code_value(ML_INT8, code[i]) * s - x[i]) <= 0.5001f * s);
+    }
+}
+
+static void not_finite(void) {
+    static const ml_dtype dtypes[] = { ML_FP8, ML_INT8, ML_INT4, ML_NF4 };
+    float x[256] = { [3] = NAN, [200] = INFINITY }, scale[256], out[256];
+    uint8_t code[256];
+    unsigned char *data = NULL;
+
+    for (int i = 0; i < 4; i++) {
+        ml_tensor t = {
+            .dtype = dtypes[i], .layout = ML_PANELS, .n_dim = 2, .shape = { 1, 256 }
+        };
+        data = realloc(data, ml_tensor_bytes(&t));
+        memset(data, 0, ml_tensor_bytes(&t));
+        t.data = data;
+        ml_quantize_rows(t.dtype, x, 1, 256, code, scale);
+        ml_codes_put(&t, 0, 0, 256, code);
+        ml_codes_put_scales(&t, 0, scale);
+        ml_codes_read(&t, 0, 0, 256, out);
+        CHECK(isnan(out[3]) && isnan(out[200]));
+    }
+    free(data);
+}
+
+/* ---- sets ---- */
+
+static void quantized_again(void) {
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT4,
+                                              ML_WEIGHT_NF4 };
+    fixture f;
+    ml_weights wide, loaded, copy;
+
+    open_fixture(&f, "tests/golden/data/qwen3_moe");
+    load(&f, &wide, ML_WEIGHT_F32);
+    for (int i = 0; i < 3; i++) {
+        load(&f, &loaded, dtypes[i]);
+        MUST(ml_weights_quantize(&copy, &wide, &f.spec, dtypes[i], &f.be, &f.arena, &err));
+        MUST(ml_weights_requantize(&copy, &wide, &f.spec, 2, &err));
+        CHECK(same_values(&f, &copy, &loaded) > 0);
+        ml_weights_close(&copy);
+        ml_weights_close(&loaded);
+    }
+    ml_weights_close(&wide);
+    close_fixture(&f);
+}
+
+/* INT4 training quantizes the experts of a model that has them. */
+static void experts_alone(void) {
+    fixture f;
+    ml_weights w;
+
+    open_fixture(&f, QUANT "mxfp8_qwen3_moe");
+    load(&f, &w, ML_WEIGHT_QAT);
+    for (int32_t i = 0; i < f.spec.n_param; i++)
+        CHECK((ml_dtype_codes(w.t[i].dtype) != NULL) ==
+              (strstr(f.spec.param[i].name, ".experts.") != NULL));
+    ml_weights_close(&w);
+    close_fixture(&f);
+}
+
+static const ml_test tests[] = {
+    { "codes of a quantized checkpoint stay in memory with the values of its weights",
+      keeps_codes, 60 },
+    { "formats without a dtype in memory are dequantized", others_are_dequantized, 60 },
+    { "weights quantized in memory have the codes of exported files", rules_of_files, 60 },
+    { "NF4 codes and scales are those of bitsandbytes", nf4_of_bitsandbytes, 60 },
+    { "activations in FP8 are those of Miles' kernel", fp8_activations, 60 },
+    { "INT8 codes are the nearest", int8_is_nearest, 60 },
+    { "a group with an infinity or NaN is NaN", not_finite, 60 },
+    { "a quantized copy of a weight set has the codes of a loaded one", quantized_again,
+      60 },
+    { "INT4 training quantizes the experts of a model that has them", experts_alone, 60 },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
