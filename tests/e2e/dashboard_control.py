@@ -20,6 +20,7 @@ KEY = "sesame"
 REWARD = """
 import os, time
 def reward(sample):
+    open({held!r}, "w").close()
     while not os.path.exists({go!r}):
         time.sleep(0.01)
     return float(len(sample["response"]) % 3)
@@ -39,11 +40,16 @@ class Run:
 
     def __init__(self, build, d, name):
         self.go = d / "go"
-        self.go.unlink(missing_ok=True)
+        held = d / "held"
+        for f in (self.go, held):
+            f.unlink(missing_ok=True)
         self.process = subprocess.Popen(
             [str(w) for w in command(build, d, name, "--use-miles-dashboard", "--dashboard-port", "0",
                                      "--dashboard-api-key-file", d / "key")], stdout=subprocess.PIPE, text=True)
         self.url = next(line for line in self.process.stdout if line.startswith("dashboard: ")).split()[-1]
+        while not held.exists():  # a request that comes before rollout 0 takes effect in rollout 0
+            assert self.process.poll() is None
+            time.sleep(0.01)
 
     def ask(self, path, body=None, key=KEY):
         q = urllib.request.Request(self.url + path, data=body and json.dumps(body).encode())
@@ -141,7 +147,7 @@ def main():
         subprocess.run([o.build / "tools/quickstart_make", d, "1"], check=True, stdout=subprocess.DEVNULL)
         (d / "key").write_text(KEY + "\n")
         (d / "key").chmod(0o600)
-        (d / "reward.py").write_text(REWARD.format(go=str(d / "go")))
+        (d / "reward.py").write_text(REWARD.format(go=str(d / "go"), held=str(d / "held")))
         check_lr(o.build, d)
         check_stop(o.build, d)
         check_pause(o.build, d)
