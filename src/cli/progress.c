@@ -176,7 +176,7 @@ static void add_curve(ml_text *line, int columns) {
     const char *const *levels = shows_utf8() ? blocks : ascii;
     int n = the.n_history < columns ? the.n_history : columns;
     const double *x = the.history + the.n_history - n;
-    double low = INFINITY, high = -INFINITY;
+    double low = HUGE_VAL, high = -HUGE_VAL;
 
     for (int i = 0; i < n; i++) {
         low = fmin(low, x[i]);

@@ -81,6 +81,7 @@ static groups groups_of(const ml_mesh_sizes *m, int32_t per_node) {
     int32_t tp = m->size[ML_MESH_TP], cp = m->size[ML_MESH_CP];
     int32_t n_place = tp * cp * m->size[ML_MESH_DP], gather = m->gather;
     int32_t here = n_place < per_node ? n_place : per_node, parts = m->etp * m->ep;
+    int32_t runs_here = per_node / (tp * cp), replicas = n_place / gather;
     groups g = { .n_place = n_place,
                  .expert = ml_job_group_of(m->etp, m->ep, per_node),
                  .expert_data = ml_job_group_of(parts, n_place / parts, per_node),
@@ -90,11 +91,11 @@ static groups groups_of(const ml_mesh_sizes *m, int32_t per_node) {
 
     /* Data places are tp x dp: with context parallelism, runs of tp ranks. */
     g.gather = ml_job_group_of(1, gather, per_node);
-    if (cp > 1 && tp * cp <= per_node)
-        g.gather.in_node = fmin(gather, (double)(per_node / (tp * cp) * tp));
+    if (cp > 1 && runs_here)
+        g.gather.in_node = fmin(gather, (double)runs_here * tp);
     else if (cp > 1)
         g.gather.in_node = fmin(fmin(gather, tp), per_node);
-    g.replica.size = n_place / gather;
+    g.replica.size = replicas;
     g.replica.in_node = fmax(1, fmin(g.replica.size, here / g.gather.in_node));
     return g;
 }

@@ -23,9 +23,10 @@ static bool can_fit(const search *s, const ml_job_layout *l) {
            expert = s->p->expert / m->pp;
     double gather = m->tp, dense = all - expert;
     double parts = (double)m->ep * (m->etp ? m->etp : 1);
+    int32_t stage_ranks = n_rank_of(req) / m->pp;
     double resident = dense / gather + expert / (parts > 1 ? parts : gather);
-    double bytes = resident * (4 + (req->bf16 ? 2 : 4) * req->n_set) +
-                   12 * all / (double)(n_rank_of(req) / m->pp);
+    double bytes =
+        resident * (4 + (req->bf16 ? 2 : 4) * req->n_set) + 12 * all / stage_ranks;
 
     /* Stages are not equal: the largest has the average at least. */
     return bytes * 0.9 + req->speeds->base_bytes < req->speeds->memory_bytes;

@@ -65,10 +65,11 @@ ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *k
     ml_text text = { 0 };
     ml_status st = ml_worker_url(&text, url, err);
 
-    if (st == ML_OK)
+    if (st == ML_OK && text.ptr) {
         *out = ml_worker_find(r, ml_str_of(text.ptr));
-    if (st == ML_OK && !*out)
-        *out = new_worker(r, text.ptr, key);
+        if (!*out)
+            *out = new_worker(r, text.ptr, key);
+    }
     ml_text_release(&text);
     return st;
 }

@@ -124,7 +124,7 @@ static ml_status new_id(char *out, ml_err *err) {
 ml_status ml_session_open(ml_session **out, ml_session_table *t, ml_str owner,
                           ml_err *err) {
     double now = ml_clock_s();
-    char id[ML_SESSION_ID];
+    char id[ML_SESSION_ID] = "";
     ml_session *s, **at;
     ml_arena arena;
     ml_status st = new_id(id, err);
