@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""python_loss.py --miles MILES - what a loss in Python (torch) costs: CPU time of the worker for each sample,
-everything included (message, views of the arrays, autograd, derivatives), while `miles loss` calls it.  Run it
-with the python3 that has torch first on PATH."""
+"""python_loss.py --miles MILES [--layers N] - what a loss in Python (torch) costs.  First the CPU time of the worker
+for each sample, everything included (message, views of the arrays, autograd, derivatives), while `miles loss` calls
+it; with --layers, train steps of a model with the shapes of Qwen3-0.6B (28 layers) with the built-in loss and with
+the same one in Python, in turns.  Run it with the python3 that has torch first on PATH."""
 import argparse
 import json
 import os
+import pathlib
 import random
 import subprocess
+import sys
 import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests/e2e"))
+from random_llama import Shape, write_model  # noqa: E402
 
 LOSS = """
 import os
@@ -43,14 +49,46 @@ def batch(n_sample, n_token):
     return json.dumps({"samples": [sample(i) for i in range(n_sample)]}) + "\n"
 
 
+def train_seconds(miles, root, name, *more):
+    """The train steps of a run; the first one also prepares memory."""
+    run = f"{root}/run-{name}"
+    subprocess.run([miles, "train", "--hf-checkpoint", root + "/model", "--prompt-data", root + "/prompts.jsonl",
+                    "--input-key", "text", "--label-key", "label", "--rm-type", "random", "--num-rollout", "3",
+                    "--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "16",
+                    "--global-batch-size", "4", "--lr", "1e-6", "--advantage-estimator", "grpo", "--optimizer", "sgd",
+                    "--save", run, *more], check=True, stdout=subprocess.DEVNULL,
+                   env=dict(os.environ, PYTHONPATH=root, TIMES=root + "/times"))
+    with open(run + "/timing.jsonl") as f:
+        return [row["perf/train_time"] for row in map(json.loads, f) if "perf/train_time" in row][1:]
+
+
+def compare_steps(miles, root, layers):
+    os.mkdir(root + "/model")
+    write_model(root + "/model", Shape(hidden=1024, layers=layers, heads=16, kv_heads=8, head_dim=128, inner=3072,
+                                       vocab=151936))
+    with open(root + "/prompts.jsonl", "w") as f:
+        for i in range(2):
+            f.write(json.dumps({"text": f"what is {i} + {i}? " * 20, "label": str(2 * i)}) + "\n")
+    in_python = ("--loss-type", "custom_loss", "--custom-loss-function-path", "bench_loss.loss")
+    built_in, python = [], []
+    for turn in range(2):
+        built_in += train_seconds(miles, root, f"c{turn}")
+        python += train_seconds(miles, root, f"python{turn}", *in_python)
+    print(f"{layers} layers of 0.6B shapes, 4 samples: built in {min(built_in):.3f} s, in Python {min(python):.3f} s,"
+          f" ratio {min(python) / min(built_in):.4f}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
+    parser.add_argument("--layers", type=int)
     opts = parser.parse_args()
     random.seed(1)
     with tempfile.TemporaryDirectory() as root:
         with open(root + "/bench_loss.py", "w") as f:
             f.write(LOSS)
+        if opts.layers:
+            compare_steps(opts.miles, root, opts.layers)
         for n_token in (1024, 4096):
             subprocess.run([opts.miles, "loss", "--loss-type", "custom_loss", "--custom-loss-function-path",
                             "bench_loss.loss"], input=batch(8, n_token) * 63, text=True, check=True,

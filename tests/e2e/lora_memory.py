@@ -7,59 +7,13 @@ the base in bf16 and quantized.
 import argparse
 import json
 import os
-import random
-import struct
 import subprocess
 import tempfile
 
-from serve_setup import write_tokenizer
+from random_llama import Shape, write_model
 
 LIMIT = 2 << 30
 SAVED = 120 << 20  # 106 million weights in 4.5 bits instead of 16 are 152 MB less
-HIDDEN, LAYERS, HEADS, KV, INNER, VOCAB = 576, 30, 9, 3, 1536, 49152
-
-
-def tensors():
-    dim = HIDDEN // HEADS
-    yield "model.embed_tokens.weight", [VOCAB, HIDDEN]
-    yield "model.norm.weight", [HIDDEN]
-    for i in range(LAYERS):
-        at = f"model.layers.{i}."
-        yield at + "input_layernorm.weight", [HIDDEN]
-        yield at + "post_attention_layernorm.weight", [HIDDEN]
-        for name, rows in (("q", HEADS * dim), ("k", KV * dim), ("v", KV * dim)):
-            yield f"{at}self_attn.{name}_proj.weight", [rows, HIDDEN]
-        yield at + "self_attn.o_proj.weight", [HIDDEN, HEADS * dim]
-        yield at + "mlp.gate_proj.weight", [INNER, HIDDEN]
-        yield at + "mlp.up_proj.weight", [INNER, HIDDEN]
-        yield at + "mlp.down_proj.weight", [HIDDEN, INNER]
-
-
-def make_model(path):
-    """Random bf16 weights: a block of them, repeated."""
-    draw = random.Random(1)
-    block = b"".join(struct.pack("<f", draw.gauss(0, 0.03))[2:] for _ in range(99991))
-    ones = struct.pack("<f", 1.0)[2:]
-    header, begin = {}, 0
-    for name, shape in tensors():
-        n = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, begin + n]}
-        begin += n
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path + "/model.safetensors", "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for _, shape in tensors():
-            n = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-            source = ones if len(shape) == 1 else block
-            f.write((source * (n // len(source) + 1))[:n])
-    with open(path + "/config.json", "w") as f:
-        json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB,
-                   "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
-                   "num_attention_heads": HEADS, "num_key_value_heads": KV, "hidden_act": "silu",
-                   "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "max_position_embeddings": 8192,
-                   "tie_word_embeddings": True, "torch_dtype": "bfloat16", "eos_token_id": 2}, f)
-    write_tokenizer(path)
 
 
 def step(miles, d, name, flags):
@@ -87,7 +41,7 @@ def main():
     miles = parser.parse_args().miles
     with tempfile.TemporaryDirectory(prefix="miles-lora-") as d:
         os.mkdir(d + "/model")
-        make_model(d + "/model")
+        write_model(d + "/model", Shape(hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, inner=1536, vocab=49152))
         with open(d + "/data.jsonl", "w") as f:
             for i in range(4):
                 f.write(json.dumps({"text": f"what is {i} + {i}? " * 8, "label": str(2 * i)}) + "\n")

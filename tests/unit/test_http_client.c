@@ -18,8 +18,8 @@ typedef struct fetch {
     ml_http_job *job;
     int status, n_piece, n_done;
     bool failed, cancel_at_data, cancel_at_head;
-    double total_s;  /* of the request */
-    size_t max_body; /* too */
+    double idle_s, total_s; /* 0: 20 s of silence, no limit */
+    size_t max_body;        /* too */
     ml_text headers, body;
     ml_err err;
 } fetch;
@@ -145,7 +145,9 @@ static void start(pair *p, fetch *f, const char *method, const char *url,
                           .headers = "User-Agent: miles\nX-Other: 1\n",
                           .body = ml_str_of(body),
                           .connect_s = 2,
-                          .idle_s = f->total_s > 0 ? 0 : 0.3,
+                          .idle_s = f->total_s > 0  ? 0
+                                    : f->idle_s > 0 ? f->idle_s
+                                                    : 20,
                           .total_s = f->total_s,
                           .max_body = f->max_body };
     ml_err err = { 0 };
@@ -236,6 +238,7 @@ static void errors(void) {
     CHECK(f.failed && f.n_done == 1);
     CHECK_HAS(f.err.msg, closed);
     CHECK_HAS(f.err.msg, "refused");
+    g.idle_s = 0.3;
     fetch_now(p, &g, "GET", "/hold", "");
     CHECK(g.failed);
     CHECK_HAS(g.err.msg, "sent nothing for 0.3 s");
