@@ -56,6 +56,8 @@ class Watch(TrainerCallback):
         return time.monotonic() - self.begin - self.paused
 
     def evaluate(self, model, step):
+        if not self.tests:
+            return
         begin = time.monotonic()
         mode = model.training
         model.eval()
@@ -98,6 +100,7 @@ def main():
     p.add_argument("--steps", type=int, default=1000)
     p.add_argument("--seconds", type=float, default=1e9, help="stop after the step in which these have passed")
     p.add_argument("--every", type=int, default=0, help="steps between two evaluations; 0: at the begin and the end")
+    p.add_argument("--held-out", type=int, help="problems of an evaluation; all unless given, 0: none")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     p.add_argument("--seed", type=int, default=1)
@@ -114,7 +117,7 @@ def main():
         adam_beta2=0.98, per_device_train_batch_size=a.micro_batch, gradient_accumulation_steps=batch // a.micro_batch,
         num_generations=a.samples, max_completion_length=a.length, temperature=1.0, beta=0.0, epsilon=0.2,
         epsilon_high=0.28, gradient_checkpointing=False, bf16=False, disable_tqdm=True)
-    watch = Watch(a, tokenizer, rows(a.data + "/test.jsonl"))
+    watch = Watch(a, tokenizer, rows(a.data + "/test.jsonl")[:a.held_out])
     GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=train, processing_class=tokenizer,
                 callbacks=[watch]).train()
     say(resident_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, trl_tokens=round(watch.tokens))

@@ -188,7 +188,7 @@ def restart(miles, router):
         if router:
             words = [miles, "router", "--worker-urls", server.url]
         else:
-            words = [miles, "serve", "--model-path", make_model(d)]
+            words = [miles, "serve", "--model-path", make_model(d), "--drain-seconds", "300"]
         words += ["--port", str(port), "--handover-socket", path]
         proc, url = start(words)
         loops = [Loop(address(url), i % 2 == 0) for i in range(4)]
