@@ -93,6 +93,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/serve-qos tests/e2e/serve_qos.py --miles $(B)/miles
 120 e2e/curriculum tests/e2e/curriculum.sh $(B)
 120 e2e/judge tests/e2e/judge.py --miles $(B)/miles
 300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
@@ -119,6 +120,7 @@ define LONG_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
 400 load $(LOAD) --connections 1000 --seconds 120
+600 serve-10000 tests/e2e/serve_qos.py --miles $(B)/miles --long
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers

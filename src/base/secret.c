@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MAX_FILE ((size_t)1 << 20)
+
 ml_status ml_secret_take(ml_secret *out, ml_str text, const char *what, ml_err *err) {
     bool fine = text.len > 0 && text.len <= ML_SECRET_MAX;
 
@@ -23,38 +25,52 @@ ml_status ml_secret_take(ml_secret *out, ml_str text, const char *what, ml_err *
     return ML_OK;
 }
 
-static ml_status read_line(ml_secret *out, int fd, const char *path, const char *what,
-                           ml_err *err) {
-    char text[ML_SECRET_MAX + 3];
+static ml_status read_all(ml_text *out, int fd, const char *path, const char *what,
+                          ml_err *err) {
+    char piece[4096];
     struct stat sb;
-    size_t n = 0;
-    ssize_t got = 1;
+    ssize_t got;
 
     if (fstat(fd, &sb) == 0 && sb.st_mode & 077)
         return ml_fail(err, ML_EUSAGE,
                        "%s: %s is accessible by other users (mode %03o): run chmod 600 %s",
                        what, path, sb.st_mode & 0777, path);
-    while (got > 0 && n < sizeof text) {
-        got = read(fd, text + n, sizeof text - n);
-        n += got > 0 ? (size_t)got : 0;
-    }
+    do {
+        got = read(fd, piece, sizeof piece);
+        ml_text_add(out, piece, got > 0 ? (size_t)got : 0);
+    } while (got > 0 && out->len <= MAX_FILE);
     if (got < 0)
         return ml_fail(err, ML_EIO, "%s: %s: %s", what, path, strerror(errno));
-    if (n && text[n - 1] == '\n')
-        n--;
-    if (n && text[n - 1] == '\r')
-        n--;
-    return ml_secret_take(out, (ml_str){ text, n }, path, err);
+    if (out->len > MAX_FILE)
+        return ml_fail(err, ML_EUSAGE, "%s: %s has more than %zu bytes: it is no key file",
+                       what, path, MAX_FILE);
+    return ML_OK;
 }
 
-ml_status ml_secret_read(ml_secret *out, const char *path, const char *what, ml_err *err) {
+ml_status ml_secret_read_file(ml_text *out, const char *path, const char *what,
+                              ml_err *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ml_status st;
 
     if (fd < 0)
         return ml_fail(err, ML_EIO, "%s: %s: %s", what, path, strerror(errno));
-    st = read_line(out, fd, path, what, err);
+    st = read_all(out, fd, path, what, err);
     close(fd);
+    return st;
+}
+
+ml_status ml_secret_read(ml_secret *out, const char *path, const char *what, ml_err *err) {
+    ml_text text = { 0 };
+    ml_status st = ml_secret_read_file(&text, path, what, err);
+    size_t n = text.len;
+
+    if (n && text.ptr[n - 1] == '\n')
+        n--;
+    if (n && text.ptr[n - 1] == '\r')
+        n--;
+    if (st == ML_OK)
+        st = ml_secret_take(out, (ml_str){ text.ptr ? text.ptr : "", n }, path, err);
+    ml_text_release(&text);
     return st;
 }
 

@@ -21,6 +21,10 @@ typedef struct ml_secret {
 /* `what` names it in the message: a flag, or a member of a request. */
 ml_status ml_secret_take(ml_secret *out, ml_str text, const char *what, ml_err *err);
 
+/* Reads a file of at most 1 MiB.  One that others can read or write is refused. */
+ml_status ml_secret_read_file(ml_text *out, const char *path, const char *what,
+                              ml_err *err);
+
 /* Reads the first line of the file.  A file that others can read or write is refused. */
 ml_status ml_secret_read(ml_secret *out, const char *path, const char *what, ml_err *err);
 

@@ -114,6 +114,9 @@ typedef struct ml_config {
         const char *admin_key, *admin_key_file, *worker_key, *worker_key_file;
         ml_string_list hosts, origins;
         bool insecure;
+        int64_t limit[ML_N_LIMIT]; /* of each key */
+        const char *access_log;    /* NULL: none */
+        int64_t access_log_bytes;  /* 0: not rotated */
         const char *tls_cert, *tls_key, *tls_password, *tls_client_ca;
     } access;
     ml_string_list ft_components; /* of --use-fault-tolerance */

@@ -281,13 +281,10 @@ ml_status ml_dash_open(ml_dash **out, ml_loop *l, const ml_dash_opts *opts, ml_e
     if (st == ML_OK)
         st = ml_http_server_open(&d->server, l, opts->host, opts->port, limits, handle, d,
                                  err);
-    if (st == ML_OK) {
-        ml_http_server_set_gate(d->server, ml_access_gate, &d->access);
-        if (d->opts.access.tls)
-            ml_http_server_set_tls(d->server, d->opts.access.tls);
-    } else {
+    if (st == ML_OK)
+        ml_access_attach(&d->access, d->server);
+    else
         ml_dash_close(d);
-    }
     *out = st == ML_OK ? d : NULL;
     return st;
 }
@@ -303,6 +300,7 @@ void ml_dash_close(ml_dash *d) {
         return;
     if (d->server)
         ml_http_server_close(d->server);
+    ml_access_release(&d->access);
     for (int i = 0; i < d->n_run; i++) {
         ml_series_close(&d->run[i].series);
         ml_run_view_close(d->run[i].view);

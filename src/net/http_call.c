@@ -109,6 +109,10 @@ void ml_http_take_body(ml_http_call *c, ml_text *out) {
         c->conn->counted -= out->len;
 }
 
+void *ml_http_tag(const ml_http_call *c) {
+    return c->conn->tag;
+}
+
 ml_str ml_http_peer(const ml_http_call *c) {
     return ml_str_of(c->conn->peer);
 }
@@ -145,6 +149,7 @@ static void send_head(ml_http_call *c, int status, const char *type) {
 
     ML_BUG_IF(c->begun);
     c->begun = true;
+    c->status = status;
     c->no_body = c->no_body || status == 204 || status == 304;
     c->chunked = !c->counted && c->conn->reader.minor == 1;
     c->keep = c->keep && (c->counted || c->chunked || c->no_body);
@@ -163,6 +168,7 @@ static void finish(ml_http_call *c) {
     ml_http_conn *conn = c->conn;
     bool keep = c->keep;
 
+    ml_http_conn_report(conn, c->status, !conn->cut);
     ml_http_call_free(c);
     ml_http_conn_answered(conn, keep);
 }
@@ -222,6 +228,7 @@ void ml_http_abort(ml_http_call *c) {
 
     /* A reset, not a plain close: some replies are complete when the connection closes. */
     setsockopt(bufferevent_getfd(conn->bev), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+    ml_http_conn_report(conn, c->status, false);
     ml_http_call_free(c);
     ml_http_conn_cut(conn);
 }

@@ -19,7 +19,7 @@
 #define READ_AHEAD ((size_t)1 << 18) /* bytes of pipelined requests buffered here */
 #define PROBE_S 0.05 /* on the same machine, a reset answers a probe within this time */
 #define PROBES_S 1.0 /* interval of later checks of a probed client */
-#define BODY_KEPT ((size_t)1 << 16) /* larger body buffers are freed after the call */
+#define BODY_KEPT ((size_t)1 << 12) /* larger body buffers are freed after the call */
 
 static size_t unsent(const ml_http_conn *c) {
     return evbuffer_get_length(bufferevent_get_output(c->bev));
@@ -49,12 +49,32 @@ static void forget_body(ml_http_conn *c) {
     c->counted = 0;
 }
 
+void ml_http_conn_report(ml_http_conn *c, int status, bool complete) {
+    ml_http_server *s = c->server;
+    bool read = c->gate_s > 0;
+    ml_http_done d = { .method = read ? c->reader.method : (ml_str){ "", 0 },
+                       .path =
+                           read ? (ml_str){ c->path.ptr, c->path.len } : (ml_str){ "", 0 },
+                       .status = status,
+                       .complete = complete,
+                       .seconds = read ? ml_clock_s() - c->gate_s : 0,
+                       .peer = c->peer,
+                       .tag = c->tag };
+
+    c->tag = NULL;
+    c->gate_s = 0;
+    if (s->observer)
+        s->observer(s->observer_ud, &d);
+}
+
 /* --- the end of a connection ------------------------------------------------ */
 
 void ml_http_conn_drop(ml_http_conn *c) {
     ml_loop_fn *gone = c->call ? c->call->gone : NULL;
     void *gone_ud = c->call ? c->call->gone_ud : NULL;
 
+    if (c->gate_s > 0)
+        ml_http_conn_report(c, c->call ? c->call->status : 0, false);
     if (c->call)
         ml_http_call_free(c->call);
     if (c->prev)
@@ -122,6 +142,7 @@ static void refuse_with(ml_http_conn *c, int status, const char *headers, const 
     char plain[600], body[760], head[1200];
     const char *type = status == 401   ? "authentication_error"
                        : status == 403 ? "permission_error"
+                       : status == 429 ? "rate_limit_error"
                        : status < 500  ? "invalid_request_error"
                                        : "api_error";
 
@@ -146,6 +167,7 @@ static void refuse_with(ml_http_conn *c, int status, const char *headers, const 
     forget_body(c);
     ml_text_release(&c->body);
     c->state = ML_CONN_CLOSING;
+    ml_http_conn_report(c, status, true);
 }
 
 void ml_http_conn_refuse(ml_http_conn *c, int status, const char *why) {
@@ -231,7 +253,10 @@ static bool passes_gate(ml_http_conn *c) {
                           .reader = r };
     ml_http_early answer = { 0 };
 
-    if (!c->server->gate || c->server->gate(c->server->gate_ud, &head, &answer))
+    bool passes = !c->server->gate || c->server->gate(c->server->gate_ud, &head, &answer);
+
+    c->tag = answer.tag;
+    if (passes)
         return true;
     refuse_with(c, answer.status, answer.headers, answer.why);
     return false;
@@ -255,6 +280,8 @@ static void head_came(ml_http_conn *c) {
     ml_str expect = ml_http_reader_field(r, "expect");
 
     c->body.len = 0;
+    c->path.len = 0;
+    c->gate_s = ml_clock_s();
     c->head_at_s = c->began_s > 0 ? ml_clock_s() : 0;
     if (!known_method(r->method))
         ml_http_conn_refuse(c, 501, "unknown method");

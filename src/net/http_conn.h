@@ -20,11 +20,14 @@ struct ml_http_server {
     ml_loop *loop;
     struct evconnlistener *listener; /* NULL: accepts no more connections */
     ml_timer *pause;                 /* set while the process is out of file descriptors */
+    ml_timer *grace;                 /* of idle connections, after the listener is closed */
     ml_http_limits limits;
     ml_http_handler *fn;
     void *ud;
     ml_http_gate *gate; /* NULL: every request passes */
     void *gate_ud;
+    ml_http_observer *observer; /* NULL: none */
+    void *observer_ud;
     ml_tls *tls; /* NULL: plain HTTP */
     int port, n_conn;
     ml_http_conn *first;
@@ -54,6 +57,8 @@ struct ml_http_conn {
     ml_text path, body; /* of the current request */
     ml_str query, target;
     ml_http_call *call; /* NULL while reading a request */
+    void *tag;          /* of the current request */
+    double gate_s;      /* clock when its head was read; 0: between two requests */
     char peer[64];
 };
 
@@ -65,6 +70,7 @@ struct ml_http_call {
     bool keep;       /* keep the connection alive after this reply */
     bool no_body;    /* the reply has no body; writes are discarded */
     bool begun, chunked, counted;
+    int status;  /* of the reply; 0: not begun */
     size_t left; /* if counted: remaining bytes */
 };
 
@@ -80,6 +86,8 @@ void ml_http_conn_close(ml_http_conn *c);
 void ml_http_conn_answered(ml_http_conn *c, bool keep);
 /* Replies with an error without a call, and closes. */
 void ml_http_conn_refuse(ml_http_conn *c, int status, const char *why);
+/* Tells the observer that the current request has ended. */
+void ml_http_conn_report(ml_http_conn *c, int status, bool complete);
 /* Appends to the output.  If out of memory, resets the connection, so that the client sees
  * that the reply is incomplete. */
 void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n);

@@ -41,10 +41,17 @@ typedef struct ml_http_limits {
 
 typedef void ml_http_handler(void *ud, ml_http_call *c);
 
-/* port 0: any free port; see ml_http_server_port.  The error for a port in use names it. */
+/* port 0: any free port; see ml_http_server_port.  The error for a port in use names it.
+ * Where the process may not open that many files, max_connections is lowered
+ * (ml_http_server_max_connections). */
 ml_status ml_http_server_open(ml_http_server **out, ml_loop *l, const char *host, int port,
                               ml_http_limits limits, ml_http_handler *fn, void *ud,
                               ml_err *err);
+
+/* The same for a socket that listens already; takes it over, also on failure. */
+ml_status ml_http_server_adopt(ml_http_server **out, ml_loop *l, int listening,
+                               ml_http_limits limits, ml_http_handler *fn, void *ud,
+                               ml_err *err);
 
 /* The head of a request, before its body is read. */
 typedef struct ml_http_head {
@@ -61,6 +68,7 @@ typedef struct ml_http_early {
     int status;        /* 204 has no body */
     char why[400];     /* a sentence without its period */
     char headers[900]; /* lines that end in CR LF */
+    void *tag;         /* belongs to the request, whether it passes or not; may be NULL */
 } ml_http_early;
 
 /* Called for every request after its head.  Returns true if the server may read the body
@@ -68,13 +76,30 @@ typedef struct ml_http_early {
 typedef bool ml_http_gate(void *ud, const ml_http_head *h, ml_http_early *answer);
 void ml_http_server_set_gate(ml_http_server *s, ml_http_gate *fn, void *ud);
 
+/* The end of a request: its reply is written, it was refused, or its client is gone. */
+typedef struct ml_http_done {
+    ml_str method, path; /* empty: the request could not be read */
+    int status;          /* of the reply; 0: none was begun */
+    bool complete;       /* the whole reply is written */
+    double seconds;      /* since its head was read; 0: it was not */
+    const char *peer;    /* address of the client */
+    void *tag;           /* the gate's; not used by the server after this */
+} ml_http_done;
+
+/* Called once for every request. */
+typedef void ml_http_observer(void *ud, const ml_http_done *d);
+void ml_http_server_set_observer(ml_http_server *s, ml_http_observer *fn, void *ud);
+
 /* Connections that are accepted from now on use TLS; t must outlive the server. */
 void ml_http_server_set_tls(ml_http_server *s, ml_tls *t);
 
 int ml_http_server_port(const ml_http_server *s);
 int ml_http_server_connections(const ml_http_server *s);
-/* Refuses new connections, closes idle ones, and closes busy ones after their reply. */
-void ml_http_server_stop_accepting(ml_http_server *s);
+int ml_http_server_max_connections(const ml_http_server *s);
+int ml_http_server_socket(const ml_http_server *s); /* that listens */
+/* Accepts no more connections.  Idle ones may send one more request for grace_s, and are
+ * then closed; busy ones are closed after their reply. */
+void ml_http_server_stop_accepting(ml_http_server *s, double grace_s);
 /* Closes all connections and calls on_gone.  Do not call it from a handler. */
 void ml_http_server_close(ml_http_server *s);
 
@@ -92,6 +117,7 @@ ml_str ml_http_body(const ml_http_call *c);
  * ml_http_body is empty after this. */
 void ml_http_take_body(ml_http_call *c, ml_text *out);
 ml_str ml_http_peer(const ml_http_call *c); /* address of the client */
+void *ml_http_tag(const ml_http_call *c);   /* the gate's; NULL: none */
 
 /* Sets a callback for a client that disconnects before the reply is complete.  Of the
  * functions of this header, only ml_http_server_close calls it directly. */

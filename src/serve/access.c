@@ -1,6 +1,7 @@
 #include "serve/access.h"
 
 #include <arpa/inet.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <strings.h>
 #include <sys/socket.h>
 
+#include "base/clock.h"
 #include "base/secret.h"
 
 /* --- classes of paths ------------------------------------------------------------- */
@@ -73,6 +75,13 @@ ml_access_class ml_access_class_of(ml_str method, ml_str path) {
         if (is_path(path, paths[i].path))
             class = paths[i].class;
     return class <= ML_ACCESS_METRICS && !is_read(method) ? ML_ACCESS_ADMIN : class;
+}
+
+const char *ml_access_route_of(ml_str path) {
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        if (is_path(path, paths[i].path))
+            return paths[i].path;
+    return "other";
 }
 
 /* --- names of hosts ----------------------------------------------------------------- */
@@ -243,15 +252,27 @@ static bool is_key(const char *key, ml_str given) {
     return key && given.ptr && ml_secret_is(key, given);
 }
 
-/* *proved: the request has a valid key, rather than none being required. */
-static bool has_key(const ml_access_opts *o, ml_access_class class, ml_str given,
-                    bool *proved) {
-    bool admin = is_key(o->admin_key, given), client = is_key(o->api_key, given);
+static ml_api_key *client_key(ml_access *a, ml_str given) {
+    if (a->opts.keys)
+        return given.ptr ? ml_api_keys_find(a->opts.keys, given) : NULL;
+    return is_key(a->opts.api_key, given) ? &a->client : NULL;
+}
+
+/* The key of an allowed request; NULL: it is not allowed.  *proved: the request has a valid
+ * key, rather than none being required. */
+static ml_api_key *key_of(ml_access *a, ml_access_class class, ml_str given, bool *proved) {
+    const ml_access_opts *o = &a->opts;
+    bool admin = is_key(o->admin_key, given);
+    ml_api_key *client = client_key(a, given);
     bool admin_only = class == ML_ACCESS_ADMIN && o->admin_key;
 
     *proved = admin || (client && !admin_only);
-    return *proved || class == ML_ACCESS_OPEN || class == ML_ACCESS_SESSION ||
-           (!admin_only && !o->api_key);
+    if (*proved)
+        return admin ? &a->admin : client;
+    return class == ML_ACCESS_OPEN || class == ML_ACCESS_SESSION ||
+                   (!admin_only && !o->api_key)
+               ? &a->anonymous
+               : NULL;
 }
 
 static bool is_json(ml_str type) {
@@ -292,11 +313,13 @@ static bool check_browser(const ml_access *a, const ml_http_head *h, ml_http_ear
                   "origin not allowed: start the server with --allowed-origins ORIGIN");
 }
 
-static bool check_key(const ml_access *a, const ml_http_head *h, ml_access_class class,
+static bool check_key(ml_access *a, const ml_http_head *h, ml_access_class class,
                       bool *proved, ml_http_early *e) {
+    ml_request_record *r = e->tag;
     size_t n = strlen(e->headers);
 
-    if (has_key(&a->opts, class, presented_key(h), proved))
+    r->key = key_of(a, class, presented_key(h), proved);
+    if (r->key)
         return true;
     snprintf(e->headers + n, sizeof e->headers - n, "WWW-Authenticate: Bearer\r\n");
     return refuse(e, 401,
@@ -318,12 +341,48 @@ static bool check_admin(const ml_http_head *h, bool proved, ml_http_early *e) {
     return true;
 }
 
-bool ml_access_gate(void *ud, const ml_http_head *h, ml_http_early *answer) {
-    const ml_access *a = ud;
+static void add_line(void *ud, const char *name, const char *value) {
+    ml_http_early *e = ud;
+    size_t n = strlen(e->headers);
+
+    snprintf(e->headers + n, sizeof e->headers - n, "%s: %s\r\n", name, value);
+}
+
+/* Requests that generate count towards the limits of their key. */
+static bool check_limits(ml_http_early *e) {
+    static const char *const what[ML_N_LIMIT] = { "requests per minute",
+                                                  "tokens per minute",
+                                                  "concurrent requests" };
+    ml_request_record *r = e->tag;
+    double now = ml_clock_s(), retry_s;
+    int over = ml_api_key_admit(r->key, now, &retry_s);
+    char text[120];
+
+    r->running = over < 0;
+    if (r->running)
+        return true;
+    snprintf(text, sizeof text, "%.0f", ceil(retry_s));
+    add_line(e, "Retry-After", text);
+    ml_api_key_headers(r->key, now, add_line, e);
+    snprintf(text, sizeof text, "the limit of %lld %s is reached; try again in %.0f s",
+             (long long)r->key->limit[over], what[over], ceil(retry_s));
+    return refuse(e, 429, text);
+}
+
+static bool is_limited(ml_access_class class) {
+    return class == ML_ACCESS_GENERATE || class == ML_ACCESS_SESSION;
+}
+
+static bool gate(void *ud, const ml_http_head *h, ml_http_early *answer) {
+    ml_access *a = ud;
     ml_access_class class =
         (a->opts.class_of ? a->opts.class_of : ml_access_class_of)(h->method, h->path);
     bool proved;
 
+    answer->tag = ml_request_record_new(
+        (a->opts.route_of ? a->opts.route_of : ml_access_route_of)(h->path));
+    if (!answer->tag)
+        return refuse(answer, 503, "the server is out of memory; try again later");
     allow_origin(answer, a, h);
     if (!check_host(a, h, answer) || !check_browser(a, h, answer))
         return false;
@@ -333,13 +392,41 @@ bool ml_access_gate(void *ud, const ml_http_head *h, ml_http_early *answer) {
     }
     if (!check_key(a, h, class, &proved, answer))
         return false;
-    return class != ML_ACCESS_ADMIN || check_admin(h, proved, answer);
+    if (class == ML_ACCESS_ADMIN)
+        return check_admin(h, proved, answer);
+    return !is_limited(class) || check_limits(answer);
+}
+
+void ml_access_attach(ml_access *a, ml_http_server *s) {
+    ml_http_server_set_gate(s, gate, a);
+    ml_http_server_set_observer(s, ml_traffic_observe, &a->traffic);
+    ml_http_server_set_tls(s, a->opts.tls);
+}
+
+void ml_access_release(ml_access *a) {
+    ml_traffic_release(&a->traffic);
+}
+
+void ml_access_metrics(const ml_access *a, const ml_http_server *s,
+                       const ml_metrics_form *f) {
+    const ml_api_key *const own[] = { &a->anonymous, &a->admin, &a->client };
+
+    ml_traffic_write(&a->traffic, f);
+    ml_api_keys_write(own, a->opts.keys, f);
+    ml_process_write(s, f);
+}
+
+static void add_header(void *ud, const char *name, const char *value) {
+    ml_http_add_header(ud, name, value);
 }
 
 void ml_access_add_headers(const ml_access *a, ml_http_call *c) {
+    const ml_request_record *r = ml_http_tag(c);
     ml_str origin = ml_http_header(c, "origin");
     char value[300];
 
+    if (r && r->running)
+        ml_api_key_headers(r->key, ml_clock_s(), add_header, c);
     if (!is_allowed_origin(a, origin) || origin.len >= sizeof value)
         return;
     snprintf(value, sizeof value, "%.*s", (int)origin.len, origin.ptr);
@@ -364,7 +451,14 @@ static bool is_local_bind(const char *host) {
 
 ml_status ml_access_init(ml_access *out, const char *host, const ml_access_opts *o,
                          ml_err *err) {
-    *out = (ml_access){ .opts = *o, .host = host, .local = is_local_bind(host) };
+    *out = (ml_access){ .opts = *o,
+                        .host = host,
+                        .local = is_local_bind(host),
+                        .client = { .name = "default" },
+                        .admin = { .name = "admin" },
+                        .traffic = { .log = o->log } };
+    memcpy(out->anonymous.limit, o->limit, sizeof o->limit);
+    memcpy(out->client.limit, o->limit, sizeof o->limit);
     if (o->insecure || o->api_key)
         return ML_OK;
     if (!out->local)

@@ -65,24 +65,12 @@ void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o) {
 
 /* --- output ----------------------------------------------------------------- */
 
-/* 2026-01-31T12:00:00.123Z */
-static void write_now(char *out, size_t cap) {
-    double now = ml_clock_unix_s();
-    time_t s = (time_t)now;
-    struct tm tm;
-    char date[24];
-
-    gmtime_r(&s, &tm);
-    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &tm);
-    snprintf(out, cap, "%s.%03dZ", date, (int)((now - (double)s) * 1000));
-}
-
 /* Writes the id as a quoted JSON string, because clients choose it. */
 static void log_end(const ml_choice *c) {
     ml_text rid = { 0 };
-    char now[40];
+    char now[ML_CLOCK_TEXT];
 
-    write_now(now, sizeof now);
+    ml_clock_write(now);
     ml_json_quote(&rid, c->rid);
     ml_log(ML_LOG_INFO,
            "%s %s %s: %d prompt tokens (%d cached), %d response tokens, %s, %.3f s", now,
@@ -91,12 +79,24 @@ static void log_end(const ml_choice *c) {
     ml_text_release(&rid);
 }
 
+/* The times of a request are those of the first of its answers. */
+static void record_first(const ml_choice *c) {
+    ml_request_record *r = c->job->call ? ml_http_tag(c->job->call) : NULL;
+
+    if (r && r->first_s == 0) {
+        r->first_s = c->first_s - c->job->start_s;
+        r->queue_s = c->queued_s;
+    }
+}
+
 static void measure(ml_choice *c, const ml_output *output, double now) {
     ml_server_metrics *m = c->job->server->metrics;
 
+    ml_job_use(c->job, 0, output->answer.n);
     if (output->answer.n && c->first_s == 0) {
         c->first_s = now;
         ml_server_metrics_first_token(m, c);
+        record_first(c);
     } else if (output->answer.n) {
         ml_server_metrics_tokens(m, now - c->end_s, output->answer.n);
     }

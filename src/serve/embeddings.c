@@ -150,6 +150,8 @@ static ml_status embed(ml_job *j, ml_err *err) {
     st = o->embed(o->gen, &q, err);
     if (!st)
         write_reply(j, &b, &q);
+    for (int32_t i = 0; i < q.n; i++)
+        j->n_embedded += in[i].n;
     return st;
 }
 

@@ -136,6 +136,30 @@ ml_status ml_job_encode(ml_job *j, ml_str text, bool add_special, const int32_t 
     return ML_OK;
 }
 
+/* --- what a request uses ----------------------------------------------------- */
+
+static ml_api_key *charged_key(const ml_http_call *c) {
+    const ml_request_record *r = ml_http_tag(c);
+
+    return r ? r->key : NULL;
+}
+
+/* The key is charged also when the client has disconnected. */
+void ml_job_use(ml_job *j, int64_t n_prompt, int64_t n_answer) {
+    if (j->key)
+        ml_api_key_charge(j->key, ml_clock_s(), n_prompt, n_answer);
+    if (j->call)
+        ml_request_record_use(ml_http_tag(j->call), n_prompt, n_answer);
+}
+
+/* The id that the client sees. */
+static void record_id(ml_job *j) {
+    ml_request_record *r = j->call ? ml_http_tag(j->call) : NULL;
+
+    if (r && j->n_choice)
+        ml_str_copy(r->id, sizeof r->id, j->id[0] ? ml_str_of(j->id) : j->choice[0].rid);
+}
+
 /* --- to the generator ------------------------------------------------------- */
 
 static ml_status check_prompt(const ml_choice *c, ml_err *err) {
@@ -214,6 +238,7 @@ static ml_status submit(ml_choice *c, ml_err *err) {
         return st;
     c->open = true;
     c->job->n_open++;
+    ml_job_use(c->job, c->n_prompt, 0);
     return ML_OK;
 }
 
@@ -435,6 +460,9 @@ static void was_read(void *ud) {
         ml_job_free(j); /* the client disconnected meanwhile */
         return;
     }
+    record_id(j);
+    if (j->n_embedded)
+        ml_job_use(j, j->n_embedded, 0);
     if (j->st == ML_OK && j->n_choice == 0) {
         ml_job_output(j, NULL); /* the reply is already written */
         return;
@@ -479,6 +507,7 @@ void ml_job_serve_in(ml_server *s, ml_http_call *c, const ml_api *api,
     j = n.job;
     link_job(j);
     j->session = session;
+    j->key = charged_key(c);
     if (session)
         ml_session_use(session);
     ml_http_on_gone(c, on_gone, j);

@@ -12,6 +12,7 @@
 #define IDLE_S 120.0                 /* a client's connection without a request */
 #define DRAIN_POLL_S 0.05
 #define DRAIN_POLLS 60 /* how often to wait for clients to read the last replies */
+#define REPLACED_POLLS (DRAIN_POLLS + (int)(ML_HANDOVER_GRACE_S / DRAIN_POLL_S))
 
 static void handle(void *ud, ml_http_call *c) {
     ml_router *r = ud;
@@ -34,6 +35,13 @@ static ml_status add_workers(ml_router *r, ml_err *err) {
     return st;
 }
 
+static void drain(ml_router *r, double grace_s, int max_polls);
+
+/* The next router accepts connections now. */
+static void on_taken(void *ud) {
+    drain(ud, ML_HANDOVER_GRACE_S, REPLACED_POLLS);
+}
+
 ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts,
                          ml_err *err) {
     ml_http_limits limits = { .max_header = MAX_HEADER,
@@ -44,6 +52,7 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
                               .head_s = ML_HTTP_HEAD_S,
                               .body_s = ML_HTTP_BODY_S,
                               .min_rate = ML_HTTP_MIN_RATE };
+    ml_listen at = { opts->host, opts->port, opts->handover };
     ml_router *r = calloc(1, sizeof *r);
     ml_status st;
 
@@ -59,12 +68,10 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
     if (st == ML_OK)
         st = add_workers(r, err);
     if (st == ML_OK)
-        st = ml_http_server_open(&r->server, l, opts->host, opts->port, limits, handle, r,
-                                 err);
-    if (st == ML_OK) {
-        ml_http_server_set_gate(r->server, ml_access_gate, &r->access);
-        ml_http_server_set_tls(r->server, opts->access.tls);
-    }
+        st = ml_handover_open(&r->server, &r->handover, l, &at, limits, handle, on_taken, r,
+                              err);
+    if (st == ML_OK)
+        ml_access_attach(&r->access, r->server);
     if (st != ML_OK) {
         ml_router_close(r);
         return st;
@@ -86,15 +93,21 @@ static void stop_when_done(void *ud) {
 
     if (r->n_active > 0)
         return;
-    if (ml_http_server_connections(r->server) == 0 || ++r->n_drain_poll > DRAIN_POLLS)
+    if (ml_http_server_connections(r->server) == 0 ||
+        ++r->n_drain_poll > r->max_drain_polls)
         ml_loop_stop(r->loop);
 }
 
-void ml_router_drain(ml_router *r) {
+static void drain(ml_router *r, double grace_s, int max_polls) {
     if (r->drain)
         return;
-    ml_http_server_stop_accepting(r->server);
+    r->max_drain_polls = max_polls;
+    ml_http_server_stop_accepting(r->server, grace_s);
     r->drain = ml_timer_start(r->loop, DRAIN_POLL_S, true, stop_when_done, r);
+}
+
+void ml_router_drain(ml_router *r) {
+    drain(r, 0, DRAIN_POLLS);
 }
 
 void ml_router_close(ml_router *r) {
@@ -105,7 +118,9 @@ void ml_router_close(ml_router *r) {
     ml_relays_free(r);
     ml_fan_free_all(r);
     ml_workers_free(r);
+    ml_handover_close(r->handover);
     ml_http_server_close(r->server);
+    ml_access_release(&r->access);
     ml_http_client_free(r->client);
     ml_route_policy_free(r->policy);
     free(r);

@@ -33,6 +33,7 @@ typedef struct ml_router_opts {
     double request_timeout_s, connect_timeout_s;
     int64_t max_concurrent; /* 0: no limit */
     size_t max_body;        /* bytes */
+    const char *handover;   /* path for ml_handover; NULL: none */
     /* An owner that decides about workers: told of /add_worker and /remove_worker, it adds them
      * with ml_router_put when they are ready, or fails.  NULL: they are added at once. */
     void *owner;

@@ -298,6 +298,7 @@ static void metrics(ml_router *r, ml_http_call *c) {
     worker_metric(&t, r, "load", "gauge", get_load);
     worker_metric(&t, r, "requests_total", "counter", get_routed);
     worker_metric(&t, r, "failures_total", "counter", get_failed);
+    ml_access_metrics(&r->access, r->server, &(ml_metrics_form){ &t, "miles_router_", "" });
     ml_http_reply(c, 200, "text/plain; version=0.0.4", (ml_str){ t.ptr, t.len });
     ml_text_release(&t);
 }

@@ -2,6 +2,7 @@
 #ifndef ML_SERVE_ROUTER_PRIV_H
 #define ML_SERVE_ROUTER_PRIV_H
 
+#include "net/handover.h"
 #include "net/http_client.h"
 #include "net/http_server.h"
 #include "serve/router.h"
@@ -40,7 +41,8 @@ struct ml_router {
     uint64_t last_id;
     ml_relay *relays;
     ml_fan *fans;
-    int n_drain_poll;
+    int n_drain_poll, max_drain_polls;
+    ml_handover *handover;
     int64_t n_active, n_request, n_retry, n_refused, n_broken;
 };
 

@@ -1,4 +1,6 @@
 /* GET /metrics: Prometheus text format, with the metric names of SGLang's dashboards. */
+#include <stdio.h>
+
 #include "base/clock.h"
 #include "serve/serve_priv.h"
 
@@ -11,9 +13,13 @@ typedef struct histogram {
     double sum;
 } histogram;
 
+/* What ended an answer, by vLLM's words. */
+enum { REASON_STOP, REASON_LENGTH, REASON_ABORT, N_REASON };
+
 struct ml_server_metrics {
-    histogram first_token, between, whole, queued;
+    histogram first_token, between, whole, queued, prompt, answer;
     int64_t n_request, n_aborted, n_prompt, n_answer, n_cached;
+    int64_t n_finish[N_REASON];
     double at; /* clock of the last throughput measurement */
     int64_t n_answer_then;
     double throughput;
@@ -25,6 +31,11 @@ static const double between[] = { 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02,
                                   0.025, 0.03,  0.035, 0.04,  0.06, 0.08,  0.1,
                                   0.2,   0.4,   0.6,   0.8,   1,    2 };
 
+/* Tokens of a prompt or an answer. */
+static const double counts[] = { 1,    2,     5,     10,    20,    50,    100,
+                                 200,  300,   500,   700,   1000,  2000,  4000,
+                                 7000, 10000, 20000, 30000, 50000, 100000 };
+
 static histogram histogram_of(const double *bound, int n) {
     return (histogram){ .bound = bound, .n = n };
 }
@@ -34,6 +45,7 @@ ml_server_metrics *ml_server_metrics_new(ml_arena *a) {
 
     m->first_token = m->whole = m->queued = histogram_of(seconds, MAX_BUCKET);
     m->between = histogram_of(between, MAX_BUCKET);
+    m->prompt = m->answer = histogram_of(counts, MAX_BUCKET);
     m->at = ml_clock_s();
     return m;
 }
@@ -61,45 +73,44 @@ void ml_server_metrics_end(ml_server_metrics *m, const ml_choice *c) {
     m->n_prompt += c->n_prompt;
     m->n_answer += c->answer.n;
     m->n_cached += c->n_cached;
+    m->n_finish[c->finish == ML_FINISH_ABORT    ? REASON_ABORT
+                : c->finish == ML_FINISH_LENGTH ? REASON_LENGTH
+                                                : REASON_STOP]++;
+    observe(&m->prompt, c->n_prompt, 1);
+    observe(&m->answer, c->answer.n, 1);
     observe(&m->whole, c->end_s - c->job->start_s, 1);
     observe(&m->queued, c->queued_s, 1);
 }
 
 /* --- writing ---------------------------------------------------------------- */
 
-typedef struct page {
-    ml_text out;
-    ml_text label; /* model_name="..." */
-} page;
-
-static void head(page *p, const char *name, const char *type, const char *help) {
-    ml_text_printf(&p->out, "# HELP sglang:%s %s\n# TYPE sglang:%s %s\n", name, help, name,
-                   type);
+static void value(const ml_metrics_form *p, const char *name, const char *type,
+                  const char *help, double v) {
+    ml_metrics_head(p, name, type, help);
+    ml_metrics_value(p, name, "", v);
 }
 
-static void value(page *p, const char *name, const char *type, const char *help, double v) {
-    head(p, name, type, help);
-    ml_text_printf(&p->out, "sglang:%s{%s} %.17g\n", name, p->label.ptr, v);
-}
-
-static void write_histogram(page *p, const char *name, const char *help,
+static void write_histogram(const ml_metrics_form *p, const char *name, const char *help,
                             const histogram *h) {
+    char part[80], le[40];
     int64_t n = 0;
 
-    head(p, name, "histogram", help);
-    for (int i = 0; i < h->n; i++) {
+    ml_metrics_head(p, name, "histogram", help);
+    snprintf(part, sizeof part, "%s_bucket", name);
+    for (int i = 0; i <= h->n; i++) {
         n += h->count[i];
-        ml_text_printf(&p->out, "sglang:%s_bucket{le=\"%g\",%s} %lld\n", name, h->bound[i],
-                       p->label.ptr, (long long)n);
+        if (i < h->n)
+            snprintf(le, sizeof le, "le=\"%g\"", h->bound[i]);
+        ml_metrics_value(p, part, i < h->n ? le : "le=\"+Inf\"", (double)n);
     }
-    n += h->count[h->n];
-    ml_text_printf(&p->out, "sglang:%s_bucket{le=\"+Inf\",%s} %lld\n", name, p->label.ptr,
-                   (long long)n);
-    ml_text_printf(&p->out, "sglang:%s_sum{%s} %.17g\n", name, p->label.ptr, h->sum);
-    ml_text_printf(&p->out, "sglang:%s_count{%s} %lld\n", name, p->label.ptr, (long long)n);
+    snprintf(part, sizeof part, "%s_sum", name);
+    ml_metrics_value(p, part, "", h->sum);
+    snprintf(part, sizeof part, "%s_count", name);
+    ml_metrics_value(p, part, "", (double)n);
 }
 
-static void write_engine(page *p, const ml_server_metrics *m, const ml_gen_stats *st) {
+static void write_engine(const ml_metrics_form *p, const ml_server_metrics *m,
+                         const ml_gen_stats *st) {
     double page_tokens = st->page_tokens, pages = (double)st->n_page;
     double used = pages - (double)st->n_page_free - (double)st->n_page_cached;
     double prompts = (double)st->n_prompt_token;
@@ -136,7 +147,17 @@ static void write_engine(page *p, const ml_server_metrics *m, const ml_gen_stats
           "Seconds in the model's forward passes.", st->model_s);
 }
 
-static void write_requests(page *p, const ml_server_metrics *m) {
+static void write_reasons(const ml_metrics_form *p, const ml_server_metrics *m) {
+    static const char *const label[N_REASON] = { "finished_reason=\"stop\"",
+                                                 "finished_reason=\"length\"",
+                                                 "finished_reason=\"abort\"" };
+
+    ml_metrics_head(p, "request_success_total", "counter", "Answers by what ended them.");
+    for (int i = 0; i < N_REASON; i++)
+        ml_metrics_value(p, "request_success_total", label[i], (double)m->n_finish[i]);
+}
+
+static void write_requests(const ml_metrics_form *p, const ml_server_metrics *m) {
     value(p, "num_requests_total", "counter", "Finished requests.", (double)m->n_request);
     value(p, "num_aborted_requests_total", "counter", "Aborted requests.",
           (double)m->n_aborted);
@@ -151,6 +172,9 @@ static void write_requests(page *p, const ml_server_metrics *m) {
     write_histogram(p, "e2e_request_latency_seconds", "End-to-end request latency.",
                     &m->whole);
     write_histogram(p, "queue_time_seconds", "Time in the queue.", &m->queued);
+    write_histogram(p, "prompt_tokens_histogram", "Tokens of a prompt.", &m->prompt);
+    write_histogram(p, "generation_tokens_histogram", "Tokens of an answer.", &m->answer);
+    write_reasons(p, m);
 }
 
 static void look(ml_server_metrics *m, const ml_gen_stats *st) {
@@ -164,14 +188,14 @@ static void look(ml_server_metrics *m, const ml_gen_stats *st) {
 }
 
 /* JSON quoting equals Prometheus' label quoting for the characters of model names. */
-static void set_label(page *p, const char *name) {
-    ml_json_out o = { .to = &p->label };
+static void set_label(ml_text *label, const char *name) {
+    ml_json_out o = { .to = label };
 
-    ml_text_printf(&p->label, "model_name=");
+    ml_text_printf(label, "model_name=");
     ml_json_word(&o, name);
 }
 
-static void write_sessions(page *p, ml_server *s) {
+static void write_sessions(const ml_metrics_form *p, ml_server *s) {
     static const char *const names[] = { "session_special_token_count_total",
                                          "session_special_token_type_total",
                                          "session_non_assistant_text_total",
@@ -186,18 +210,21 @@ static void write_sessions(page *p, ml_server *s) {
 }
 
 void ml_serve_metrics(ml_server *s, ml_http_call *c) {
-    page p = { 0 };
+    ml_text out = { 0 }, label = { 0 };
+    ml_metrics_form p = { &out, "sglang:", "" };
     ml_gen_stats st = { 0 };
 
     s->opts.gen->stats(s->opts.gen, &st);
     look(s->metrics, &st);
-    set_label(&p, s->opts.model_name);
+    set_label(&label, s->opts.model_name);
+    p.label = label.ptr;
     write_engine(&p, s->metrics, &st);
     write_requests(&p, s->metrics);
     if (s->sessions)
         write_sessions(&p, s);
+    ml_access_metrics(&s->access, s->http, &p);
     ml_http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8",
-                  (ml_str){ p.out.ptr, p.out.len });
-    ml_text_release(&p.out);
-    ml_text_release(&p.label);
+                  (ml_str){ out.ptr, out.len });
+    ml_text_release(&out);
+    ml_text_release(&label);
 }

@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "base/arena.h"
+#include "net/handover.h"
 #include "net/http_server.h"
 #include "base/json_out.h"
 #include "serve/adapters.h"
@@ -115,6 +116,8 @@ struct ml_job {
     int32_t n_choice;
     int32_t n_open; /* choices that the generator has not finished */
     double start_s;
+    ml_api_key *key;      /* that its tokens are charged to; NULL: none */
+    int64_t n_embedded;   /* tokens of embeddings */
     int64_t created;      /* Unix time */
     ml_adapter_wait lora; /* the adapters of its choices */
     char id[40];
@@ -162,8 +165,11 @@ struct ml_server {
     char model_path[4096]; /* source of the weights in use */
     int64_t created;       /* Unix time */
     bool draining;
-    bool closing; /* the generator has been closed */
+    bool replaced; /* another server accepts the connections: the drain refuses nothing */
+    bool closing;  /* the generator has been closed */
     ml_timer *drain_timer;
+    double drain_at_s; /* clock: the end of the drain */
+    ml_handover *handover;
 };
 
 /* --- server.c --- */
@@ -261,6 +267,10 @@ void ml_probes_free(ml_server *s);
 /* --- admin.c --- */
 ml_status ml_admin_open(ml_admin **out, ml_server *s, ml_err *err);
 void ml_admin_close(ml_admin *a); /* NULL is allowed; waits for the running task */
+
+/* --- job.c, choice.c --- */
+/* Tokens that a choice has used. */
+void ml_job_use(ml_job *j, int64_t n_prompt, int64_t n_answer);
 
 /* --- serve_metrics.c --- */
 ml_server_metrics *ml_server_metrics_new(ml_arena *a);

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/bug.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "serve/serve_priv.h"
 
@@ -96,6 +97,13 @@ static const route *find_route(ml_str path) {
     return NULL;
 }
 
+/* For logs and metrics. */
+static const char *route_of(ml_str path) {
+    const route *r = find_route(path);
+
+    return r ? r->path : ml_access_route_of(path);
+}
+
 static void refuse_method(ml_http_call *c, const route *r) {
     char allow[32], message[160];
 
@@ -138,7 +146,7 @@ static void on_call(void *ud, ml_http_call *c) {
     } else if (r->why) {
         snprintf(message, sizeof message, "%s is not supported: %s.", r->path, r->why);
         ml_reply_error(c, 400, message);
-    } else if (r->how & WORK && s->draining) {
+    } else if (r->how & WORK && s->draining && !s->replaced) {
         ml_reply_error(c, 503, "The server is shutting down.");
     } else {
         r->fn(s, c);
@@ -206,6 +214,8 @@ uint64_t ml_server_new_key(ml_server *s) {
 
 /* --- open, drain, close ----------------------------------------------------- */
 
+static void on_taken(void *ud);
+
 static ml_status open_parts(ml_server *s, ml_err *err) {
     ml_http_limits limits = { .max_header = MAX_HEADER,
                               .max_body = s->opts.max_body,
@@ -216,8 +226,11 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
                               .body_s = ML_HTTP_BODY_S,
                               .min_rate = ML_HTTP_MIN_RATE,
                               .budget = &s->budget };
-    ml_status st = ml_access_init(&s->access, s->opts.host, &s->opts.access, err);
+    ml_listen at = { s->opts.host, s->opts.port, s->opts.handover };
+    ml_status st;
 
+    s->opts.access.route_of = route_of;
+    st = ml_access_init(&s->access, s->opts.host, &s->opts.access, err);
     if (!st)
         st = ml_adapters_open(&s->adapters, s, err);
     if (!st)
@@ -225,12 +238,15 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
     if (!st)
         st = ml_text_thread_open(&s->text, s->loop, &s->arena, err);
     if (!st)
-        st = ml_http_server_open(&s->http, s->loop, s->opts.host, s->opts.port, limits,
-                                 on_call, s, err);
-    if (!st) {
-        ml_http_server_set_gate(s->http, ml_access_gate, &s->access);
-        ml_http_server_set_tls(s->http, s->opts.access.tls);
-    }
+        st = ml_handover_open(&s->http, &s->handover, s->loop, &at, limits, on_call,
+                              on_taken, s, err);
+    if (!st)
+        ml_access_attach(&s->access, s->http);
+    if (!st && ml_http_server_max_connections(s->http) < limits.max_connections)
+        ml_log(ML_LOG_WARN,
+               "this process may have too few files open for --max-connections %d: at most "
+               "%d connections are accepted; raise the limit (ulimit -n, LimitNOFILE)",
+               limits.max_connections, ml_http_server_max_connections(s->http));
     return st;
 }
 
@@ -296,11 +312,36 @@ static void stop_draining(void *ud) {
     ml_loop_stop(s->loop);
 }
 
+#define POLL_S 0.05
+
+static void look_at_rest(void *ud) {
+    ml_server *s = ud;
+
+    if (ml_clock_s() >= s->drain_at_s)
+        stop_draining(s);
+    else if (s->n_job == 0 && ml_http_server_connections(s->http) == 0)
+        ml_loop_stop(s->loop);
+}
+
+/* The next server accepts connections now.  Those that this one has are served to their end,
+ * so that no request is lost. */
+static void on_taken(void *ud) {
+    ml_server *s = ud;
+
+    if (s->draining)
+        return;
+    ml_log(ML_LOG_INFO, "another server has taken over the port: finishing what is left");
+    s->draining = s->replaced = true;
+    s->drain_at_s = ml_clock_s() + s->opts.drain_s;
+    ml_http_server_stop_accepting(s->http, ML_HANDOVER_GRACE_S);
+    s->drain_timer = ml_timer_start(s->loop, POLL_S, true, look_at_rest, s);
+}
+
 void ml_server_drain(ml_server *s) {
     if (s->draining)
         return;
     s->draining = true;
-    ml_http_server_stop_accepting(s->http);
+    ml_http_server_stop_accepting(s->http, 0);
     if (s->n_job == 0)
         part(s);
     else
@@ -308,7 +349,7 @@ void ml_server_drain(ml_server *s) {
 }
 
 void ml_server_job_gone(ml_server *s) {
-    if (s->draining && s->n_job == 0 && !s->closing)
+    if (s->draining && !s->replaced && s->n_job == 0 && !s->closing)
         part(s);
 }
 
@@ -321,6 +362,7 @@ void ml_server_close(ml_server *s) {
     ml_timer_stop(s->drain_timer);
     ml_admin_close(s->admin);
     ml_text_thread_close(s->text);
+    ml_handover_close(s->handover);
     if (s->http)
         ml_http_server_close(s->http);
     while (s->jobs)
@@ -334,6 +376,7 @@ void ml_server_close(ml_server *s) {
         ml_encoder_free(s->encoder);
         ml_encoder_free(s->text_encoder);
     }
+    ml_access_release(&s->access);
     pthread_mutex_destroy(&s->label_lock);
     arena = s->arena;
     ml_arena_release(&arena);

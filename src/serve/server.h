@@ -76,7 +76,8 @@ typedef struct ml_server_opts {
     size_t max_body;      /* bytes of one request */
     size_t max_in_flight; /* bytes held by all requests in flight; 0: no limit */
     int max_connections;
-    double drain_s;   /* after ml_server_drain, requests in flight get this long */
+    double drain_s;       /* after ml_server_drain, requests in flight get this long */
+    const char *handover; /* path for ml_handover; NULL: none */
     bool incremental; /* /generate streams only new output in each event, not all so far */
     bool log_requests;
 } ml_server_opts;

@@ -455,9 +455,7 @@ static ml_status listen_at(ml_tinker *t, ml_err *err) {
                                  err);
     if (st != ML_OK)
         return st;
-    ml_http_server_set_gate(t->http, ml_access_gate, &t->access);
-    if (o->access.tls)
-        ml_http_server_set_tls(t->http, o->access.tls);
+    ml_access_attach(&t->access, t->http);
     return ML_OK;
 }
 
@@ -493,7 +491,7 @@ int ml_tinker_port(const ml_tinker *t) {
 
 void ml_tinker_drain(ml_tinker *t) {
     t->draining = true;
-    ml_http_server_stop_accepting(t->http);
+    ml_http_server_stop_accepting(t->http, 0);
     if (!t->n_work)
         ml_loop_stop(t->loop);
 }
@@ -505,6 +503,7 @@ void ml_tinker_close(ml_tinker *t) {
     ml_timer_stop(t->clock);
     if (t->http)
         ml_http_server_close(t->http);
+    ml_access_release(&t->access);
     ml_job_queue_close(t->queue);
     for (ml_tinker_work *w = t->works, *next; w; w = next) {
         next = w->later;

@@ -184,7 +184,7 @@ def test_health(s):
 
 def test_drain(miles):
     """SIGTERM: what is in flight ends, the exit status is 0."""
-    with Server(miles) as s, ThreadPoolExecutor(1) as pool:
+    with Server(miles, "--drain-seconds", "300") as s, ThreadPoolExecutor(1) as pool:
         s.ask("/pause_generation", {"mode": "in_place"})
         reply = pool.submit(s.generate, **LONG)
         until(lambda: running(s) == 1)

@@ -250,7 +250,7 @@ static void closing_with_calls_pending(void) {
 
 static void stop_accepting(void *ud) {
     ml_http_fixture *s = ud;
-    ml_http_server_stop_accepting(s->server);
+    ml_http_server_stop_accepting(s->server, 0);
     if (s->held)
         ml_http_reply(s->held, 200, "text/plain", ml_str_of("done"));
 }

@@ -19,7 +19,8 @@ static void end(void *loop) {
 
 static ml_status run(dashboard_job *j, const ml_config *c, ml_err *err) {
     ml_dash_opts o = c->dash;
-    ml_status st = ml_access_of(&o.access, &j->keys, c, err);
+    ml_status st =
+        ml_access_of(&o.access, &j->keys, c, (const bool[ML_N_LIMIT]){ false }, err);
 
     o.dir = c->dash_runs.word;
     o.n_dir = c->dash_runs.n;

@@ -4,6 +4,7 @@
 #include "cli/cli.h"
 #include "cli/commands/drain.h"
 #include "cli/keys.h"
+#include "net/handover.h"
 #include "serve/router.h"
 
 typedef struct router_job {
@@ -32,8 +33,13 @@ static void drain(void *ud) {
 
 static ml_status run(router_job *j, ml_err *err) {
     ml_router_opts o = options(j->config);
-    ml_status st = ml_access_of(&o.access, &j->keys, j->config, err);
+    static const bool may[ML_N_LIMIT] = {
+        [ML_LIMIT_REQUESTS] = true, [ML_LIMIT_CONCURRENT] = true
+    };
+    ml_status st = ml_access_of(&o.access, &j->keys, j->config, may, err);
 
+    if (!st && o.handover)
+        st = ml_handover_check(o.handover, err);
     o.worker_key = ml_secret_text(&j->keys.worker);
     if (!st)
         st = ml_loop_new(&j->loop, err);
@@ -41,6 +47,8 @@ static ml_status run(router_job *j, ml_err *err) {
         st = ml_router_open(&j->router, j->loop, &o, err);
     if (!st)
         st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
+    if (!st)
+        st = ml_server_keys_on_hangup(&j->keys, j->loop, err);
     if (st)
         return st;
     printf("routing to %d workers at %s://%s:%d\n", o.n_worker, ml_server_scheme(&j->keys),

@@ -10,6 +10,7 @@
 #include "cli/commands/drain.h"
 #include "cli/commands/serve_adapters.h"
 #include "cli/keys.h"
+#include "net/handover.h"
 #include "comm/device/device_comm.h"
 #include "comm/world.h"
 #include "gen/local.h"
@@ -479,6 +480,8 @@ static ml_status run_server(serve_job *j, ml_err *err) {
         st = open_server(j, err);
     if (!st)
         st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
+    if (!st)
+        st = ml_server_keys_on_hangup(&j->keys, j->loop, err);
     if (st)
         return st;
     printf("serving %s at %s://%s:%d\n", model_name(j), ml_server_scheme(&j->keys),
@@ -508,8 +511,11 @@ static ml_status open_model(serve_job *j, ml_err *err) {
 /* Reports errors in keys and addresses before weights are read. */
 static ml_status read_access(serve_job *j, ml_err *err) {
     ml_access probe;
-    ml_status st = ml_access_of(&j->access, &j->keys, j->config, err);
+    static const bool may[ML_N_LIMIT] = { true, true, true };
+    ml_status st = ml_access_of(&j->access, &j->keys, j->config, may, err);
 
+    if (!st && j->config->server.handover)
+        st = ml_handover_check(j->config->server.handover, err);
     return st ? st : ml_access_init(&probe, j->config->server.host, &j->access, err);
 }
 

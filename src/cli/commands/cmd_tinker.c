@@ -197,7 +197,8 @@ static void drain(void *ud) {
 
 static ml_status run(tinker_job *j, ml_err *err) {
     ml_access probe;
-    ml_status st = ml_access_of(&j->access, &j->keys, j->config, err);
+    ml_status st = ml_access_of(&j->access, &j->keys, j->config,
+                                (const bool[ML_N_LIMIT]){ false }, err);
 
     if (!st)
         st = ml_access_init(&probe, j->config->server.host, &j->access, err);

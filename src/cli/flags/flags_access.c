@@ -1,6 +1,7 @@
 #include "cli/flags/flag.h"
 
 #define SERVERS (ML_CMD_SERVE | ML_CMD_ROUTER | ML_CMD_DASHBOARD | ML_CMD_TINKER)
+#define LIMITED (ML_CMD_SERVE | ML_CMD_ROUTER)
 #define WITH_CLIENT (SERVERS | ML_CMD_BENCH_SERVE)
 
 /* Access to a server or a router; SECURITY.md has the rules. */
@@ -23,8 +24,10 @@ const ml_flag ml_flags_access[] = {
       .value = "FILE",
       .group = "access",
       .cmds = WITH_CLIENT,
-      .help =
-          "File that contains the key, not readable by other users; overrides --api-key." },
+      .help = "File that contains the key, not readable by other users; overrides "
+              "--api-key.  A "
+              "server's file may have a line for each of several keys: KEY [name=NAME] "
+              "[requests-per-minute=N] [tokens-per-minute=N] [concurrent=N]." },
     { .name = "admin-api-key",
       .type = ML_FLAG_TEXT,
       ML_AT(access.admin_key),
@@ -62,6 +65,57 @@ const ml_flag ml_flags_access[] = {
       ML_AT(access.insecure),
       .group = "access",
       .help = "Allow listening on a non-loopback address without a key." },
+    { .name = "rate-limit-requests",
+      .type = ML_FLAG_I64,
+      ML_AT(access.limit[ML_LIMIT_REQUESTS]),
+      .value = "N",
+      .def_note = "no limit",
+      .min = 1,
+      .max = 1e12,
+      .group = "access",
+      .cmds = LIMITED,
+      .help =
+          "Requests per minute that each key may send; further ones get status 429 with "
+          "Retry-After.  Lines of --api-key-file may have their own limits.  Without a "
+          "key, the limit is that of all clients together." },
+    { .name = "rate-limit-tokens",
+      .type = ML_FLAG_I64,
+      ML_AT(access.limit[ML_LIMIT_TOKENS]),
+      .value = "N",
+      .def_note = "no limit",
+      .min = 1,
+      .max = 1e12,
+      .group = "access",
+      .cmds = ML_CMD_SERVE,
+      .help = "Tokens of prompts and answers per minute, for each key." },
+    { .name = "rate-limit-concurrent",
+      .type = ML_FLAG_I64,
+      ML_AT(access.limit[ML_LIMIT_CONCURRENT]),
+      .value = "N",
+      .def_note = "no limit",
+      .min = 1,
+      .max = 1e12,
+      .group = "access",
+      .cmds = LIMITED,
+      .help = "Requests in flight, for each key." },
+    { .name = "access-log",
+      .type = ML_FLAG_PATH,
+      ML_AT(access.access_log),
+      .value = "FILE",
+      .group = "access",
+      .cmds = LIMITED,
+      .help = "Append a JSON line for each request: time, id, name of the key, route, "
+              "status, tokens, seconds.  SIGHUP opens the file again." },
+    { .name = "access-log-max-bytes",
+      .type = ML_FLAG_BYTES,
+      ML_AT(access.access_log_bytes),
+      .def_note = "never",
+      .min = 4096,
+      .max = 1e15,
+      .group = "access",
+      .cmds = LIMITED,
+      .help =
+          "Rename the access log to FILE.1 when it is this long, and begin a new one." },
     { .name = "ssl-certfile",
       .type = ML_FLAG_PATH,
       ML_AT(access.tls_cert),

@@ -22,6 +22,16 @@ const ml_flag ml_flags_router[] = {
       .max = 65535,
       .group = "router",
       .help = "Port to listen on; 0: any free port, which is printed." },
+    { .name = "handover-socket",
+      .type = ML_FLAG_PATH,
+      ML_AT(router.handover),
+      .value = "PATH",
+      .group = "router",
+      .from = ML_FROM_OURS,
+      .help =
+          "Unix socket for a restart without losing a request: a second process with "
+          "the same --port and path takes over the port when it is ready, and the first "
+          "finishes its requests and exits." },
     { .name = "worker-urls",
       .type = ML_FLAG_LIST,
       ML_AT(worker_urls),

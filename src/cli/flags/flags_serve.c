@@ -111,12 +111,13 @@ const ml_flag ml_flags_serve[] = {
     { .name = "max-connections",
       .type = ML_FLAG_I64,
       ML_AT(server.max_connections),
-      .def = "4096",
+      .def = "16384",
       .min = 1,
       .max = 1000000,
       .group = "server",
       .from = ML_FROM_OURS,
-      .help = "Maximum number of connections; further ones are rejected." },
+      .help = "Maximum number of connections; further ones are rejected.  It is lowered, "
+              "with a warning, where the process may not open as many files." },
     { .name = "drain-seconds",
       .type = ML_FLAG_F64,
       ML_AT(server.drain_s),
@@ -127,6 +128,16 @@ const ml_flag ml_flags_serve[] = {
       .group = "server",
       .from = ML_FROM_OURS,
       .help = "After SIGTERM or SIGINT, time for requests in flight to finish." },
+    { .name = "handover-socket",
+      .type = ML_FLAG_PATH,
+      ML_AT(server.handover),
+      .value = "PATH",
+      .group = "server",
+      .from = ML_FROM_OURS,
+      .help =
+          "Unix socket for a restart without losing a request: a second process with "
+          "the same --port and path takes over the port when it is ready, and the first "
+          "finishes its requests and exits." },
     { .name = "incremental-streaming-output",
       .type = ML_FLAG_BOOL,
       ML_AT(server.incremental),
