@@ -348,10 +348,10 @@ class KilledTenant:
         return self.s.client().create_lora_training_client(base_model=BASE, rank=self.rank, seed=self.seed)
 
     def begin_step(self):
-        """Nothing waits for the replies."""
+        """Sends a pass, a step and a save; returns the future of the save."""
         self.client.forward_backward(self.data, "cross_entropy")
         self.client.optim_step(types.AdamParams(**ADAM))
-        self.client.save_state(str(self.n_step + 1))
+        return self.client.save_state(str(self.n_step + 1))
 
     def resume(self):
         """From the state of the step, if it is complete, or from the one before."""
@@ -370,12 +370,15 @@ class KilledTenant:
 
 
 def test_tenant_kills(s, n):
-    """kill -9 at any time while two tenants train and save: both get the bytes of each alone."""
+    """kill -9 at any time while two tenants train and save: both get the bytes of each alone.  Every second
+    kill comes after one of them has saved, so that both go on."""
     draw, tenants = random.Random(3), [KilledTenant(s, 21), KilledTenant(s, 22)]
-    for _ in range(n):
-        for t in tenants:
-            t.begin_step()
-        time.sleep(draw.uniform(0, 0.6))
+    for i in range(n):
+        saves = [t.begin_step() for t in tenants]
+        if i % 2:
+            saves[i // 2 % 2].result()
+        else:
+            time.sleep(draw.uniform(0, 0.6))
         s.kill()
         s.start()
         for t in tenants:
