@@ -97,6 +97,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 120 e2e/curriculum tests/e2e/curriculum.sh $(B)
 120 e2e/judge tests/e2e/judge.py --miles $(B)/miles
 300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
+300 e2e/multi-lora tests/e2e/multi_lora.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
 300 e2e/comm-mpi tests/e2e/comm_mpi.sh $(B)
 300 e2e/ranks tests/e2e/ranks.sh $(B)
@@ -144,6 +145,7 @@ $(call fuzz_lines,300)
 1800 matrix tests/e2e/train_matrix.sh $(B)
 900 e2e/tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles
 1200 e2e/tinker-recipes tools/with-python.sh tinker,tinker_cookbook,datasets,torch,math_verify tests/e2e/tinker_recipes.py --miles $(B)/miles
+900 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 8
 900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1800 lora-ranks env MILES_LONG=1 $(B)/tests/ranks/test_lora_ranks
 600 serve-lora-ranks tests/e2e/serve_lora.py --miles $(B)/miles --ranks 3
@@ -187,6 +189,8 @@ define SOAK_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 3600 rank-kills tests/e2e/rank_kills.sh $(B) 50
 3600 rank-kills-lora tests/e2e/rank_kills.sh $(B) 50 --lora-rank 4 --target-modules all-linear
+3600 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 50
+3600 tinker-kills tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles --only tenant_kills --kills 50
 !1800 asan/build $(SELF) $(ASAN) programs
 !1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router

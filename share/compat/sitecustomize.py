@@ -10,7 +10,7 @@ def own_driver():
     at = next((i for i, w in enumerate(words) if i and not w.startswith("-")), 0)
     name = os.path.basename(words[at]) if at and not {"-c", "-m"} & set(words[:at]) else ""
     ours = os.path.join(here, name)
-    if name in ("train.py", "train_async.py") and os.path.abspath(words[at]) != ours:
+    if name in ("train.py", "train_async.py", "train_multi_lora_async.py") and os.path.abspath(words[at]) != ours:
         os.execv(sys.executable, [sys.executable, ours] + words[at + 1:])
 
 

@@ -49,6 +49,7 @@ typedef struct ml_config {
     int64_t reward_seed;
     const char *loss_type, *qkv_format;
     bool gradient_checkpointing, freeze_gate, precision_aware;
+    const char *pause_mode;
     const char *single; /* for flags with only one possible value */
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */

@@ -198,6 +198,21 @@ static void ignore(parser *p, const char *name, const char *why) {
     p->ignored[p->n_ignored++].why = why;
 }
 
+/* The words of a list, after those that were given before if they add up. */
+static void set_list(parser *p, const ml_flag *f, char **word, int n) {
+    ml_string_list *list = (ml_string_list *)((char *)p->c + f->at);
+    const char **all;
+
+    if (!f->append || !list->n) {
+        *list = (ml_string_list){ (const char *const *)word, n };
+        return;
+    }
+    all = ML_NEW(&p->c->arena, const char *, list->n + n);
+    for (int i = 0; i < list->n + n; i++)
+        all[i] = i < list->n ? list->word[i] : word[i - list->n];
+    *list = (ml_string_list){ all, list->n + n };
+}
+
 /* Stores a flag and its n words; a bool has none and is set to `on`. */
 static void take(parser *p, int i, const char *name, char **word, int n, bool on) {
     const ml_flag *f = p->flags.row[i];
@@ -209,7 +224,7 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
         now.value = join(&p->c->arena, word, n);
     if (f->state == ML_FLAG_REFUSED)
         complain(p, "--%s is not supported: %s", f->name, f->why);
-    else if (p->given[i].name)
+    else if (p->given[i].name && !f->append)
         tell_override(p, &p->given[i], &now);
     p->given[i] = now;
     if (f->state == ML_FLAG_NOOP)
@@ -221,8 +236,7 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
     if (!ml_flag_set(p->c, f, n ? word[at] : on ? name : NULL))
         bad_value(p, f, "", name, word[at]);
     else if (list)
-        *(ml_string_list *)((char *)p->c + f->at) =
-            (ml_string_list){ (const char *const *)word, n };
+        set_list(p, f, word, n);
 }
 
 static void take_of_family(parser *p, const ml_flag_family *f, const char *name) {

@@ -450,8 +450,7 @@ static ml_reward_shaping shaping_of(ml_assembly *m, const ml_run_opts *c) {
                                 .n_key = keys->n };
 }
 
-/* Wraps the rollout with the extensions that process its samples. */
-static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
+ml_rollout ml_assembly_hook(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
     m->hooks = (ml_rollout_hooks){
         .inner = inner,
         .inject = { c->record.inject, c->record.inject_from, c->record.inject_least,
@@ -494,7 +493,7 @@ static ml_status join_rollout(ml_assembly *m, ml_train_loop *loop,
         st = join_generation(m, loop, display, c, err);
     else
         loop->rollout = ml_rollout_replay(&m->replay);
-    loop->rollout = with_hooks(m, loop->rollout, c);
+    loop->rollout = ml_assembly_hook(m, loop->rollout, c);
     return st;
 }
 

@@ -45,4 +45,8 @@ ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err);
 ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_display *display,
                            const ml_run_opts *c, ml_err *err);
 
+/* Wraps a rollout with the extensions that process its samples, and with the shaping of their
+ * rewards. */
+ml_rollout ml_assembly_hook(ml_assembly *m, ml_rollout inner, const ml_run_opts *c);
+
 #endif

@@ -388,14 +388,19 @@ static int64_t max_prompt(const ml_rollout_opts *r) {
 
 ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
                             ml_err *err) {
-    bool critic = ml_run_names_critic(o);
-    ml_status st = ml_run_opts_complete(o, err);
+    ml_status st = ml_loop_extensions_resolve(e, &o->extensions.path, err);
 
-    if (st == ML_OK)
-        st = ml_loop_extensions_resolve(e, &o->extensions.path, err);
     if (st == ML_OK && o->sessions.kind &&
         ml_message_matcher_find(o->sessions.matcher) == ML_MATCH_FUNCTION)
         st = ml_python_matcher_open(o->sessions.matcher, o->extensions.path.args, err);
+    return st == ML_OK ? ml_run_opts_train_with(o, a, e, err) : st;
+}
+
+ml_status ml_run_opts_train_with(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
+                                 ml_err *err) {
+    bool critic = ml_run_names_critic(o);
+    ml_status st = ml_run_opts_complete(o, err);
+
     if (st == ML_OK)
         st = ml_recipe_resolve(&o->recipe, &o->algo, err);
     if (st == ML_OK)

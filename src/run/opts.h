@@ -116,6 +116,15 @@ typedef struct ml_lora_flags {
     bool train_only; /* rollouts use the model without the adapter */
 } ml_lora_flags;
 
+/* Several adapters that are trained at once, each registered while the service runs. */
+typedef struct ml_multi_lora_opts {
+    int64_t n_slot;          /* 0: the run trains one adapter, or none */
+    ml_string_list adapters; /* registered at the start: NAME PATH NAME PATH */
+    int64_t port;            /* of the API; 0: any */
+    bool no_service;         /* end when no adapter is left */
+    int64_t max_batch;       /* samples of an adapter's step; 0: not given */
+} ml_multi_lora_opts;
+
 typedef struct ml_mode_opts {
     bool async; /* the command is train-async */
     bool fully, colocate;
@@ -254,6 +263,7 @@ typedef struct ml_run_opts {
     ml_string_list profile_targets; /* none: all */
     int64_t memory_margin;          /* to leave free */
     ml_lora_flags lora;
+    ml_multi_lora_opts multi_lora;
     ml_rollout_opts rollout;
     ml_mode_opts mode;
     ml_place_opts place;
@@ -350,5 +360,8 @@ ml_status ml_run_opts_dpo(ml_run_opts *o, ml_arena *a, ml_err *err);
 ml_status ml_run_opts_reward_model(ml_run_opts *o, ml_arena *a, ml_err *err);
 ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
                             ml_err *err);
+/* The same with extensions that were found already. */
+ml_status ml_run_opts_train_with(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
+                                 ml_err *err);
 
 #endif

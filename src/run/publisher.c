@@ -28,7 +28,7 @@ ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err
         p->version = w->version;
     if (st == ML_OK && p->async)
         st = ml_async_published(p->async, w->version, err);
-    if (st == ML_OK)
+    if (st == ML_OK && p->generator)
         ml_generator_published(p->generator);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
            (unsigned long long)w->version, ml_clock_s() - began);

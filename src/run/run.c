@@ -71,7 +71,8 @@ static ml_status open_source_in_python(ml_train_run *r, ml_dataset_opts data, ml
 static ml_status open_data(ml_train_run *r, ml_err *err) {
     ml_dataset_opts data = r->opts.data;
     bool prompts = data.path || data.make;
-    ml_status st = prompts || r->opts.needs_tokenizer ? open_text(r, err) : ML_OK;
+    bool text = !r->tokenizer && (prompts || r->opts.needs_tokenizer);
+    ml_status st = text ? open_text(r, err) : ML_OK;
 
     if (st == ML_OK && r->spec.reward)
         choose_padding(r);
@@ -233,6 +234,23 @@ static ml_status open_lora(ml_train_run *r, ml_err *err) {
     return st;
 }
 
+/* The LORA ops of the host's model are those of its own adapter, whose rank is the limit. */
+ml_status ml_train_run_adapt(ml_train_run *r, ml_err *err) {
+    const ml_train_run *host = r->host;
+    ml_lora_limits limits = { .max_rank = host->lora.max_rank };
+    ml_status st = make_lora(r, err);
+
+    if (st == ML_OK)
+        st = ml_lora_check(&r->lora, &limits, "the new adapter", err);
+    r->lora_site = r->lora.site;
+    r->lora_table =
+        (ml_lora_table){ .adapter = &r->lora_site, .n_adapter = 1, .all = true };
+    r->opts.trainer.lora = &r->lora;
+    r->opts.trainer.dropout = host->opts.trainer.dropout;
+    r->opts.trainer.dropout_seed = host->opts.trainer.dropout_seed;
+    return st;
+}
+
 /* Training normalises over the tokens that a draw could have taken, where it can. */
 static void choose_supports(ml_train_run *r) {
     ml_rollout_opts *o = &r->opts.rollout;
@@ -297,6 +315,53 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     return st;
 }
 
+/* As in Miles: epochs, rounded down to whole steps, at least one; after those of the snapshot
+ * that the run continues from. */
+static ml_status steps_of_epochs(ml_train_run *r, ml_err *err) {
+    ml_run_opts *o = &r->opts;
+    int64_t steps = o->num_epoch * r->dataset.rows.n / o->rollout_batch_size, done = -1;
+    ml_status st = o->load ? ml_snapshot_latest(&done, o->load, err) : ML_OK;
+
+    o->num_rollout = (done < 0 ? 0 : done + 1) + (steps > 0 ? steps : 1);
+    return st;
+}
+
+ml_status ml_train_run_open_on(ml_train_run *r, const ml_run_opts *opts, ml_train_run *host,
+                               ml_err *err) {
+    ml_status st;
+
+    *r = (ml_train_run){ .opts = *opts,
+                         .host = host,
+                         .spec = host->spec,
+                         .from = host->from,
+                         .be = host->be,
+                         .tokenizer = host->tokenizer,
+                         .chat_template = host->chat_template };
+    ml_arena_init(&r->arena, "run");
+    r->opts.rollout.whole_vocabulary = host->opts.rollout.whole_vocabulary;
+    r->opts.trainer.stage = host->opts.trainer.stage;
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        r->opts.trainer.replay[i] = host->opts.trainer.replay[i];
+        r->opts.replay_rollout[i] = host->opts.replay_rollout[i];
+    }
+    ml_prompt_encoder_init(&r->prompter, r->tokenizer, r->chat_template, 1);
+    st = ml_train_run_check_dirs(r, err);
+    if (st == ML_OK)
+        st = open_data(r, err);
+    if (st == ML_OK && !opts->num_rollout)
+        st = steps_of_epochs(r, err);
+    return st == ML_OK ? count_rollouts(r, err) : st;
+}
+
+/* What a run on a host's model does not own. */
+static void forget_host(ml_train_run *r) {
+    r->tokenizer = NULL;
+    r->chat_template = NULL;
+    r->from = NULL;
+    r->be = (ml_backend){ 0 };
+    r->spec = (ml_spec){ 0 };
+}
+
 void ml_train_run_close(ml_train_run *r) {
     ml_run_log_close(&r->log);
     ml_saver_close(r->saver);
@@ -311,9 +376,12 @@ void ml_train_run_close(ml_train_run *r) {
     ml_data_source_free(r->source);
     ml_dataset_close(&r->dataset);
     ml_dataset_close(&r->rows);
-    ml_python_prompts_clear();
     if (r->prompter.tokenizer)
         ml_prompt_encoder_release(&r->prompter);
+    if (r->host)
+        forget_host(r);
+    else
+        ml_python_prompts_clear();
     ml_chat_template_close(r->chat_template);
     if (r->tokenizer)
         ml_tokenizer_close(r->tokenizer);

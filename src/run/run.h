@@ -21,8 +21,12 @@
 
 enum { ML_WEIGHT_SETS = 8 };
 
-typedef struct ml_train_run {
+typedef struct ml_train_run ml_train_run;
+struct ml_train_run {
     ml_run_opts opts;
+    /* The run whose model, tokenizer and backend it uses, to train an adapter of its own;
+     * NULL: none. */
+    ml_train_run *host;
     ml_arena arena;
     ml_spec spec;
     ml_checkpoint *from; /* hf_checkpoint */
@@ -55,11 +59,18 @@ typedef struct ml_train_run {
     const char *set_name[ML_WEIGHT_SETS]; /* names of weight sets, for the memory plan */
     size_t base_bytes;                    /* allocated before any of them */
     ml_str saved; /* saved state: the position in the data and other members */
-} ml_train_run;
+};
 
 /* Opens and checks all inputs; does not allocate memory for the model yet. */
 ml_status ml_train_run_open(ml_train_run *out, const ml_run_opts *opts, ml_err *err);
+/* The same for a run that trains an adapter on the model of another one, which has started
+ * and outlives it.  Opens data and directories; uses no backend. */
+ml_status ml_train_run_open_on(ml_train_run *out, const ml_run_opts *opts,
+                               ml_train_run *host, ml_err *err);
 void ml_train_run_close(ml_train_run *r); /* also after a failed open; zeros are allowed */
+
+/* Makes the adapter of a run on a host's model, before it starts. */
+ml_status ml_train_run_adapt(ml_train_run *r, ml_err *err);
 
 /* The part of each parameter that this rank trains; NULL: all of them. */
 const ml_shard_range *ml_train_run_parts(ml_train_run *r, const ml_spec *s);
@@ -83,6 +94,9 @@ ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind);
 
 /* ML_EUSAGE if the directories it saves to have another run in them.  Changes nothing. */
 ml_status ml_train_run_check_dirs(ml_train_run *r, ml_err *err);
+
+/* ML_ENOMEM if the machine has too little memory for the plan. */
+ml_status ml_train_run_check_memory(ml_train_run *r, ml_err *err);
 
 /* ML_EIO if the disk has too little space for the saves. */
 ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);

@@ -97,6 +97,13 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
     return st;
 }
 
+/* The same memory, which stays the host's. */
+static void borrow_weights(ml_train_run *r) {
+    r->weights = r->host->weights;
+    r->weights.buf.dev = NULL;
+    r->weights.lora = NULL;
+}
+
 /* A snapshot of an adapter has no model; that is the base's. */
 static ml_status attach_lora(ml_train_run *r, const char *snapshot, ml_err *err) {
     r->weights.lora = &r->lora_table;
@@ -116,7 +123,9 @@ static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) 
         dir = find_distributed(r, o->load);
     if (!dir && o->ref_load)
         st = ml_train_run_find(r, o->ref_load, o->ref_step, &dir, err);
-    if (st == ML_OK)
+    if (st == ML_OK && r->host)
+        borrow_weights(r);
+    else if (st == ML_OK)
         st = load_weights(r, &r->weights, dir, err);
     if (st == ML_OK && ml_run_has_lora(o))
         st = attach_lora(r, snapshot, err);
@@ -464,7 +473,8 @@ static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *e
     if (st == ML_OK)
         st = load_teacher(r, err);
     if (st == ML_OK)
-        st = ml_trainer_open(&r->trainer, &r->spec, ml_train_run_read(r), &r->be,
+        st = ml_trainer_open(&r->trainer, r->host ? &r->host->spec : &r->spec,
+                             ml_train_run_read(r), r->host ? &r->host->be : &r->be,
                              &o->trainer, err);
     if (st == ML_OK && snapshot && !o->finetune)
         st = go_on_from(r, snapshot, err);
@@ -553,7 +563,7 @@ const char *ml_train_run_origin(ml_train_run *r) {
 
 /* --- the whole start ------------------------------------------------------------ */
 
-static ml_status check_memory(ml_train_run *r, ml_err *err) {
+ml_status ml_train_run_check_memory(ml_train_run *r, ml_err *err) {
     size_t free_bytes, margin;
     ml_memory_request req;
 
@@ -579,14 +589,14 @@ ml_status ml_train_show_memory(ml_train_run *r, void (*say)(const char *), ml_er
     t.ptr[t.len - 1] = 0; /* the last newline, which say adds */
     say(t.ptr);
     ml_text_release(&t);
-    st = check_memory(r, err);
+    st = ml_train_run_check_memory(r, err);
     return st == ML_OK ? ml_train_run_check_disk(r, err) : st;
 }
 
 ml_status ml_train_start(ml_train_run *r, const ml_run_opts *c, void (*say)(const char *),
                          ml_err *err) {
     bool first = ml_run_ranks_first(&r->opts.ranks);
-    ml_status st = check_memory(r, err);
+    ml_status st = ml_train_run_check_memory(r, err);
 
     if (st == ML_OK && first)
         st = ml_save_dir_choose(r, c, say, err);

@@ -86,6 +86,16 @@ static ml_status obey_requests(ml_train_loop *l, ml_err *err) {
 
 /* --- stages ------------------------------------------------------------------ */
 
+static void take_turn(const ml_train_loop *l) {
+    if (l->turn)
+        l->turn->take(l->turn->ud);
+}
+
+static void give_turn(const ml_train_loop *l) {
+    if (l->turn)
+        l->turn->give(l->turn->ud);
+}
+
 static ml_status collect(ml_train_loop *l, ml_err *err) {
     return l->rollout.collect(l->rollout.ud, l->run->rollout, &l->iteration.batch,
                               &l->iteration.arena, err);
@@ -101,9 +111,13 @@ static ml_status learn(ml_train_loop *l, ml_err *err) {
     batch.n_rank =
         o->trainer.grad_shards ? o->trainer.grad_shards : ml_run_ranks_data_size(&o->ranks);
     st = ml_iteration_truncate(r, &batch, o->no_trim, err);
-    return st == ML_OK ? ml_learn(&l->run->learner, r->rollout, &r->result, &r->arena,
-                                  r->batch.sample, r->batch.n, err)
-                       : st;
+    if (st != ML_OK)
+        return st;
+    take_turn(l);
+    st = ml_learn(&l->run->learner, r->rollout, &r->result, &r->arena, r->batch.sample,
+                  r->batch.n, err);
+    give_turn(l);
+    return st;
 }
 
 /* Waits for background generation: the weights must not change during it, and its results
@@ -127,8 +141,11 @@ static ml_status save_now(ml_train_loop *l, ml_err *err) {
         st = rest(l, err);
     if (st == ML_OK && l->rollout.save)
         l->rollout.save(l->rollout.ud, &more);
-    if (st == ML_OK)
+    if (st == ML_OK) {
+        take_turn(l);
         st = ml_train_run_save(run, (ml_str){ more.ptr, more.len }, err);
+        give_turn(l);
+    }
     ml_text_release(&more);
     if (st != ML_OK)
         return st;
@@ -163,8 +180,11 @@ static ml_status save(ml_train_loop *l, ml_err *err) {
 static ml_status publish(ml_train_loop *l, ml_err *err) {
     ml_status st = ml_comm_meet(world_of(l), err);
 
-    if (st == ML_OK && l->publisher)
+    if (st == ML_OK && l->publisher) {
+        take_turn(l);
         st = ml_publisher_publish(l->publisher, ml_train_run_read(l->run), err);
+        give_turn(l);
+    }
     return st == ML_OK ? ml_comm_meet(world_of(l), err) : st;
 }
 

@@ -16,8 +16,16 @@
 #include "run/generator.h"
 #include "run/publisher.h"
 
+/* The turn of a run whose trainer uses memory and a backend that others use, too: it has them
+ * between take and give. */
+typedef struct ml_trainer_turn {
+    void (*take)(void *ud), (*give)(void *ud);
+    void *ud;
+} ml_trainer_turn;
+
 typedef struct ml_train_loop {
     ml_train_run *run;
+    const ml_trainer_turn *turn; /* NULL: nothing is shared */
     ml_rollout rollout;
     ml_generator *generator; /* NULL: this rank does not generate, nor evaluate */
     ml_publisher *publisher; /* likewise */

@@ -34,8 +34,9 @@ struct ml_trainer {
     ml_weights *waiting; /* [n_waiting] sums of 1, 2, 4 shards: see grad_shards */
     int32_t n_waiting;
     ml_runner train, score;
-    ml_plan_memory memory; /* of the plans of both, unless there is a pipeline */
-    ml_ranks pipe;         /* the ranks of this one's pipeline; one if there is none */
+    /* Of the plans of both, which point to it, unless there is a pipeline. */
+    ml_plan_memory *memory;
+    ml_ranks pipe; /* the ranks of this one's pipeline; one if there is none */
     int64_t n_sample;
     ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
     bool released;

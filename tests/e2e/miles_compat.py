@@ -94,6 +94,8 @@ def starts_ranks(root):
     check(submit("train.py", "--lr", "1") == "train --lr 1", "one rank is a plain process")
     check(submit("a/train_async.py", "--actor-num-nodes", "2", "--actor-num-gpus-per-node=8") ==
           "mpirun -n 16 /bin/echo train-async --actor-num-nodes 2 --actor-num-gpus-per-node=8", "16 ranks")
+    check(submit("a/train_multi_lora_async.py", "--multi-lora-n-adapters", "4") ==
+          "train-async --multi-lora-n-adapters 4", "the driver of several adapters")
     check(submit("train.py", "--actor-num-gpus-per-node", "8", MILES_FLAGS="--dry-run") ==
           "train --actor-num-gpus-per-node 8 --dry-run", "a dry run is one process")
     check(submit("train.py", "--actor-num-nodes", "x") == "", "a number of nodes that is none")

@@ -9,11 +9,13 @@ import argparse
 import json
 import math
 import os
+import random
 import re
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -333,6 +335,60 @@ def test_kills(s):
     assert files(s, t.save_state("end").result().path) == want
 
 
+class KilledTenant:
+    """A step and a save per round; the server may die at any time of it."""
+
+    def __init__(self, s, seed):
+        self.s, self.rank, self.seed = s, 4 + 4 * (seed % 2), seed
+        self.data = [datum(text(seed + i), weights=1) for i in range(4)]
+        self.client = self.create()
+        self.path, self.n_step = self.client.save_state("0").result().path, 0
+
+    def create(self):
+        return self.s.client().create_lora_training_client(base_model=BASE, rank=self.rank, seed=self.seed)
+
+    def begin_step(self):
+        """Sends a pass, a step and a save; returns the future of the save."""
+        self.client.forward_backward(self.data, "cross_entropy")
+        self.client.optim_step(types.AdamParams(**ADAM))
+        return self.client.save_state(str(self.n_step + 1))
+
+    def resume(self):
+        """From the state of the step, if it is complete, or from the one before."""
+        root = self.path.rsplit("/", 1)[0]
+        names = [c.checkpoint_id for c in tinker.RestClient(base_url=self.s.url).list_checkpoints(
+            root[len("tinker://"):].split("/")[0]).result().checkpoints]
+        if "weights/%d" % (self.n_step + 1) in names:
+            self.n_step += 1
+        self.client = self.s.client().create_training_client_from_state_with_optimizer("%s/%d" % (root, self.n_step))
+        self.path = self.client.save_state(str(self.n_step)).result().path  # in the run of the new client
+
+    def alone(self, n):
+        client = self.create()
+        steps(client, self.data, n)
+        return files(self.s, client.save_state("end").result().path)
+
+
+def test_tenant_kills(s, n):
+    """kill -9 at any time while two tenants train and save: both get the bytes of each alone.  Every second
+    kill comes after one of them has saved, so that both go on."""
+    draw, tenants = random.Random(3), [KilledTenant(s, 21), KilledTenant(s, 22)]
+    for i in range(n):
+        saves = [t.begin_step() for t in tenants]
+        if i % 2:
+            saves[i // 2 % 2].result()
+        else:
+            time.sleep(draw.uniform(0, 0.6))
+        s.kill()
+        s.start()
+        for t in tenants:
+            t.resume()
+    print("%d kills, steps %s" % (n, [t.n_step for t in tenants]))
+    assert all(0 < t.n_step <= n for t in tenants)
+    for t in tenants:
+        assert files(s, t.path) == t.alone(t.n_step)
+
+
 def future_of(s, request_id):
     return s.post("retrieve_future", {"request_id": request_id})
 
@@ -413,14 +469,15 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
     parser.add_argument("--only")
+    parser.add_argument("--kills", type=int, default=5, help="of the server while two tenants train")
     args = parser.parse_args()
-    tests = [t for t in TESTS if not args.only or args.only in t.__name__]
+    tests = [t for t in (*TESTS, test_tenant_kills) if not args.only or args.only in t.__name__]
     with tempfile.TemporaryDirectory(prefix="miles-tinker-") as dir:
         os.mkdir(dir + "/model")
         make_model(dir + "/model")
         with Service(args.miles, dir, "--max-loaded-loras", "2") as service:
             for t in tests:
-                t(service)
+                t(service, args.kills) if t == test_tenant_kills else t(service)
             service.stop()
         test_quantized(args.miles, dir)
     print(f"{len(tests) + 1} passed, 0 failed, 0 skipped")

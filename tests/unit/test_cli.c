@@ -232,6 +232,18 @@ static const struct {
     { "lora-targets", ROUND "--lora-rank 4" },
     { "lora-elsewhere", ROUND "--lora-rank 4 --target-modules q_proj --eval-num-gpus 2" },
     { "lora-copies", ROUND "--lora-rank 4 --target-modules q_proj --keep-old-actor" },
+    { "multi-lora-alone", ROUND "--multi-lora-disable-service-mode" },
+    { "multi-lora-pause", ROUND "--pause-generation-mode in_place" },
+    { "multi-lora-rank", ROUND "--multi-lora-n-adapters 2" },
+    { "multi-lora-pairs", ROUND "--multi-lora-n-adapters 2 --lora-rank 4 --target-modules "
+                                "q_proj --multi-lora-adapter a" },
+    { "multi-lora-model",
+      ROUND "--multi-lora-n-adapters 2 --lora-rank 4 --target-modules q_proj" },
+    { "multi-lora-extras", ROUND "--multi-lora-n-adapters 2 --lora-rank 4 --target-modules "
+                                 "q_proj --partial-rollout" },
+    { "multi-lora-functions",
+      ROUND "--multi-lora-n-adapters 2 --lora-rank 4 --target-modules q_proj "
+            "--rollout-sample-filter-path ./f.py:f" },
     { "lora-train-only", ROUND "--lora-train-only" },
     { "lora-dropout", ROUND "--lora-dropout 0.1" },
     { "quantized-sizes",

@@ -330,6 +330,32 @@ static void slots_are_independent(void) {
     close_fixture(&f);
 }
 
+/* Plans with their memory pass from slot to slot, and outlive the one that made them. */
+static void maker_of_plans_ends(void) {
+    fixture f;
+    ml_lora_slot *maker, *other;
+
+    open_fixture(&f);
+    other = new_slot(&f, 1);
+    for (int i = 0; i < 3; i++)
+        train_once(other, 1 + i);
+    save(other, "alone");
+    ml_lora_slot_close(other);
+    maker = new_slot(&f, 0);
+    train_once(maker, 0);
+    other = new_slot(&f, 1);
+    train_once(other, 1);
+    ml_lora_slot_close(maker);
+    maker = new_slot(&f, 0);
+    for (int i = 1; i < 3; i++)
+        train_once(other, 1 + i);
+    save(other, "survivor");
+    same_snapshots("alone", "survivor", 3);
+    ml_lora_slot_close(maker);
+    ml_lora_slot_close(other);
+    close_fixture(&f);
+}
+
 /* Targets other than the next tokens: with the next tokens, the same bits. */
 static void targets_are_scored(void) {
     int32_t token[10], target[9];
@@ -364,6 +390,7 @@ static const ml_test tests[] = {
     { "the reply of a pass has the log-probs", reply_has_the_logprobs },
     { "losses of passes have the right derivatives", derivatives_are_right },
     { "adapters in slots train to the bytes of each alone", slots_are_independent },
+    { "a slot goes on when the slot that made its plans is closed", maker_of_plans_ends },
     { "a sample's own targets are scored", targets_are_scored },
     { 0 },
 };

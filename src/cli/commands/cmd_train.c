@@ -10,6 +10,7 @@
 #include "run/assembly.h"
 #include "run/debug.h"
 #include "run/heartbeat.h"
+#include "run/multi_lora.h"
 #include "run/rank_messages.h"
 #include "run/rank_spans.h"
 
@@ -218,6 +219,31 @@ static ml_status train(train_job *j, ml_err *err) {
     return st;
 }
 
+static void say_line(const char *line) {
+    puts(line);
+    fflush(stdout);
+}
+
+/* Several adapters at once, each of them a run. */
+static ml_status serve_adapters(train_job *j, ml_err *err) {
+    ml_multi_lora_io io = { .say = say_line, .stop = ml_stop_on_signals() };
+
+    if (ml_run_ranks_size(&j->opts.ranks) > 1)
+        return ml_fail(err, ML_EUNSUP,
+                       "--multi-lora-n-adapters runs on one rank: remove "
+                       "--actor-num-nodes and --actor-num-gpus-per-node");
+    return ml_multi_lora_run(&j->opts, &io, err);
+}
+
+static ml_status run_train(train_job *j, ml_err *err) {
+    ml_status st = open_job(j, err);
+
+    if (st == ML_OK && !j->config->run.dry_run)
+        return train(j, err);
+    return st == ML_OK && is_first(j) ? ml_train_show_memory(&j->run, ml_print_line, err)
+                                      : st;
+}
+
 static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
     train_job j = { .config = c, .cmd = cmd, .opts = c->run };
     ml_status st;
@@ -227,11 +253,7 @@ static ml_status run_command(const ml_config *c, ml_cmd cmd, ml_err *err) {
         ml_log(ML_LOG_WARN, "--ft-components is ignored without --use-fault-tolerance");
     st = place_rank(&j, err);
     if (st == ML_OK)
-        st = open_job(&j, err);
-    if (st == ML_OK && !c->run.dry_run)
-        st = train(&j, err);
-    else if (st == ML_OK && is_first(&j))
-        st = ml_train_show_memory(&j.run, ml_print_line, err);
+        st = c->run.multi_lora.n_slot ? serve_adapters(&j, err) : run_train(&j, err);
     st = ml_comm_agree(j.opts.ranks.world, st, err);
     if (st == ML_OK)
         st = ml_rank_messages_meet(j.opts.ranks.world, err);

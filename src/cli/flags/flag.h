@@ -77,6 +77,7 @@ typedef struct ml_flag {
     const char *def;      /* as a user would write it; NULL: zero */
     const char *def_note; /* help text for a default that is not a constant */
     const char *alone; /* the value of a flag that is given without one; NULL: required */
+    bool append;       /* LIST: a flag that is given again adds to the earlier words */
     bool unset;        /* F64 without a default: NaN if not given */
     double min, max;   /* bounds, when min < max */
     bool required;     /* no default: the command cannot run without it */
@@ -164,7 +165,7 @@ typedef enum ml_help_asked {
 
 /* Fills c from, in increasing priority, defaults, environment, --custom-config-path and
  * argv[0 .. argc), the words after the subcommand.  If a flag is given several times, the
- * last one wins, and the log shows what it overrides.  ML_EUSAGE: `wrong` has a line for
+ * last one wins (unless it appends), and the log shows what it overrides.  ML_EUSAGE: `wrong` has a line for
  * each error, a sentence without its period.  If help is requested, nothing else is
  * checked. */
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,

@@ -8,7 +8,7 @@
 
 static const char *const transfers[] = { "broadcast", "disk-delta", "p2p", "disk", NULL };
 static const char *const unused[] = { "drop", "retry", NULL };
-static const char *const retract[] = { "retract", NULL };
+static const char *const pauses[] = { "retract", "in_place", NULL };
 static const char *const granularity[] = { "group", "sample", NULL };
 
 const ml_flag ml_flags_async[] = {
@@ -73,11 +73,13 @@ const ml_flag ml_flags_async[] = {
               "too old." },
     { .name = "pause-generation-mode",
       .type = ML_FLAG_TEXT,
-      ML_AT(single),
-      .words = retract,
+      ML_AT(pause_mode),
+      .words = pauses,
       .group = "modes",
       .help = "When weights change, requests in flight are recomputed from their tokens; "
-              "keeping the KV cache of old weights would not be exact." },
+              "keeping the KV cache of old weights would not be exact.  in_place is for "
+              "--multi-lora-n-adapters, where an adapter has no requests in flight when it "
+              "changes, and those of other adapters continue." },
     { .name = "rollout-submission-granularity",
       .type = ML_FLAG_TEXT,
       ML_AT(single),

@@ -268,11 +268,13 @@ const ml_flag_family ml_flag_families[] = {
       "redis-retention-days redis-url selector service-discovery "
       "service-discovery-namespace service-discovery-port tls-cert-path tls-key-path "
       "worker-urls" },
-    { "", ML_FLAG_REFUSED, "a run trains one adapter; use --lora-rank",
-      "multi-lora-disable-service-mode multi-lora-n-adapters multi-lora-idle-poll-s "
-      "multi-lora-http-server-path multi-lora-backend-path multi-lora-api-port "
-      "multi-lora-max-adapter-global-batch-size multi-lora-max-coalesce-wait-s "
-      "multi-lora-max-empty-wait-s multi-lora-adapter" },
+    { "", ML_FLAG_REFUSED,
+      "the routes of the service are fixed; put a proxy with further ones in front of it",
+      "multi-lora-http-server-path multi-lora-backend-path" },
+    { "", ML_FLAG_NOOP,
+      "each adapter trains as soon as its own batch is complete, and nothing polls",
+      "multi-lora-idle-poll-s multi-lora-max-coalesce-wait-s "
+      "multi-lora-max-empty-wait-s" },
     { "", ML_FLAG_NOOP,
       "requests go to the engines of the run directly, in an order that the results do not "
       "depend on",

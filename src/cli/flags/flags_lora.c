@@ -78,5 +78,54 @@ const ml_flag ml_flags_lora[] = {
       .group = "adapter",
       .help = "Rollouts and evaluations use the model without the adapter: the samples are "
               "off-policy, and their log-probs are not those of training." },
+    { .name = "multi-lora-n-adapters",
+      .type = ML_FLAG_I64,
+      ML_AT(run.multi_lora.n_slot),
+      .min = 0,
+      .max = 1024,
+      .cmds = ML_CMD_TRAIN,
+      .group = "adapter",
+      .help =
+          "train-async: a service that trains up to this number of adapters at once, each "
+          "with data, reward, batch size, optimizer and schedule of its own.  They are "
+          "registered with --multi-lora-adapter or over HTTP; --lora-rank is the largest "
+          "rank.  0: one run with one adapter." },
+    { .name = "multi-lora-adapter",
+      .type = ML_FLAG_LIST,
+      ML_AT(run.multi_lora.adapters),
+      .append = true,
+      .value = "NAME FILE",
+      .cmds = ML_CMD_TRAIN,
+      .group = "adapter",
+      .help =
+          "Register an adapter at the start: its name, and a YAML file with data, rank, "
+          "alpha, rollout_batch_size, n_samples_per_prompt, save, input_key, label_key, "
+          "metadata_key, rm_type, custom_rm_path, num_step or num_epoch.  May be given "
+          "several times." },
+    { .name = "multi-lora-api-port",
+      .type = ML_FLAG_I64,
+      ML_AT(run.multi_lora.port),
+      .def = "8068",
+      .min = 0,
+      .max = 65535,
+      .cmds = ML_CMD_TRAIN,
+      .group = "adapter",
+      .help = "Port of /adapter_runs, on 127.0.0.1; 0: any free one, which is printed." },
+    { .name = "multi-lora-disable-service-mode",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.multi_lora.no_service),
+      .cmds = ML_CMD_TRAIN,
+      .group = "adapter",
+      .help = "End when all registered adapters are complete." },
+    { .name = "multi-lora-max-adapter-global-batch-size",
+      .type = ML_FLAG_I64,
+      ML_AT(run.multi_lora.max_batch),
+      .min = 1,
+      .max = 1e9,
+      .def_note = "4 times --global-batch-size, if that is given",
+      .cmds = ML_CMD_TRAIN,
+      .group = "adapter",
+      .help = "Most samples of an adapter's step, rollout_batch_size * "
+              "n_samples_per_prompt." },
     { 0 },
 };

@@ -77,7 +77,7 @@ static bool router_manual(const ml_config *c) {
 }
 
 static bool no_end(const ml_config *c) {
-    return !c->run.num_rollout && !c->run.num_epoch;
+    return !c->run.num_rollout && !c->run.num_epoch && !c->run.multi_lora.n_slot;
 }
 
 static bool interval_without_save(const ml_config *c) {
@@ -132,7 +132,7 @@ static bool padded_and_dynamic(const ml_config *c) {
 
 static bool no_prompts(const ml_config *c) {
     return !c->run.data.path && !c->run.rollout.load_debug &&
-           !c->run.extensions.path.makes_prompts;
+           !c->run.extensions.path.makes_prompts && !c->run.multi_lora.n_slot;
 }
 
 static bool makes_and_reads(const ml_config *c) {

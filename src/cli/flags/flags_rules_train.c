@@ -30,6 +30,58 @@ static bool lora_dropout(const ml_config *c) {
                                        c->run.algo.skip_actor_forward_only);
 }
 
+static bool services_flags_alone(const ml_config *c) {
+    const ml_multi_lora_opts *o = &c->run.multi_lora;
+    return !o->n_slot && (o->adapters.n || o->no_service || o->max_batch);
+}
+
+static bool paused_in_place(const ml_config *c) {
+    return !c->run.multi_lora.n_slot && c->pause_mode &&
+           strcmp(c->pause_mode, "in_place") == 0;
+}
+
+static bool service_without_rank(const ml_config *c) {
+    return c->run.multi_lora.n_slot && (!c->run.lora.rank || c->run.lora.path);
+}
+
+static bool unpaired_adapters(const ml_config *c) {
+    return c->run.multi_lora.adapters.n % 2;
+}
+
+/* What has one model, one data set or one learner in mind. */
+static bool service_with_one_model(const ml_config *c) {
+    const ml_run_opts *o = &c->run;
+
+    return o->multi_lora.n_slot &&
+           (!o->mode.async || ml_run_elsewhere(o) || o->data.path || o->load ||
+            o->rollout.load_debug || o->rollout.rollout_only || o->lora.train_only ||
+            o->lora.shared_outer || o->qat || o->rollout_dtype || o->teacher_load ||
+            o->algo.use_opd || ml_run_names_critic(o) ||
+            strcmp(o->algo.advantage_estimator, "ppo") == 0);
+}
+
+static bool service_with_extras(const ml_config *c) {
+    const ml_run_opts *o = &c->run;
+
+    return o->multi_lora.n_slot &&
+           (o->mode.fully || o->mode.colocate || o->rollout.partial ||
+            o->rollout.over_sampling || o->rollout.eval_data.n || o->rollout.eval_config ||
+            o->rollout.eval_interval || o->sessions.kind || o->mode.update_interval > 1 ||
+            o->algo.num.calculate_per_token_loss || o->ref_interval || o->keep_old_actor ||
+            o->trainer.optimizer.rule.kind != ML_OPTIMIZER_ADAM);
+}
+
+/* Extensions have one instance, and runs their own threads. */
+static bool service_with_functions(const ml_config *c) {
+    const ml_extension_paths *p = &c->run.extensions.path;
+
+    return c->run.multi_lora.n_slot &&
+           (p->rollout || p->source || p->group_filter || p->buffer_filter ||
+            p->reward_post || p->sample_filter || p->samples_hook || p->metrics ||
+            p->after_init || p->before_log_prob || p->before_train_step || p->after_save ||
+            p->buffer || p->convert || p->data_ready || c->run.extensions.generate);
+}
+
 static bool quantized_without_lora(const ml_config *c) {
     return c->quantization && !ml_run_has_lora(&c->run);
 }
@@ -97,7 +149,8 @@ static bool async_flag_in_train(const ml_config *c) {
 
 static bool queue_flag_without_queue(const ml_config *c) {
     return !c->run.mode.fully &&
-           (c->run.mode.max_stale >= 0 || c->run.mode.max_samples || c->run.mode.unused);
+           ((c->run.mode.max_stale >= 0 && !c->run.multi_lora.n_slot) ||
+            c->run.mode.max_samples || c->run.mode.unused);
 }
 
 static bool buffer_without_queue(const ml_config *c) {
@@ -362,6 +415,31 @@ const ml_rule ml_rules_train[] = {
       "--lora-rank excludes --ref-update-interval and --keep-old-actor: the reference is "
       "the "
       "model without the adapter" },
+    { "multi-lora-alone", ML_CMD_TRAIN, services_flags_alone,
+      "--multi-lora-adapter, --multi-lora-disable-service-mode and "
+      "--multi-lora-max-adapter-global-batch-size need --multi-lora-n-adapters" },
+    { "multi-lora-pause", ML_CMD_TRAIN, paused_in_place,
+      "--pause-generation-mode in_place needs --multi-lora-n-adapters: requests would go "
+      "on "
+      "with keys of old weights; use retract" },
+    { "multi-lora-rank", ML_CMD_TRAIN, service_without_rank,
+      "--multi-lora-n-adapters needs --lora-rank, the largest rank of an adapter, and "
+      "excludes --lora-adapter-path" },
+    { "multi-lora-pairs", ML_CMD_TRAIN, unpaired_adapters,
+      "--multi-lora-adapter needs a name and a file: NAME FILE" },
+    { "multi-lora-model", ML_CMD_TRAIN, service_with_one_model,
+      "--multi-lora-n-adapters needs miles train-async, and excludes --prompt-data and "
+      "--load (adapters have their own), engines of other processes, recorded rollouts, "
+      "--debug-rollout-only, --lora-train-only, --experts-shared-outer-loras, quantized "
+      "training and rollouts, teachers and critics" },
+    { "multi-lora-extras", ML_CMD_TRAIN, service_with_extras,
+      "--multi-lora-n-adapters excludes --fully-async, --colocate, --partial-rollout, "
+      "--over-sampling-batch-size, evaluations, --use-session-server, "
+      "--update-weights-interval, --calculate-per-token-loss, --ref-update-interval, "
+      "--keep-old-actor, and optimizers other than adam" },
+    { "multi-lora-functions", ML_CMD_TRAIN, service_with_functions,
+      "--multi-lora-n-adapters excludes functions and filters of the user besides rewards: "
+      "an adapter's own is custom_rm_path" },
     { "lora-train-only", ML_CMD_SFT | ML_CMD_TRAIN, train_only_elsewhere,
       "--lora-train-only needs --lora-rank, and excludes engines of other processes" },
     { "lora-dropout", ML_CMD_SFT | ML_CMD_TRAIN, lora_dropout,
