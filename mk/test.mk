@@ -155,7 +155,7 @@ $(call fuzz_lines,300)
 900 rank-hosts tests/e2e/rank_hosts.sh $(B)
 2400 mutants tools/mutants.sh
 1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
-1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for' 'quantized base'
+1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for' 'quantized base' 'KV cache'
 3600 arm $(MAKE) --no-print-directory arm
 3600 lint $(MAKE) --no-print-directory lint
 1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640

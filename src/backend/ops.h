@@ -98,7 +98,8 @@
  * ML_PAGE keys.  ATTN first writes the rows' k and v to the pages, then reads all keys
  * from the pages.  In bf16 pages next to f32 activations, the keys of a head in a page
  * are panels of a matrix [16,d] and its values panels of a matrix [e+,16] (tensor.h).
- * (CUDA: kpage [page][Hk][16][d].)
+ * Quantized pages (ML_KV_*): kpage [page][Hk] codes [d][16], scales f32 [16]; vpage [page][Hk]
+ * codes [16][e+], scales f32 [16].  (CUDA: kpage [page][Hk][16][d].)
  *
  * Context parallel (spec_context.h): n are the rows of a rank's pieces, m the most rows that
  * a rank of the group has; rows n .. m-1 are zero.  ATTN, INDEX and ATTN_CHOSEN then have
@@ -111,7 +112,8 @@
  * LORA adds the adapter of each row (ml_rows.adapter, args.lora) to the output y of a linear
  * layer with input x: LINEAR, MOE_LINEAR with its group, or HEAD_LINEAR (attr.lora).
  *
- * Activations have the backend's dtype, KV pages of ATTN that dtype or bf16; cs, stat,
+ * Activations have the backend's dtype, KV pages of ATTN that dtype, bf16 or
+ * ML_KV_*; cs, stat,
  * weight and all outputs of LMHEAD are always f32. */
 /* Append new ops at the end: checkop seeds its random cases with the op's number. */
 #define ML_OP_LIST(X)                                                                      \

@@ -33,6 +33,9 @@ typedef enum ml_batching {
     ML_BATCH_TOKENWISE
 } ml_batching;
 
+/* --rollout-quantization auto, after `none` and the formats. */
+enum { ML_ROLLOUT_AUTO = 6 };
+
 typedef enum ml_load_format { ML_LOAD_AUTO, ML_LOAD_DUMMY } ml_load_format;
 
 typedef struct ml_config {
@@ -43,6 +46,7 @@ typedef struct ml_config {
     int dtype; /* of --dtype: ml_weight_dtype */
     /* 0: none; others count from ML_WEIGHT_STORED, ML_WEIGHT_FP8 and ML_WEIGHT_QAT. */
     int quantization, rollout_quantization, fake_quantization;
+    int kv_cache; /* of --kv-cache-dtype */
     const char *fp8_format, *fp8_recipe;
     int log_level; /* ml_log_level */
     bool chat_check;

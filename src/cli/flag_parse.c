@@ -520,16 +520,25 @@ static ml_help_asked asks_help(int argc, char **argv) {
 
 /* The words begin with `none`, and are in the order of ml_weight_dtype. */
 static void take_quantization(ml_config *c) {
+    static const ml_dtype kv[] = {
+        ML_F32, ML_BF16, ML_BF16, ML_KV_E4M3, ML_KV_E5M2, ML_KV_INT8,
+    };
+
+    c->run.kv_dtype = kv[c->kv_cache];
     c->run.dtype =
         (ml_weight_dtype)(c->quantization ? ML_WEIGHT_STORED + c->quantization - 1
                                           : c->dtype);
-    if (c->rollout_quantization)
+    if (c->rollout_quantization == ML_ROLLOUT_AUTO)
+        c->run.rollout_dtype = ML_WEIGHT_STORED;
+    else if (c->rollout_quantization)
         c->run.rollout_dtype =
             (ml_weight_dtype)(ML_WEIGHT_FP8 + c->rollout_quantization - 1);
     if (c->fake_quantization > 0)
         c->run.qat = (ml_weight_dtype)(ML_WEIGHT_QAT + c->fake_quantization - 1);
     if (c->fp8_format)
-        c->run.qat = ML_WEIGHT_FP8_BLOCKWISE;
+        c->run.qat = c->fp8_recipe && strcmp(c->fp8_recipe, "mxfp8") == 0
+                         ? ML_WEIGHT_MXFP8
+                         : ML_WEIGHT_FP8_BLOCKWISE;
 }
 
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,

@@ -18,21 +18,6 @@ static float clamp(float x, float most) {
     return x > most ? most : x < -most ? -most : x;
 }
 
-/* Nearest even, saturating at 448; NaN stays NaN. */
-static uint8_t to_e4m3(float x) {
-    uint32_t u = bits_of(clamp(x, 448.0f)), sign = u >> 24 & 0x80, a = u & 0x7fffffff;
-    float size;
-
-    if (a > 0x7f800000)
-        return (uint8_t)(sign | 0x7f);
-    if (a < (127u - 6) << 23) { /* subnormal: multiples of 2^-9 */
-        memcpy(&size, &a, sizeof size);
-        return (uint8_t)(sign | (uint32_t)rintf(size * 512.0f));
-    }
-    a += 0x7ffff + (a >> 20 & 1);
-    return (uint8_t)(sign | ((a >> 20) - (120u << 3)));
-}
-
 /* Nearest even, saturating at 6. */
 static uint8_t to_e2m1(float x, bool minus) {
     float a = fabsf(x);
@@ -85,13 +70,9 @@ static float at_least(float x, float least) {
     return x > least ? x : least;
 }
 
-/* Transformer Engine's rule; up to 2^-127 the exponent is 0. */
 static scale mxfp8_scale(float amax) {
-    uint32_t u = bits_of(amax * (1.0f / 448.0f)), e = u >> 23, m = u & 0x7fffff;
-
-    if (m && e != 254 && !(e == 0 && m <= 0x400000))
-        e++;
-    return (scale){ .value = power_of_two(254 - (int)e), .code = (uint8_t)e };
+    const uint8_t e = ml_mxfp8_exponent(amax);
+    return (scale){ .value = power_of_two(254 - e), .code = e };
 }
 
 static scale mxfp4_scale(float amax) {
@@ -107,7 +88,7 @@ static float nvfp4_whole(float amax) {
 
 static scale nvfp4_scale(float amax, float tensor_amax) {
     float g = nvfp4_whole(tensor_amax);
-    uint8_t code = to_e4m3(clamp(amax * (g * (1.0f / 6.0f)), 448.0f));
+    uint8_t code = ml_f32_to_e4m3(clamp(amax * (g * (1.0f / 6.0f)), 448.0f));
     float by = 1.0f / (ml_e4m3_to_f32(code) * (1.0f / g));
     return (scale){ .value = by < FLT_MAX ? by : FLT_MAX, .code = code };
 }
@@ -134,11 +115,11 @@ static scale scale_of(ml_quant_to to, float amax, float tensor_amax) {
 static uint8_t code_of(ml_quant_to to, float x, scale s) {
     switch (to) {
     case ML_TO_FP8:
-    case ML_TO_FP8_ROW: return to_e4m3(x / s.value);
-    case ML_TO_FP8_UE8M0: return to_e4m3(x * (1.0f / s.value));
+    case ML_TO_FP8_ROW: return ml_f32_to_e4m3(x / s.value);
+    case ML_TO_FP8_UE8M0: return ml_f32_to_e4m3(x * (1.0f / s.value));
     case ML_TO_FP8_TENSOR: /* torch divides bf16 by a number: rounded to bf16 */
-        return to_e4m3(ml_bf16_to_f32(ml_f32_to_bf16(x / s.value)));
-    case ML_TO_MXFP8: return to_e4m3(x * s.value);
+        return ml_f32_to_e4m3(ml_bf16_to_f32(ml_f32_to_bf16(x / s.value)));
+    case ML_TO_MXFP8: return ml_f32_to_e4m3(x * s.value);
     case ML_TO_INT4:
     case ML_TO_INT4_G128: return (uint8_t)((int)rintf(x / s.value) + 8);
     case ML_TO_MXFP4: return to_e2m1(x * s.value, signbit(x)); /* -0 keeps its sign */
@@ -341,6 +322,7 @@ static ml_quant_to rule_of(ml_dtype dtype) {
     switch (dtype) {
     case ML_FP8:
     case ML_FP8_BLOCKWISE: return ML_TO_FP8;
+    case ML_MXFP8: return ML_TO_MXFP8;
     case ML_INT8: return ML_TO_INT8;
     case ML_INT4: return ML_TO_INT4;
     case ML_INT4_G128: return ML_TO_INT4_G128;
@@ -361,11 +343,12 @@ void ml_quantize_rows(ml_dtype dtype, const float *x, int64_t rows, int64_t cols
             const float *at = x + r * cols + c;
             scale s = scale_of(to, block_amax(at, nr, nc, cols), 0);
             bool finite = block_is_finite(at, nr, nc, cols);
+            float number = to == ML_TO_MXFP8 ? power_of_two(s.code) : s.value;
             if (!finite) /* no code is NaN: the block is, as a whole */
-                s.value = NAN;
+                number = NAN;
             for (int64_t i = 0; i < nr; i++) {
                 uint8_t *out = code + (r + i) * cols + c;
-                scales[(r + i) * groups + c / b.cols] = s.value;
+                scales[(r + i) * groups + c / b.cols] = number;
                 for (int64_t k = 0; k < nc; k++)
                     out[k] = finite ? code_of(to, at[i * cols + k], s) : 1;
             }

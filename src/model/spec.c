@@ -8,6 +8,7 @@
 #include "io/quant.h"
 #include "model/build.h"
 #include "model/plugin_family.h"
+#include "tensor/codes.h"
 
 /* Keys that describe training, generation or bookkeeping, not the computation.  They
  * include all keys that transformers writes to every config.json. */
@@ -445,13 +446,46 @@ ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err) {
     return ml_spec_open_with(out, dir, &(ml_spec_opts){ 0 }, err);
 }
 
+/* Numbers that a head of a page has for each key, next to its elements. */
+static int64_t scale_width(ml_dtype dtype) {
+    return ml_dtype_is_kv_codes(dtype) ? ML_KV_SCALE_BYTES : 0;
+}
+
+/* size: elements of a head's key, or of its padded value. */
+static void set_page_dtype(ml_value *v, int64_t size, ml_dtype dtype) {
+    v->width = v->width / (size + scale_width(v->dtype)) * (size + scale_width(dtype));
+    v->dtype = dtype;
+}
+
 void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype) {
     for (int32_t i = 0; i < s->n_node; i++)
-        for (int k = 0; s->node[i].op == ML_OP_ATTN && k < ML_OP_OUT; k++) {
-            int32_t v = s->node[i].out[k];
-            if (v != ML_NONE && s->value[v].axis == ML_PER_PAGE)
-                s->value[v].dtype = dtype;
+        if (s->node[i].op == ML_OP_ATTN) {
+            const ml_node *n = &s->node[i];
+            const int64_t e = n->attr.attn.value_dim;
+            set_page_dtype(&s->value[n->out[2]], n->attr.attn.head_dim, dtype);
+            if (n->out[3] != ML_NONE)
+                set_page_dtype(&s->value[n->out[3]],
+                               (e + ML_LANES - 1) / ML_LANES * ML_LANES, dtype);
         }
+}
+
+ml_status ml_spec_check_kv(const ml_spec *s, ml_dtype dtype, ml_err *err) {
+    bool any = false;
+
+    for (int32_t i = 0; i < s->n_node; i++) {
+        any = any || s->node[i].op == ML_OP_ATTN;
+        if (s->node[i].op == ML_OP_ATTN_CHOSEN || s->node[i].op == ML_OP_INDEX)
+            return ml_fail(err, ML_EUNSUP,
+                           "a KV cache in %s: %s has sparse attention, whose keys are not "
+                           "quantized: use --kv-cache-dtype auto",
+                           ml_dtype_name(dtype), s->family);
+    }
+    return any ? ML_OK
+               : ml_fail(
+                     err, ML_EUNSUP,
+                     "a KV cache in %s: %s has no attention, and its recurrent state is "
+                     "not quantized: use --kv-cache-dtype auto",
+                     ml_dtype_name(dtype), s->family);
 }
 
 bool ml_node_is_trained(const ml_spec *s, const ml_node *n) {

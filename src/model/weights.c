@@ -42,7 +42,8 @@ ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
 const char *ml_weight_dtype_name(ml_weight_dtype t) {
     static const char *const names[] = { "auto", "f32",           "bf16", "checkpoint",
                                          "fp8",  "int8",          "int4", "int4-g128",
-                                         "nf4",  "fp8-blockwise", "int4", "int4-g128" };
+                                         "nf4",  "fp8-blockwise", "int4", "int4-g128",
+                                         "mxfp8" };
     return names[t];
 }
 
@@ -125,6 +126,15 @@ ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
             n[ml_weights_param_dtype(&s->param[i], c, dtype) != ML_F32] +=
                 ml_param_count(&s->param[i]);
     return n[1] > n[0] ? ML_BF16 : ML_F32;
+}
+
+ml_status ml_weights_keep_kv(ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype,
+                             ml_dtype want, ml_err *err) {
+    ml_status st = ml_dtype_is_kv_codes(want) ? ml_spec_check_kv(s, want, err) : ML_OK;
+
+    if (st == ML_OK)
+        ml_spec_keep_kv(s, want == ML_F32 ? ml_weights_kv_dtype(s, c, dtype) : want);
+    return st;
 }
 
 /* --- packing ---------------------------------------------------------------- */

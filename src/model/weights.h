@@ -37,7 +37,8 @@ typedef enum ml_weight_dtype {
     ML_WEIGHT_NF4,
     ML_WEIGHT_FP8_BLOCKWISE, /* inputs of these layers are rounded, too */
     ML_WEIGHT_QAT,           /* INT4 where ml_param.qat */
-    ML_WEIGHT_QAT_G128
+    ML_WEIGHT_QAT_G128,
+    ML_WEIGHT_MXFP8 /* inputs of these layers are rounded, too */
 } ml_weight_dtype;
 
 typedef struct ml_weights {
@@ -69,6 +70,10 @@ size_t ml_weights_part_bytes(const ml_spec *s, const ml_checkpoint *c,
  * elements are bf16. */
 ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
                              ml_weight_dtype dtype);
+
+/* Sets the dtype of the KV cache: `want`, or with ML_F32 that of such a set. */
+ml_status ml_weights_keep_kv(ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype,
+                             ml_dtype want, ml_err *err);
 
 /* Checks, allocates, packs.  If the checkpoint has no critic head, it is initialized:
  * random weights of standard deviation 0.02, zero bias. */

@@ -27,18 +27,20 @@ static ml_dtype stored_dtype(const ml_param *p, const ml_checkpoint *c) {
 ml_dtype ml_weights_code_dtype(const ml_param *p, const ml_checkpoint *c,
                                ml_weight_dtype want) {
     static const ml_dtype dtypes[] = {
-        [ML_WEIGHT_FP8] = ML_FP8,   [ML_WEIGHT_INT8] = ML_INT8,
-        [ML_WEIGHT_INT4] = ML_INT4, [ML_WEIGHT_INT4_G128] = ML_INT4_G128,
-        [ML_WEIGHT_NF4] = ML_NF4,   [ML_WEIGHT_FP8_BLOCKWISE] = ML_FP8_BLOCKWISE,
-        [ML_WEIGHT_QAT] = ML_INT4,  [ML_WEIGHT_QAT_G128] = ML_INT4_G128,
+        [ML_WEIGHT_FP8] = ML_FP8,     [ML_WEIGHT_INT8] = ML_INT8,
+        [ML_WEIGHT_INT4] = ML_INT4,   [ML_WEIGHT_INT4_G128] = ML_INT4_G128,
+        [ML_WEIGHT_NF4] = ML_NF4,     [ML_WEIGHT_FP8_BLOCKWISE] = ML_FP8_BLOCKWISE,
+        [ML_WEIGHT_QAT] = ML_INT4,    [ML_WEIGHT_QAT_G128] = ML_INT4_G128,
+        [ML_WEIGHT_MXFP8] = ML_MXFP8,
     };
 
-    if (!p->linear || p->cut || want < ML_WEIGHT_STORED ||
-        (want >= ML_WEIGHT_QAT && !p->qat))
+    const bool aware = want == ML_WEIGHT_QAT || want == ML_WEIGHT_QAT_G128;
+
+    if (!p->linear || p->cut || want < ML_WEIGHT_STORED || (aware && !p->qat))
         return ML_F32;
     if (want == ML_WEIGHT_STORED)
         return c ? stored_dtype(p, c) : ML_F32;
-    if (want >= ML_WEIGHT_QAT && p->shape[1] % ml_dtype_codes(dtypes[want])->group)
+    if (aware && p->shape[1] % ml_dtype_codes(dtypes[want])->group)
         return ML_F32; /* files have whole groups */
     return dtypes[want];
 }

@@ -253,9 +253,9 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
 
     if (m->publisher)
         return ML_OK;
-    if (c->rollout_dtype || (c->qat && own))
+    if (m->run->opts.rollout_dtype || (c->qat && own))
         return ml_publisher_quantized(&m->publisher, &m->run->weights, &m->run->spec,
-                                      c->qat ? c->qat : c->rollout_dtype, own,
+                                      c->qat ? c->qat : m->run->opts.rollout_dtype, own,
                                       &m->generator.be, err);
     if (ml_run_ranks_moves(&c->ranks))
         return ml_publisher_moves(&m->publisher, &m->generator, &c->ranks,

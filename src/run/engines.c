@@ -141,6 +141,8 @@ static void serve_words(words *w, const ml_generator *g, const ml_run_opts *c,
         add_flag(w, "--quantization", ml_weight_dtype_name(g->run->opts.dtype));
     else
         add_flag(w, "--dtype", dtype_of(&g->run->weights));
+    if (g->run->opts.kv_dtype != ML_F32)
+        add_flag(w, "--kv-cache-dtype", ml_dtype_name(g->run->opts.kv_dtype));
     add_flag(w, "--device", g->be.name);
     if (c->backend.cpu_level)
         add_flag(w, "--cpu-level", c->backend.cpu_level);

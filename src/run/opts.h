@@ -197,9 +197,11 @@ typedef struct ml_record_opts {
 typedef struct ml_run_opts {
     const char *hf_checkpoint;
     ml_weight_dtype dtype;
-    /* AUTO: none.  Engines have a quantized copy of the weights, with other log-probs; or
+    /* AUTO: none.  Engines have a quantized copy of the weights, with other log-probs (STORED:
+     * if hf_checkpoint has FP8 weights); or
      * engines and trainer read one, and the weights are trained through it. */
     ml_weight_dtype rollout_dtype, qat;
+    ml_dtype kv_dtype; /* of the KV cache, in training, too; ML_F32: that of the weights */
     ml_backend_opts backend;
     const char *chat_template; /* NULL: the checkpoint's own */
     ml_arch_flags arch;

@@ -3,6 +3,7 @@
 #include "run/teachers.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -264,6 +265,35 @@ static void choose_supports(ml_train_run *r) {
            r->be.name);
 }
 
+/* Whether engines may have a quantized copy: the rules of --rollout-quantization. */
+static bool may_quantize_rollouts(const ml_run_opts *o) {
+    const ml_place_opts *p = &o->place;
+
+    return !o->qat && o->dtype < ML_WEIGHT_STORED && !ml_run_has_lora(o) && !o->on_policy &&
+           !ml_run_elsewhere(o) && p->tp <= 1 && p->pp <= 1 && p->ep <= 1 && p->etp <= 1 &&
+           p->backend != ML_TRAIN_FSDP &&
+           !(o->backend.device && strcmp(o->backend.device, "cuda") == 0);
+}
+
+/* As in Miles, a checkpoint with FP8 weights is generated with in FP8, and trained in bf16. */
+static void decide_rollout_dtype(ml_train_run *r) {
+    bool fp8 = false;
+
+    if (r->opts.rollout_dtype != ML_WEIGHT_STORED)
+        return;
+    for (int32_t i = 0; i < r->spec.n_param && !fp8; i++)
+        fp8 =
+            ml_weights_param_dtype(&r->spec.param[i], r->from, ML_WEIGHT_STORED) == ML_FP8;
+    r->opts.rollout_dtype =
+        fp8 && may_quantize_rollouts(&r->opts) ? ML_WEIGHT_FP8 : ML_WEIGHT_AUTO;
+    if (r->opts.rollout_dtype)
+        ml_log(ML_LOG_WARN,
+               "%s has FP8 weights: rollouts are generated with weights in FP8, and their "
+               "log-probs differ from training; --rollout-quantization none prevents it, "
+               "--fp8-format trains in FP8, too",
+               r->opts.hf_checkpoint);
+}
+
 ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
     ml_spec_opts spec;
     ml_status st =
@@ -279,8 +309,10 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     if (st == ML_OK)
         st = ml_weights_check(&r->spec, r->from, err);
     r->spec.head_seed = (uint64_t)opts->source.seed;
+    if (st == ML_OK)
+        st = ml_weights_keep_kv(&r->spec, r->from, opts->dtype, opts->kv_dtype, err);
     if (st == ML_OK) {
-        ml_spec_keep_kv(&r->spec, ml_weights_kv_dtype(&r->spec, r->from, opts->dtype));
+        decide_rollout_dtype(r);
         drop_vain_replay(r);
         st = ml_run_ranks_stages(&r->opts.trainer.stage, &r->arena, &opts->place, &r->spec,
                                  err);

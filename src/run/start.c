@@ -88,8 +88,8 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
 
     /* The actor's weights decide: the run's servers are started with their dtype. */
     if (st == ML_OK && out == &r->weights)
-        ml_spec_keep_kv(&r->spec,
-                        ml_weights_kv_dtype(&r->spec, own ? own : r->from, r->opts.dtype));
+        st = ml_weights_keep_kv(&r->spec, own ? own : r->from, r->opts.dtype,
+                                r->opts.kv_dtype, err);
     if (st == ML_OK)
         st = ml_weights_load_part(out, &r->spec, own ? own : r->from, r->opts.dtype,
                                   ml_train_run_parts(r, &r->spec), &r->be, &r->arena, err);

@@ -34,6 +34,7 @@ static const ml_codes formats[ML_N_DTYPE] = {
     [ML_INT4_G128] = { 4, 128, .bf16_scale = true, .value = int4_value },
     [ML_NF4] = { 4, 64, .value = nf4_value },
     [ML_FP8_BLOCKWISE] = { .bits = 8, .group = 128 },
+    [ML_MXFP8] = { .bits = 8, .group = 32, .bf16_scale = true },
     [ML_MXFP4] = { 4, 32, .bf16_scale = true, .value = e2m1_value },
 };
 
@@ -54,6 +55,79 @@ float ml_code_value(ml_dtype t, uint8_t code) {
     if (formats[t].value)
         return formats[t].value[code];
     return t == ML_INT8 ? (float)(int8_t)code : ml_e4m3_to_f32(code);
+}
+
+/* Nearest even, for |x| < 2^22. */
+static float nearest_integer(float x) {
+    return (x + 0x1.8p23f) - 0x1.8p23f;
+}
+
+/* A format of 8 bits: its largest number, its smallest normal one, and one over its smallest. */
+typedef struct small_float {
+    int mantissa, bias;
+    float most, normal, steps;
+} small_float;
+
+static const small_float e4m3 = { 3, 7, 448.0f, 0x1p-6f, 0x1p9f };
+static const small_float e5m2 = { 2, 15, 57344.0f, 0x1p-14f, 0x1p16f };
+
+/* Nearest even, saturating; x is not NaN. */
+static uint8_t to_small_float(float x, const small_float *f) {
+    const int drop = 23 - f->mantissa;
+    const uint8_t sign = signbit(x) ? 0x80 : 0;
+    const float size = fabsf(x) < f->most ? fabsf(x) : f->most;
+    uint32_t a;
+
+    if (size < f->normal)
+        return (uint8_t)((int)nearest_integer(size * f->steps) | sign);
+    memcpy(&a, &size, sizeof a);
+    a += (1u << (drop - 1)) - 1 + (a >> drop & 1);
+    return (uint8_t)((a >> drop) - ((uint32_t)(127 - f->bias) << f->mantissa)) | sign;
+}
+
+uint8_t ml_f32_to_e4m3(float x) {
+    if (isnan(x))
+        return signbit(x) ? 0xff : 0x7f;
+    return to_small_float(x, &e4m3);
+}
+
+/* --- KV pages --------------------------------------------------------------------- */
+
+bool ml_dtype_is_kv_codes(ml_dtype t) {
+    return t >= ML_KV_E4M3;
+}
+
+static float most_of(ml_dtype t) {
+    return t == ML_KV_E4M3 ? e4m3.most : t == ML_KV_E5M2 ? e5m2.most : 127.0f;
+}
+
+static uint8_t kv_code(ml_dtype t, float x) {
+    if (t == ML_KV_INT8)
+        return (uint8_t)(int8_t)nearest_integer(x); /* at most 127 by its scale */
+    return to_small_float(x, t == ML_KV_E4M3 ? &e4m3 : &e5m2);
+}
+
+float ml_kv_encode(ml_dtype t, const float *x, int64_t n, uint8_t *code) {
+    float most = 1e-10f, scale, inverse;
+
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabsf(x[i]) <= most)) /* a NaN stays */
+            most = isnan(most) ? most : fabsf(x[i]);
+    scale = most / most_of(t);
+    inverse = 1.0f / scale;
+    if (!(most < HUGE_VALF)) {
+        memset(code, 0, (size_t)n);
+        return NAN;
+    }
+    for (int64_t i = 0; i < n; i++)
+        code[i] = kv_code(t, x[i] * inverse);
+    return scale;
+}
+
+float ml_kv_code_value(ml_dtype t, uint8_t code) {
+    if (t == ML_KV_E5M2)
+        return ml_f16_to_f32((uint16_t)(code << 8));
+    return t == ML_KV_INT8 ? (float)(int8_t)code : ml_e4m3_to_f32(code);
 }
 
 static int64_t divide_up(int64_t a, int64_t b) {
@@ -155,20 +229,51 @@ static float nearest_e4m3(float v) {
     return (v + magic) - magic;
 }
 
-/* The scale of a group of n elements. */
-static float group_scale(const float *x, int64_t n) {
-    float most = 1e-10f;
+uint8_t ml_mxfp8_exponent(float amax) {
+    const float up = amax * (1.0f / 448.0f);
+    uint32_t u, e, m;
 
-    for (int64_t i = 0; i < n; i++)
-        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    return most / 448.0f;
+    memcpy(&u, &up, sizeof u);
+    e = u >> 23;
+    m = u & 0x7fffff;
+    if (m && e != 254 && !(e == 0 && m <= 0x400000)) /* up to 2^-127 it is 0 */
+        e++;
+    return (uint8_t)e;
 }
 
-void ml_fp8_round(const float *row, int64_t cols, int64_t begin, int64_t n, float *out) {
+bool ml_dtype_rounds_inputs(ml_dtype t) {
+    return t == ML_FP8_BLOCKWISE || t == ML_MXFP8;
+}
+
+static float amax_of(const float *x, int64_t n, float most) {
+    for (int64_t i = 0; i < n; i++)
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    return most;
+}
+
+/* The scale of a group of n elements, and its inverse. */
+static void scale_group(ml_dtype t, const float *x, int64_t n, float *scale,
+                        float *inverse) {
+    if (t == ML_MXFP8) {
+        const int e = ml_mxfp8_exponent(amax_of(x, n, 0.0f));
+        *scale = ldexpf(1.0f, e - 127);
+        *inverse = ldexpf(1.0f, 127 - e);
+    } else {
+        *scale = amax_of(x, n, 1e-10f) / 448.0f;
+        *inverse = 1.0f / *scale;
+    }
+}
+
+void ml_fp8_round(ml_dtype t, const float *row, int64_t cols, int64_t begin, int64_t n,
+                  float *out) {
+    const int64_t size = formats[t].group;
+
     for (int64_t i = begin; i < begin + n;) {
-        const int64_t group = i / 128 * 128, left = cols - group < 128 ? cols - group : 128;
+        const int64_t group = i / size * size,
+                      left = cols - group < size ? cols - group : size;
         const int64_t end = group + left < begin + n ? group + left : begin + n;
-        const float scale = group_scale(row + group, left), inverse = 1.0f / scale;
+        float scale, inverse;
+        scale_group(t, row + group, left, &scale, &inverse);
         for (; i < end; i++) {
             float v = row[i] * inverse;
             v = v > 448.0f ? 448.0f : v < -448.0f ? -448.0f : v;

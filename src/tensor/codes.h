@@ -8,6 +8,7 @@
  *     ML_NF4         NF4         f32     64
  *     ML_MXFP4       e2m1        bf16    32
  *     ML_FP8_BLOCKWISE   as ML_FP8; LINEAR and MOE_LINEAR round their input, too
+ *     ML_MXFP8       e4m3        bf16    32, powers of two; these round it, too
  *
  * An element is the f32 product of its code's value and its scale.  Every output has scales
  * of its own: formats with larger blocks repeat them.  A weight [N, K] is a sequence of
@@ -48,9 +49,32 @@ void ml_codes_put_scales(const ml_tensor *m, int64_t row, const float *scale);
 /* n elements from input k on, dequantized. */
 void ml_codes_read(const ml_tensor *m, int64_t row, int64_t k, int64_t n, float *out);
 
-/* Elements [begin, begin + n) of a row of activations, rounded to e4m3: groups of 128 elements
- * of the row have the f32 scale amax / 448, at least 1e-10 / 448, as in Miles and SGLang
- * (dynamic 1x128). */
-void ml_fp8_round(const float *row, int64_t cols, int64_t begin, int64_t n, float *out);
+/* To nearest even, saturating at 448; NaN stays NaN. */
+uint8_t ml_f32_to_e4m3(float x);
+
+/* --- KV pages (ML_KV_*) --- */
+
+/* A head's row of a token has one scale, in f32: the largest magnitude, at least 1e-10, over
+ * the largest number of the format (448, 57344 or 127).  So it depends on nothing but itself. */
+#define ML_KV_SCALE_BYTES 4
+
+bool ml_dtype_is_kv_codes(ml_dtype t);
+/* The codes of a row, and its scale; that of a row with infinities or NaN is NaN. */
+float ml_kv_encode(ml_dtype t, const float *x, int64_t n, uint8_t *code);
+/* The value of a code: x is its product with the scale, rounded once. */
+float ml_kv_code_value(ml_dtype t, uint8_t code);
+
+/* The exponent, biased by 127, of the scale of 32 numbers in MXFP8: Transformer Engine's rule,
+ * amax / 448 rounded up to a power of two. */
+uint8_t ml_mxfp8_exponent(float amax);
+
+/* Whether linear layers with such weights round their input. */
+bool ml_dtype_rounds_inputs(ml_dtype t);
+/* Elements [begin, begin + n) of a row of activations of such a layer, rounded to e4m3 with a
+ * scale for each group of the row.  ML_FP8_BLOCKWISE: groups of 128 with the f32 scale amax /
+ * 448, at least 1e-10 / 448, as in Miles and SGLang (dynamic 1x128).  ML_MXFP8: groups of 32
+ * with the power of two of ml_mxfp8_exponent. */
+void ml_fp8_round(ml_dtype t, const float *row, int64_t cols, int64_t begin, int64_t n,
+                  float *out);
 
 #endif

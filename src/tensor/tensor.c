@@ -20,6 +20,10 @@ static const struct {
     [ML_NF4] = { "nf4", 1 },
     [ML_MXFP4] = { "mxfp4", 1 },
     [ML_FP8_BLOCKWISE] = { "fp8-blockwise", 1 },
+    [ML_MXFP8] = { "mxfp8", 1 },
+    [ML_KV_E4M3] = { "fp8_e4m3", 1 },
+    [ML_KV_E5M2] = { "fp8_e5m2", 1 },
+    [ML_KV_INT8] = { "int8", 1 },
 };
 
 size_t ml_dtype_bytes(ml_dtype t) {

@@ -23,8 +23,9 @@
 #define ML_LANES 16 /* virtual vector width of the f32 contract */
 #define ML_DIMS 3
 
-/* ML_U8: bytes that communicators move; no op computes with them.  From ML_FP8 on: codes
- * of quantized weights (codes.h), which linear layers of the CPU backend read. */
+/* ML_U8: bytes that communicators move; no op computes with them.  ML_FP8 to ML_MXFP8: codes
+ * of quantized weights, which linear layers of the CPU backend read; from ML_KV_E4M3 on:
+ * quantized KV pages, which its ATTN reads (codes.h has both). */
 typedef enum ml_dtype {
     ML_F32,
     ML_BF16,
@@ -38,6 +39,10 @@ typedef enum ml_dtype {
     ML_NF4,
     ML_MXFP4,
     ML_FP8_BLOCKWISE,
+    ML_MXFP8,
+    ML_KV_E4M3,
+    ML_KV_E5M2,
+    ML_KV_INT8,
     ML_N_DTYPE
 } ml_dtype;
 typedef enum ml_layout { ML_ROWS, ML_PANELS } ml_layout;

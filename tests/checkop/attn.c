@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tensor/codes.h"
+
 enum { MAX_SEQ = 4, SPARE = 3, UNMAPPED = 1 << 24 };
 
 static const struct variant {
@@ -17,6 +19,7 @@ static const struct variant {
     bool sink;
     bool bf16; /* pages hold bf16 */
     int32_t chunk;
+    ml_dtype codes; /* ML_KV_*: pages hold these */
 } variants[] = {
     { { 0 }, 2, 1, 16, 0, 0.25f, 0.0f, 1.0f },
     { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f },
@@ -55,6 +58,24 @@ static const struct variant {
     { { 8, 2 }, 35, 1, 136, 0, 0.08f, 0.0f, 1.5f, .e = 128, .in_key = true },
     { { 70 }, 2, 1, 64, 0, 0.125f, 0.0f, 1.5f, .chunk = 48 },
     { { 70 }, 2, 1, 64, 20, 0.125f, 0.0f, 1.5f, .sink = true },
+    { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f, .codes = ML_KV_E4M3 },
+    { { 130, 7 }, 9, 3, 64, 0, 0.125f, 0.0f, 1.0f, .codes = ML_KV_E4M3 },
+    { { 130, 3 },
+      6,
+      1,
+      40,
+      0,
+      0.2f,
+      0.0f,
+      2.0f,
+      .e = 31,
+      .in_key = true,
+      .codes = ML_KV_E4M3 },
+    { { 1, 90, 17 }, 4, 2, 16, 8, 0.25f, 0.0f, 2.0f, .sink = true, .codes = ML_KV_E4M3 },
+    { { 63, 64, 65 }, 4, 2, 21, 0, 0.3f, 0.0f, 2.0f, .codes = ML_KV_E5M2 },
+    { { 150, 81 }, 2, 1, 16, 0, 0.25f, 0.0f, 2.0f, .chunk = 80, .codes = ML_KV_E5M2 },
+    { { 70, 130 }, 4, 2, 20, 65, 0.2f, 50.0f, 10.0f, .codes = ML_KV_INT8 },
+    { { 70, 9 }, 4, 2, 24, 0, 0.2f, 0.0f, 2.0f, .e = 40, .codes = ML_KV_INT8 },
 };
 
 static void fill_nan(ck_case *c, ml_tensor *t) {
@@ -80,6 +101,40 @@ static void name_case(ck_case *c, const struct variant *v, int32_t size) {
         ck_name(c, "len%d.%d.%d-h%d.%d-d%d.%d-w%d%s%s%s", v->len[0], v->len[1], v->len[2],
                 v->n_head, v->n_kv, v->d, size, v->window, v->in_key ? "-in-key" : "",
                 v->sink ? "-sink" : "", v->bf16 ? "-bf16" : "");
+    if (v->codes)
+        snprintf(c->name + strlen(c->name), sizeof c->name - strlen(c->name), "-%s",
+                 ml_dtype_name(v->codes));
+}
+
+/* The numbers that are read from pages of codes.  whole: the row begins with the format's
+ * largest number times a power of two, so that these are numbers that encode to themselves. */
+static void code_rows(ml_tensor *t, int64_t n, ml_dtype dtype, bool whole) {
+    static const float most[] = { 448.0f, 57344.0f, 127.0f };
+    uint8_t code[512];
+
+    for (int64_t i = 0; i < ml_tensor_count(t); i += n) {
+        float *x = (float *)t->data + i, scale;
+        if (whole)
+            x[0] = most[dtype - ML_KV_E4M3] * ldexpf(1.0f, dtype == ML_KV_E5M2 ? -12 : -5);
+        scale = ml_kv_encode(dtype, x, n, code);
+        for (int64_t k = 0; k < n; k++)
+            x[k] = ml_kv_code_value(dtype, code[k]) * scale;
+    }
+}
+
+static void fill_code_pages(ck_case *c, const struct variant *v, int32_t pool,
+                            int64_t width) {
+    const int32_t size = c->attr.attn.value_dim;
+
+    c->out[2] = ck_cube(pool, v->n_kv, (v->d + ML_KV_SCALE_BYTES) * ML_PAGE);
+    if (!v->in_key)
+        c->out[3] = ck_cube(pool, v->n_kv, (width + ML_KV_SCALE_BYTES) * ML_PAGE);
+    c->out[2].dtype = c->out[3].dtype = v->codes;
+    code_rows(&c->in[1], v->d, v->codes, true);
+    if (v->in_key)
+        copy_values(c, v->d, size);
+    else
+        code_rows(&c->in[2], size, v->codes, true);
 }
 
 /* Values for bf16 pages are bf16 already: rounding has no difference quotient.
@@ -88,6 +143,8 @@ static void fill_pages(ck_case *c, const struct variant *v, int32_t pool, int64_
     c->out[2] = ck_cube(pool, v->n_kv * v->d, ML_PAGE);
     if (!v->in_key)
         c->out[3] = ck_cube(pool, v->n_kv * ML_PAGE, width);
+    if (v->codes)
+        fill_code_pages(c, v, pool, width);
     if (v->bf16) {
         c->out[2].dtype = c->out[3].dtype = ML_BF16;
         ck_round_tensor(&c->in[1]);
@@ -278,6 +335,44 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
     }
 }
 
+/* Keys and values that the format does not have are rounded by ml_kv_encode; all other results,
+ * gradients included, are those of f32 pages with the rounded numbers. */
+static void check_codes(ck_env *e, const ck_case *c) {
+    const ml_dtype dtype = c->out[2].dtype;
+    const int64_t d = c->attr.attn.head_dim, size = c->attr.attn.value_dim;
+    const int64_t pool = c->out[2].shape[0], n_kv = c->attr.attn.n_kv;
+    ck_case rough = *c, wide;
+    ck_result a, b;
+
+    ck_name(&rough, "%.60s (not rounded)", c->name);
+    ck_fill(&rough, &rough.in[1], 2.0f);
+    ck_fill(&rough, &rough.in[2], 2.0f);
+    wide = rough;
+    for (int i = 1; i < ML_OP_IN; i++) {
+        wide.in[i].data = memcpy(ml_arena_take(c->arena, ml_tensor_bytes(&wide.in[i]), 1),
+                                 rough.in[i].data, ml_tensor_bytes(&wide.in[i]));
+        code_rows(&wide.in[i], i == 1 ? d : size, dtype, false);
+    }
+    wide.out[2] = ck_cube((int32_t)pool, n_kv * d, ML_PAGE);
+    fill_nan(&wide, &wide.out[2]);
+    if (c->out[3].data) {
+        wide.out[3] = ck_cube((int32_t)pool, n_kv * ML_PAGE,
+                              (size + ML_LANES - 1) / ML_LANES * ML_LANES);
+        fill_nan(&wide, &wide.out[3]);
+    }
+    for (int level = 0; level < e->n_backend; level++) {
+        ck_mode m = { .backend = level, .in_place = CK_ALL, .only = CK_ALL };
+        m.backward = true;
+        ck_run(e, &rough, m, &a);
+        ck_run(e, &wide, m, &b);
+        for (int i = 0; i < 2; i++)
+            ck_same(e, "differs from what is rounded before: out", &b.out[i], &a.out[i]);
+        for (int i = 0; i < ML_OP_IN; i++)
+            ck_same(e, "differs from what is rounded before: din", &b.din[i], &a.din[i]);
+    }
+    e->now = c;
+}
+
 /* Offset of element k of a page's first value. */
 static int64_t element_of_value(const ml_tensor *pages, int64_t k) {
     const ml_tensor panels = {
@@ -291,7 +386,8 @@ static void check_padding(ck_env *e, const ck_case *c, const ck_result *all) {
     const ml_tensor *pages = &all->out[3];
     int64_t width = pages->shape[2], d = c->attr.attn.value_dim;
 
-    for (int64_t i = 0; i < c->rows.n_seq && pages->data; i++) {
+    for (int64_t i = 0;
+         i < c->rows.n_seq && pages->data && !ml_dtype_is_kv_codes(pages->dtype); i++) {
         int32_t page = c->rows.page[c->rows.page_start[i]]; /* its first slot is in use */
         int64_t first = page * pages->shape[1] * width;
         for (int64_t k = d; k < width; k++) {
@@ -341,6 +437,8 @@ static void also(ck_env *e, const ck_case *c) {
     check_padding(e, c, &all);
     if (c->out[2].dtype == ML_BF16)
         check_rounding(e, c);
+    if (ml_dtype_is_kv_codes(c->out[2].dtype))
+        check_codes(e, c);
 }
 
 const ck_suite ck_attn = {

@@ -7,6 +7,8 @@
 /* NaNs with any payload are mapped to one. */
 static uint32_t element(const ml_tensor *t, int64_t i) {
     uint32_t u;
+    if (ml_dtype_bytes(t->dtype) == 1)
+        return ((const uint8_t *)t->data)[i];
     if (t->dtype == ML_BF16 || t->dtype == ML_F16)
         return ((const uint16_t *)t->data)[i];
     memcpy(&u, (const char *)t->data + i * 4, sizeof u);

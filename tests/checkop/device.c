@@ -402,6 +402,10 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
         ml_fail(err, ML_EUNSUP, "backend %s has no quantized weights", be->name);
         return false;
     }
+    if (ml_dtype_is_kv_codes(c->out[2].dtype)) {
+        ml_fail(err, ML_EUNSUP, "backend %s has no quantized KV pages", be->name);
+        return false;
+    }
     return !be->ops->prepare ||
            be->ops->prepare(be->stream, c->suite->op, &a, true, err) == ML_OK;
 }

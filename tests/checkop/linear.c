@@ -206,9 +206,9 @@ const ck_suite ck_linear_codes = {
 /* ---- inputs in FP8 ---- */
 
 static const struct variant rounded[] = {
-    { 1, 130, 260, ML_FP8_BLOCKWISE, true },
-    { 9, 33, 128, ML_FP8_BLOCKWISE, false },
-    { 40, 20, 200, ML_FP8_BLOCKWISE, true },
+    { 1, 130, 260, ML_FP8_BLOCKWISE, true }, { 9, 33, 128, ML_FP8_BLOCKWISE, false },
+    { 40, 20, 200, ML_FP8_BLOCKWISE, true }, { 1, 130, 260, ML_MXFP8, false },
+    { 9, 33, 128, ML_MXFP8, true },          { 40, 20, 70, ML_MXFP8, false },
 };
 
 static void build_rounded(ck_case *c, int i) {
@@ -222,7 +222,8 @@ static ck_case round_input(const ck_case *c) {
     float *x = ML_NEW(c->arena, float, rows *cols + 1);
 
     for (int64_t i = 0; i < rows; i++)
-        ml_fp8_round((const float *)c->in[0].data + i * cols, cols, 0, cols, x + i * cols);
+        ml_fp8_round(c->w[0].dtype, (const float *)c->in[0].data + i * cols, cols, 0, cols,
+                     x + i * cols);
     r.in[0].data = x;
     return r;
 }
@@ -235,14 +236,14 @@ static void forward_rounded(const ck_case *c, ck_ref *r) {
     forward(c, r);
 }
 
-/* Forward has the bits of f32 weights and the rounded input, backward those of FP8 weights. */
+/* Forward has the bits of f32 weights and the rounded input, backward those of f32 weights. */
 static void same_as_rounded(ck_env *e, const ck_case *c) {
     ck_case wide = round_input(c), plain = *c;
     ck_mode mode = { .in_place = CK_ALL, .only = CK_ALL };
     ck_result a, b;
 
     wide.w[0] = ck_widened(&wide, &c->w[0]);
-    plain.w[0].dtype = ML_FP8;
+    plain.w[0] = wide.w[0];
     mode.backend = e->n_backend - 1;
     ck_run(e, c, mode, &a);
     ck_run(e, &wide, mode, &b);
@@ -250,7 +251,7 @@ static void same_as_rounded(ck_env *e, const ck_case *c) {
     mode.backward = true;
     ck_run(e, &plain, mode, &b);
     ck_run(e, c, mode, &a);
-    ck_same(e, "the input's gradient differs from FP8 weights", &b.din[0], &a.din[0]);
+    ck_same(e, "the input's gradient differs from f32 weights", &b.din[0], &a.din[0]);
 }
 
 const ck_suite ck_linear_fp8 = {

@@ -144,13 +144,15 @@ static void use_adapters(model *m) {
         m->weights[v].lora = &m->table;
 }
 
+static ml_dtype kv_dtype; /* of the KV cache; ML_F32: that of the weights */
+
 static void open_model(model *m, const fixture *f, int n_rank, int rank) {
     ml_checkpoint *c;
 
     ml_arena_init(&m->arena, "parity");
     MUST(ml_spec_open(&m->spec, f->dir, &err));
     MUST(ml_checkpoint_open(&c, f->dir, &err));
-    ml_spec_keep_kv(&m->spec, ml_weights_kv_dtype(&m->spec, c, f->dtype));
+    MUST(ml_weights_keep_kv(&m->spec, c, f->dtype, kv_dtype, &err));
     m->spec.attn_dp = n_rank > 1 ? f->n_dp : 1;
     MUST(ml_backend_cpu_open(&m->be, n_rank > 1 ? 1 : 2, NULL, &err));
     if (f->adapters)
@@ -699,14 +701,51 @@ MORE_MODELS(ADAPTER_TESTS)
 /* A quantized base, with requests for adapters: one format for each of the first families, or
  * all formats and families with MILES_LONG. */
 static void check_quantized(const char *dir) {
-    static const ml_weight_dtype dtypes[] = {
-        ML_WEIGHT_INT4, ML_WEIGHT_FP8,       ML_WEIGHT_NF4,
-        ML_WEIGHT_INT8, ML_WEIGHT_INT4_G128, ML_WEIGHT_FP8_BLOCKWISE
-    };
-    const size_t first = strlen(dir) % 6;
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_INT4,          ML_WEIGHT_FP8,
+                                              ML_WEIGHT_NF4,           ML_WEIGHT_INT8,
+                                              ML_WEIGHT_MXFP8,         ML_WEIGHT_INT4_G128,
+                                              ML_WEIGHT_FP8_BLOCKWISE, ML_WEIGHT_QAT };
+    const size_t n = sizeof dtypes / sizeof *dtypes, first = strlen(dir) % n;
 
-    for (size_t i = 0; i < (getenv("MILES_LONG") ? 6 : 1); i++)
-        check_mixes(dir, dtypes[(first + i) % 6], 1, 1, true, NO_DRAFTS);
+    for (size_t i = 0; i < (getenv("MILES_LONG") ? n : 1); i++)
+        check_mixes(dir, dtypes[(first + i) % n], 1, 1, true, NO_DRAFTS);
+}
+
+/* Keys and values in 8 bits: one format, or with MILES_LONG all of them, also over ranks. */
+static void check_kv_codes(const char *dir) {
+    const int n = getenv("MILES_LONG") ? 3 : 1, first = (int)strlen(dir);
+
+    for (int i = 0; i < n; i++) {
+        kv_dtype = (ml_dtype)(ML_KV_E4M3 + (first + i) % 3);
+        check_mixes(dir, ML_WEIGHT_BF16, fewer(3, 1), 1, false, NO_DRAFTS);
+        if (n > 1)
+            check_mixes(dir, ML_WEIGHT_F32, 1, 2, true, DRAWN_DRAFTS);
+    }
+}
+
+#define KV_TESTS(name)                                                                     \
+    static void kv_##name(void) {                                                          \
+        check_kv_codes(DATA #name);                                                        \
+    }
+MODELS(KV_TESTS)
+
+#define KV_ROWS(name)                                                                      \
+    { #name ": a KV cache in 8 bits has the bits of training", kv_##name, 300 },
+
+/* Sparse attention keeps its keys elsewhere: such models are refused. */
+static void check_kv_of(const char *dir) {
+    ml_spec s;
+    ml_status st;
+    ml_err why = { 0 };
+
+    MUST(ml_spec_open(&s, dir, &err));
+    st = ml_spec_check_kv(&s, ML_KV_E4M3, &why);
+    ml_spec_close(&s);
+    if (st == ML_OK)
+        check_kv_codes(dir);
+    else
+        CHECK(st == ML_EUNSUP && strstr(why.msg, "sparse attention") &&
+              (strstr(dir, "v32") || strstr(dir, "v4") || strstr(dir, "dsa")));
 }
 
 #define QUANTIZED_TESTS(name)                                                              \
@@ -716,6 +755,14 @@ static void check_quantized(const char *dir) {
 MODELS(QUANTIZED_TESTS)
 
 #define MORE_DIRS(name) DATA #name,
+static void kv_others(void) {
+    static const char *const dirs[] = { DATA "deepseek_v3", DATA "deepseek_v32",
+                                        MORE_MODELS(MORE_DIRS) };
+
+    for (size_t i = 0; i < (getenv("MILES_LONG") ? sizeof dirs / sizeof *dirs : 2); i++)
+        check_kv_of(dirs[i]);
+}
+
 static void quantized_others(void) {
     static const char *const dirs[] = { DATA "deepseek_v3", MORE_MODELS(MORE_DIRS) };
 
@@ -789,13 +836,15 @@ int main(int argc, char **argv) {
     static const ml_test tests[] = {
         MODELS(ROWS) MORE_MODELS(ROWS) MODELS(RANK_ROWS) MORE_MODELS(RANK_ROWS)
             MODELS(ADAPTER_ROWS) MORE_MODELS(ADAPTER_ROWS) MODELS(QUANTIZED_ROWS)
-                MODELS(DRAFT_ROWS) MORE_MODELS(DRAFT_ROWS){
+                MODELS(KV_ROWS) MODELS(DRAFT_ROWS) MORE_MODELS(DRAFT_ROWS){
                     "drafts of DeepSeek-V3's multi-token prediction change no bit",
                     mtp_deepseek_v3, 300 },
         { "drafts of Qwen3-Next's multi-token prediction change no bit", mtp_qwen3_next,
           300 },
         { "drafts of a draft model change no bit", twin_llama, 300 },
         { "a quantized base of other families has the bits of training", quantized_others,
+          1800 },
+        { "a KV cache in 8 bits of other families has the bits of training", kv_others,
           1800 },
         { "drafts by prompt lookup change no bit", ngram_llama, 300 },
         { "engines of several ranks have the bits of one with data-parallel attention",

@@ -249,6 +249,8 @@ static const struct {
     { "quantized-sizes",
       ROUND "--fp8-format e4m3 --fp8-recipe blockwise --pipeline-model-parallel-size 2" },
     { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe delayed" },
+    { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe tensorwise" },
+    { "kv-cache-device", ROUND "--sglang-kv-cache-dtype fp8_e4m3 --device cuda" },
     { "fp8-format", ROUND "--fp8-format hybrid --fp8-recipe blockwise" },
     { "fake-others", ROUND "--fake-quantization int4 --keep-old-actor" },
     { "rollout-quantization", ROUND "--rollout-quantization fp8 --true-on-policy-mode" },

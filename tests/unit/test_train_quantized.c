@@ -79,6 +79,30 @@ static void copies(void) {
     must_run("train-async", later, ROUNDS, "--lr 1e-2 --rollout-quantization int4");
 }
 
+/* A checkpoint in FP8: the same rollouts and weights as with the flag; none: exact. */
+static void fp8_checkpoint(void) {
+    char line[3000], said[4000];
+    const char *flag = ml_test_path("flag"), *self = ml_test_path("self"),
+               *exact = ml_test_path("exact");
+    int n_zero, n_all;
+
+    ml_toy_run_inputs();
+    snprintf(line, sizeof line, "convert --hf-checkpoint %s --save-hf %s --dtype fp8",
+             ml_test_path("model"), ml_test_path("fp8"));
+    if (ml_test_miles(said, sizeof said, line) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", said);
+    snprintf(line, sizeof line, "cd %s/.. && cp fp8/config.json fp8/*.safetensors model",
+             ml_test_path("fp8"));
+    CHECK(system(line) == 0);
+    must_run("train", self, ROUNDS, "--lr 1e-2 --use-tis");
+    count_diffs(self, &n_zero, &n_all);
+    CHECK(n_all == ROUNDS && n_zero == 0);
+    must_run("train", flag, ROUNDS, "--lr 1e-2 --use-tis --rollout-quantization fp8");
+    ml_toy_run_same(self, flag, ROUNDS);
+    must_run("train", exact, ROUNDS, "--lr 1e-2 --use-tis --rollout-quantization none");
+    check_exact(exact, ROUNDS);
+}
+
 /* ---- quantization-aware training ---- */
 
 /* The toy's model with rows of whole groups: that of an INT4 checkpoint, in bf16. */
@@ -174,6 +198,38 @@ static void fp8(void) {
     check_exact(save, ROUNDS);
 }
 
+static void mxfp8(void) {
+    const char *save = ml_test_path("mxfp8"), *blocks = ml_test_path("blocks");
+
+    ml_toy_run_inputs();
+    must_run("train", save, ROUNDS, FAKE "--fp8-format e4m3 --fp8-recipe mxfp8");
+    check_exact(save, ROUNDS);
+    must_run("train", blocks, ROUNDS, FAKE "--fp8-format e4m3 --fp8-recipe blockwise");
+    CHECK(differ(save, blocks));
+}
+
+/* Training attends to the keys and values that rollouts have stored: chunks, preempted
+ * requests and servers have the same bits. */
+static void kv_cache(void) {
+    const char *save = ml_test_path("kv"), *plain = ml_test_path("plain"),
+               *server = ml_test_path("server"), *small = ml_test_path("small");
+
+    ml_toy_run_inputs();
+    must_run("train", save, ROUNDS, FAKE "--sglang-kv-cache-dtype fp8_e4m3");
+    check_exact(save, ROUNDS);
+    must_run("train", plain, ROUNDS, FAKE);
+    CHECK(differ(save, plain));
+    must_run("train", server, ROUNDS,
+             FAKE "--sglang-kv-cache-dtype fp8_e4m3 --rollout-num-engines 1");
+    ml_toy_run_same(save, server, ROUNDS);
+    must_run("train", small, ROUNDS,
+             FAKE "--sglang-kv-cache-dtype fp8_e4m3 --sglang-chunked-prefill-size 16");
+    ml_toy_run_same(save, small, ROUNDS);
+    must_run("train", ml_test_path("int8"), ROUNDS,
+             FAKE "--sglang-kv-cache-dtype int8 --fp8-format e4m3 --fp8-recipe mxfp8");
+    check_exact(ml_test_path("int8"), ROUNDS);
+}
+
 static void resumed(void) {
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
 
@@ -188,8 +244,12 @@ static const ml_test tests[] = {
     { "an adapter on a quantized base has equal log-probs in rollouts and training",
       adapters, 300 },
     { "engines with quantized copies report the difference of log-probs", copies, 300 },
+    { "a checkpoint in FP8 is generated with in FP8 and trained in bf16", fp8_checkpoint,
+      300 },
     { "INT4 training has equal log-probs and the values of its export", aware, 300 },
     { "FP8 training has equal log-probs in rollouts and training", fp8, 300 },
+    { "MXFP8 training has equal log-probs in rollouts and training", mxfp8, 300 },
+    { "a KV cache in 8 bits has equal log-probs in rollouts and training", kv_cache, 300 },
     { "INT4 training resumes to the same bytes", resumed, 300 },
     { 0 },
 };

@@ -175,12 +175,61 @@ static void fp8_activations(void) {
         float row[COLS], got[COLS];
         for (int k = 0; k < COLS; k++)
             row[k] = ml_bf16_to_f32(x[r * COLS + k]);
-        ml_fp8_round(row, COLS, 0, 100, got);
-        ml_fp8_round(row, COLS, 100, COLS - 100, got + 100);
+        ml_fp8_round(ML_FP8_BLOCKWISE, row, COLS, 0, 100, got);
+        ml_fp8_round(ML_FP8_BLOCKWISE, row, COLS, 100, COLS - 100, got + 100);
         for (int k = 0; k < COLS; k++)
             CHECK(got[k] == ml_e4m3_to_f32(code[r * COLS + k]) * scale[r * 2 + k / 128]);
     }
     ml_st_close(f);
+}
+
+/* In MXFP8 activations have the rule of weights: io/quantize.h, which golden vectors check. */
+static void mxfp8_inputs_are_rounded(void) {
+    enum { COLS = 70 };
+    float x[COLS], got[COLS], scale[3];
+    uint8_t code[COLS];
+
+    for (int i = 0; i < COLS; i++)
+        x[i] = sinf((float)i) * (i < 32 ? 1.0f : i < 64 ? 3e-7f : 1e30f);
+    ml_quantize_rows(ML_MXFP8, x, 1, COLS, code, scale);
+    ml_fp8_round(ML_MXFP8, x, COLS, 0, 40, got);
+    ml_fp8_round(ML_MXFP8, x, COLS, 40, COLS - 40, got + 40);
+    for (int i = 0; i < COLS; i++) {
+        int e;
+        CHECK(frexpf(scale[i / 32], &e) == 0.5f);
+        CHECK(got[i] == ml_code_value(ML_MXFP8, code[i]) * scale[i / 32]);
+        CHECK(fabsf(got[i] - x[i]) <= fabsf(x[i]) / 16 + scale[i / 32] / 1024);
+    }
+}
+
+static void kv_rows_are_nearest(void) {
+    static const float most[] = { 448.0f, 57344.0f, 127.0f };
+    enum { COLS = 40 };
+
+    for (int f = 0; f < 3; f++) {
+        const ml_dtype t = (ml_dtype)(ML_KV_E4M3 + f);
+        float x[COLS], scale;
+        uint8_t code[COLS];
+        for (int i = 0; i < COLS; i++)
+            x[i] = sinf((float)(i + 1)) * (i % 3 ? 3.0f : 1e-3f);
+        x[7] = -5.25f;
+        scale = ml_kv_encode(t, x, COLS, code);
+        CHECK(scale == 5.25f / most[f] && ml_kv_code_value(t, code[7]) == -most[f]);
+        for (int i = 0; i < COLS; i++) {
+            float y = ml_kv_code_value(t, code[i]) * scale, far = fabsf(y - x[i]);
+            for (int c = 0; c < 256; c++) { /* no code is nearer, but for rounding */
+                float v = ml_kv_code_value(t, (uint8_t)c);
+                CHECK(!(fabsf(v) <= most[f]) ||
+                      fabsf(v * scale - x[i]) >= far - 1e-6f * fabsf(x[i]));
+            }
+        }
+        x[3] = NAN;
+        CHECK(isnan(ml_kv_encode(t, x, COLS, code)));
+        x[3] = -INFINITY;
+        CHECK(isnan(ml_kv_encode(t, x, COLS, code)));
+        memset(x, 0, sizeof x);
+        CHECK(ml_kv_encode(t, x, COLS, code) == 1e-10f / most[f] && code[5] == 0);
+    }
 }
 
 /* The largest of a group is +-127; no value is further from its element than half a step. */
@@ -263,6 +312,8 @@ static const ml_test tests[] = {
     { "weights quantized in memory have the codes of exported files", rules_of_files, 60 },
     { "NF4 codes and scales are those of bitsandbytes", nf4_of_bitsandbytes, 60 },
     { "activations in FP8 are those of Miles' kernel", fp8_activations, 60 },
+    { "MXFP8 inputs are rounded by the rule of weights", mxfp8_inputs_are_rounded, 60 },
+    { "rows of a KV cache have the nearest codes", kv_rows_are_nearest, 60 },
     { "INT8 codes are the nearest", int8_is_nearest, 60 },
     { "a group with an infinity or NaN is NaN", not_finite, 60 },
     { "a quantized copy of a weight set has the codes of a loaded one", quantized_again,

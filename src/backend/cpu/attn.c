@@ -35,7 +35,7 @@ static int64_t attn_group(const ml_op_attr *attr) {
 
 static int64_t attn_floats(const ml_op_args *a, bool backward) {
     return ml_attn_floats(attn_group(a->attr), a->attr->attn.head_dim,
-                          a->attr->attn.value_dim, a->out[2].dtype == ML_BF16, backward);
+                          a->attr->attn.value_dim, a->out[2].dtype, backward);
 }
 
 size_t ml_cpu_attn_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
@@ -100,7 +100,7 @@ static attn_call attn_begin(const ml_stream *s, const ml_op_args *a, bool backwa
         .stat = a->out[1].data,
         .kpage = a->out[2].data,
         .vpage = a->out[3].data,
-        .bf16 = a->out[2].dtype == ML_BF16,
+        .page_dtype = a->out[2].dtype,
         .dout = a->dout[0].data,
     };
     c.scratch = a->scratch;
@@ -256,16 +256,46 @@ static void attn_round_row(const attn_call *c, int64_t row, int64_t page, int64_
                 i < e ? ml_f32_to_bf16(v[i]) : 0;
 }
 
+/* Codes in the order of f32 pages; after those of each head the scales of its 16 keys. */
+static void attn_encode_row(const attn_call *c, int64_t row, int64_t page, int64_t slot,
+                            uint8_t *code) {
+    const ml_dtype t = c->job.page_dtype;
+    int64_t n_kv = c->job.n_kv, d = c->job.head_dim, e = c->job.value_dim;
+    int64_t width = ml_attn_width(e), k_bytes = ml_attn_head_bytes(t, d),
+            v_bytes = ml_attn_head_bytes(t, width);
+    const float *k = (const float *)c->args->in[1].data + row * n_kv * d;
+    const float *v = (const float *)c->args->in[2].data + row * n_kv * e;
+    unsigned char *kpage = (unsigned char *)c->args->out[2].data + page * n_kv * k_bytes;
+    unsigned char *vpage = c->args->out[3].data;
+
+    for (int64_t h = 0; h < n_kv; h++, k += d, kpage += k_bytes) {
+        const float scale = ml_kv_encode(t, k, d, code);
+        for (int64_t i = 0; i < d; i++)
+            kpage[i * ML_PAGE + slot] = code[i];
+        memcpy(kpage + d * ML_PAGE + slot * ML_KV_SCALE_BYTES, &scale, sizeof scale);
+    }
+    if (!vpage)
+        return;
+    vpage += page * n_kv * v_bytes;
+    for (int64_t h = 0; h < n_kv; h++, v += e, vpage += v_bytes) {
+        const float scale = ml_kv_encode(t, v, e, vpage + slot * width);
+        memset(vpage + slot * width + e, 0, (size_t)(width - e));
+        memcpy(vpage + width * ML_PAGE + slot * ML_KV_SCALE_BYTES, &scale, sizeof scale);
+    }
+}
+
 static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const attn_call *c = ud;
     const ml_rows *rows = ml_key_rows(c->args->rows);
 
-    (void)worker;
     for (int64_t i = begin; i < end; i++) { /* in the order of pieces of one row each */
         int64_t row = attn_fold(i, rows->n_token);
         int32_t seq = attn_find(rows->seq_start, rows->n_seq, row), pos = rows->pos[row];
         int64_t entry = rows->page_start[seq] + pos / ML_PAGE;
-        if (c->job.bf16)
+        if (ml_dtype_is_kv_codes(c->job.page_dtype))
+            attn_encode_row(c, row, rows->page[entry], pos % ML_PAGE,
+                            (uint8_t *)(c->scratch + worker * c->floats));
+        else if (c->job.page_dtype == ML_BF16)
             attn_round_row(c, row, rows->page[entry], pos % ML_PAGE);
         else
             attn_write_row(c, row, rows->page[entry], pos % ML_PAGE);

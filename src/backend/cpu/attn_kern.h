@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "backend/ops.h"
+#include "tensor/codes.h"
 
 /* Query rows (position, head) per block, and key tiles that backward holds transposed;
  * neither changes the bits. */
@@ -24,7 +25,7 @@ typedef struct ml_attn_job {
     float scale, softcap;
     const float *sink;         /* [Hq], or NULL */
     const void *kpage, *vpage; /* vpage NULL: values are the first elements of keys */
-    bool bf16;                 /* pages hold bf16, not f32 */
+    ml_dtype page_dtype;       /* f32, bf16, or codes with a scale for each key and head */
     const float *q;
     float *o, *stat; /* written by forward (stat may be NULL), read by backward */
     const float *dout;
@@ -51,6 +52,12 @@ typedef struct ml_attn_kern {
     void (*sink_grad)(const ml_attn_job *job, float *dsink, int32_t head, int64_t n);
 } ml_attn_kern;
 
+/* Bytes of a head in a page of keys, or of values of a padded size. */
+static inline int64_t ml_attn_head_bytes(ml_dtype pages, int64_t size) {
+    return ML_PAGE * (size * (int64_t)ml_dtype_bytes(pages) +
+                      (ml_dtype_is_kv_codes(pages) ? ML_KV_SCALE_BYTES : 0));
+}
+
 static inline int64_t ml_attn_width(int64_t head_dim) { /* padded to lanes */
     return (head_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
 }
@@ -70,9 +77,11 @@ static inline int64_t ml_attn_rows(int64_t g) {
 }
 
 /* Whether a block of so many (padded) rows is memory-bound.  Its products then read the
- * KV pages in place, which is not possible for bf16 keys without pairs. */
+ * KV pages in place, which is not possible for bf16 keys without pairs and for codes. */
 static inline bool ml_attn_has_few_rows(const ml_attn_job *job, int64_t rows) {
-    return rows <= ML_LANES && job->vpage && !(job->bf16 && job->head_dim % 2);
+    return rows <= ML_LANES && job->vpage &&
+           (job->page_dtype == ML_F32 ||
+            (job->page_dtype == ML_BF16 && job->head_dim % 2 == 0));
 }
 
 /* KV heads per span of n positions: as many as fit the scratch of one head with
@@ -87,14 +96,14 @@ static inline int64_t ml_attn_heads(const ml_attn_job *job, int64_t n) {
 
 /* Scratch size in floats, a multiple of 16. */
 static inline int64_t ml_attn_floats(int64_t g, int64_t head_dim, int64_t value_dim,
-                                     bool bf16, bool backward) {
+                                     ml_dtype pages, bool backward) {
     int64_t kw = ml_attn_width(head_dim), vw = ml_attn_width(value_dim);
     int64_t per_row = kw + vw + ML_KTILE + 4, tiles = ML_KTILE * vw;
     if (backward) {
         per_row += kw + ML_KTILE;
         tiles = ML_ATTN_TILES * ML_KTILE * (kw + vw);
     }
-    if (bf16)
+    if (pages != ML_F32)
         tiles += ML_KTILE * kw;
     return ml_attn_rows(g) * per_row + tiles;
 }

@@ -218,7 +218,8 @@ static void pack_rounded(const product *g, float *dst, int64_t row, int64_t rows
     float x[ML_LANES * DEPTH_BLOCK];
 
     for (int64_t i = 0; i < rows; i++)
-        ml_fp8_round(g->a + (row + i) * g->a_is, g->n_depth, d, depth, x + i * DEPTH_BLOCK);
+        ml_fp8_round(g->w->dtype, g->a + (row + i) * g->a_is, g->n_depth, d, depth,
+                     x + i * DEPTH_BLOCK);
     g->s->kern->gemm->pack_rows(dst, x, DEPTH_BLOCK, rows, depth);
 }
 
@@ -234,7 +235,7 @@ static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
         const int64_t depth = lesser(DEPTH_BLOCK, g->span_end - d);
         const int64_t row = tile_row(g, tile), rows = tile_row(g, tile + 1) - row;
         const float *src = g->a + row * g->a_is + d * g->a_ks;
-        if (g->b_source == B_PANELS && g->w->dtype == ML_FP8_BLOCKWISE)
+        if (g->b_source == B_PANELS && ml_dtype_rounds_inputs(g->w->dtype))
             pack_rounded(g, packed_tile(g, d, tile), row, rows, d, depth);
         else if (g->a_ks == 1)
             kern->pack_rows(packed_tile(g, d, tile), src, g->a_is, rows, depth);

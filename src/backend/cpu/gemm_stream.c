@@ -137,14 +137,14 @@ static void pack_span(const streaming *g) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
     float x[ML_LANES * CHUNK];
 
-    if (g->out->w->dtype != ML_FP8_BLOCKWISE) {
+    if (!ml_dtype_rounds_inputs(g->out->w->dtype)) {
         kern->pack_rows(g->packed, g->x + g->span, g->ldx, g->m, g->span_end - g->span);
         return;
     }
     for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
         const int64_t n = lesser(CHUNK, g->span_end - k);
         for (int64_t i = 0; i < g->m; i++)
-            ml_fp8_round(g->x + i * g->ldx, g->k, k, n, x + i * CHUNK);
+            ml_fp8_round(g->out->w->dtype, g->x + i * g->ldx, g->k, k, n, x + i * CHUNK);
         kern->pack_rows(g->packed + (k - g->span) * ML_LANES, x, CHUNK, g->m, n);
     }
 }
@@ -154,7 +154,7 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
     const ml_gemm_kern *kern = s->kern->gemm;
     const bool wide = out->w->dtype == ML_F32;
     const bool codes = ml_dtype_codes(out->w->dtype) != NULL;
-    const bool rounds = out->w->dtype == ML_FP8_BLOCKWISE;
+    const bool rounds = ml_dtype_rounds_inputs(out->w->dtype);
     streaming g = { .s = s,
                     .out = out,
                     .n_out = n,

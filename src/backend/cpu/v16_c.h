@@ -101,6 +101,17 @@ static inline v16 v16_load_e4m3(const uint8_t *p) {
     return r;
 }
 
+/* 16 e5m2 codes: exact.  The codes of infinity and NaN have no defined value. */
+static inline v16 v16_load_e5m2(const uint8_t *p) {
+    v16 r;
+    for (int i = 0; i < 16; i++) {
+        uint32_t u = (p[i] & 0x80u) << 24 | (p[i] & 0x7fu) << 21;
+        memcpy(&r.f[i], &u, sizeof u);
+        r.f[i] *= 0x1p112f;
+    }
+    return r;
+}
+
 /* The i-th four bits, from the lowest, of 16 words: indices into `value` [16]. */
 static inline v16 v16_load_nibble(const uint32_t *p, int n, const float *value) {
     v16 r;

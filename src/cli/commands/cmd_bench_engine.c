@@ -81,10 +81,9 @@ static ml_status open_weights(bench_job *j, ml_err *err) {
         dtype = dtype == ML_WEIGHT_AUTO ? ML_WEIGHT_BF16 : dtype;
     else
         st = ml_checkpoint_open(&j->checkpoint, c->run.hf_checkpoint, err);
-    if (st != ML_OK)
-        return st;
-    ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, j->checkpoint, dtype));
-    if (j->comm)
+    if (st == ML_OK)
+        st = ml_weights_keep_kv(&j->spec, j->checkpoint, dtype, c->run.kv_dtype, err);
+    if (st == ML_OK && j->comm)
         st = ml_spec_shard(&j->spec, j->comm->size, j->comm->rank, err);
     if (st == ML_OK && dummy)
         st = ml_weights_dummy(&j->weights, &j->spec, dtype, (uint64_t)c->bench.seed, &j->be,

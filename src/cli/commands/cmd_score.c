@@ -351,11 +351,11 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
         st = ml_checkpoint_open(&j->checkpoint, c->run.hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_weights_check(&j->spec, j->checkpoint, err);
-    if (st == ML_OK) {
-        ml_spec_keep_kv(&j->spec,
-                        ml_weights_kv_dtype(&j->spec, j->checkpoint, j->config->run.dtype));
+    if (st == ML_OK)
+        st =
+            ml_weights_keep_kv(&j->spec, j->checkpoint, c->run.dtype, c->run.kv_dtype, err);
+    if (st == ML_OK)
         st = ml_sequences_read(&j->seq, &j->arena, c->score.input, j->spec.n_vocab, err);
-    }
     if (st == ML_OK && c->score.grads && j->seq.n_next == 0)
         st = ml_fail(err, ML_EFORMAT, "%s: --grads needs a sequence of at least two tokens",
                      c->score.input);

@@ -101,10 +101,11 @@ static ml_status check_weights(serve_job *j, ml_err *err) {
         st = ml_checkpoint_open(&c, j->dir, err);
     if (!st && c)
         st = ml_weights_check(&j->spec, c, err);
+    if (!c && dtype == ML_WEIGHT_AUTO)
+        dtype = ML_WEIGHT_BF16;
+    if (!st)
+        st = ml_weights_keep_kv(&j->spec, c, dtype, j->config->run.kv_dtype, err);
     if (!st) {
-        if (!c && dtype == ML_WEIGHT_AUTO)
-            dtype = ML_WEIGHT_BF16;
-        ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, c, dtype));
         if (j->config->serve.dp_attention)
             j->spec.attn_dp = (int32_t)j->config->serve.dp;
         st = ml_serve_adapters_open(&j->adapters, &j->arena, j->config, &j->spec, &j->be,

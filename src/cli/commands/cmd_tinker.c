@@ -86,10 +86,10 @@ static ml_status open_model(tinker_job *j, ml_err *err) {
         st = ml_checkpoint_open(&j->from, j->dir, err);
     if (!st)
         st = ml_weights_check(&j->spec, j->from, err);
-    if (st)
-        return st;
-    ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, j->from, dtype));
-    st = ml_end_tokens_read(&j->eos, j->dir, err);
+    if (!st)
+        st = ml_weights_keep_kv(&j->spec, j->from, dtype, j->config->run.kv_dtype, err);
+    if (!st)
+        st = ml_end_tokens_read(&j->eos, j->dir, err);
     if (!st)
         st = ml_tokenizer_open(&j->tokenizer, j->dir, err);
     if (!st)

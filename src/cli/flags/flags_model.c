@@ -11,8 +11,10 @@ static const char *const compute_dtypes[] = { "auto", "f32", "bf16", NULL };
 static const char *const quantizations[] = { "none", "checkpoint", "fp8", "int8",
                                              "int4", "int4-g128",  "nf4", NULL };
 static const char *const rollout_quantizations[] = { "none",      "fp8", "int8", "int4",
-                                                     "int4-g128", "nf4", NULL };
+                                                     "int4-g128", "nf4", "auto", NULL };
 static const char *const fake_quantizations[] = { "none", "int4", "int4-g128", NULL };
+static const char *const kv_dtypes[] = { "auto",     "bf16", "bfloat16", "fp8_e4m3",
+                                         "fp8_e5m2", "int8", NULL };
 static const char *const load_formats[] = { "auto", "dummy", NULL };
 static const char *const store_dtypes[] = { "auto",  "f32",       "bf16",      "f16",
                                             "fp8",   "fp8-ue8m0", "fp8-row",   "fp8-tensor",
@@ -25,6 +27,11 @@ static const char *const store_dtypes[] = { "auto",  "f32",       "bf16",      "
     "where it has FP8, INT8, INT4 or MXFP4 without zero points; others quantize when "     \
     "loading: e4m3 in blocks of 128x128 (fp8), groups of 128 (int8, int4-g128), 32 "       \
     "(int4) or 64 (nf4) inputs.  See docs/LORA.md."
+
+#define KV_DTYPES                                                                          \
+    "Dtype of the KV cache; auto: that of the weights.  The formats of 8 bits have a "     \
+    "scale "                                                                               \
+    "for each token and KV head (CPU)."
 
 const ml_flag ml_flags_model[] = {
     { .name = "hf-checkpoint",
@@ -93,6 +100,25 @@ const ml_flag ml_flags_model[] = {
       .from = ML_FROM_SGLANG,
       .help = "Dtype of weights and KV cache in memory; auto: that of the checkpoint.  "
               "With bf16 weights the optimizer keeps f32 master weights." },
+    { .name = "kv-cache-dtype",
+      .type = ML_FLAG_WORD,
+      ML_AT(kv_cache),
+      .def = "auto",
+      .words = kv_dtypes,
+      .group = "model",
+      .cmds = ML_CMD_SCORE | SERVING,
+      .from = ML_FROM_SGLANG,
+      .help = KV_DTYPES },
+    { .name = "sglang-kv-cache-dtype",
+      .type = ML_FLAG_WORD,
+      ML_AT(kv_cache),
+      .def = "auto",
+      .words = kv_dtypes,
+      .group = "model",
+      .cmds = TRAINING,
+      .from = ML_FROM_SGLANG,
+      .help = KV_DTYPES "  Training attends to the same keys and values as rollouts, so "
+                        "that log-probs stay equal." },
     { .name = "quantization",
       .type = ML_FLAG_WORD,
       ML_AT(quantization),
@@ -114,7 +140,7 @@ const ml_flag ml_flags_model[] = {
     { .name = "rollout-quantization",
       .type = ML_FLAG_WORD,
       ML_AT(rollout_quantization),
-      .def = "none",
+      .def = "auto",
       .words = rollout_quantizations,
       .group = "model",
       .cmds = ML_CMD_TRAIN,
@@ -123,7 +149,8 @@ const ml_flag ml_flags_model[] = {
           "Generate with a copy of the weights whose linear layers are quantized at each "
           "publication, and train in the dtype of the weights (CPU).  The log-probs of "
           "rollouts then differ from those of training: forward_logp_max_diff is "
-          "reported, and --use-tis corrects for it." },
+          "reported, and --use-tis corrects for it.  auto: fp8 if --hf-checkpoint has FP8 "
+          "weights, unless other flags exclude it." },
     { .name = "fp8-format",
       .type = ML_FLAG_TEXT,
       ML_AT(fp8_format),
@@ -132,10 +159,9 @@ const ml_flag ml_flags_model[] = {
       .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
       .from = ML_FROM_MEGATRON,
       .help =
-          "e4m3: the linear layers multiply FP8 weights (blocks of 128x128) with inputs "
-          "that are rounded to FP8 (groups of 128), in rollouts and in the forward passes "
-          "of training; backward passes are not rounded.  Needs --fp8-recipe blockwise.  "
-          "CPU." },
+          "e4m3: the linear layers multiply FP8 weights with inputs that are rounded to "
+          "FP8, in rollouts and in the forward passes of training; backward passes are not "
+          "rounded.  Needs --fp8-recipe.  CPU." },
     { .name = "fp8-recipe",
       .type = ML_FLAG_TEXT,
       ML_AT(fp8_recipe),
@@ -143,7 +169,10 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
       .from = ML_FROM_MEGATRON,
-      .help = "blockwise: the scales of --fp8-format." },
+      .help =
+          "Scales of --fp8-format.  blockwise: in f32, for blocks of 128x128 weights and "
+          "groups of 128 inputs; mxfp8: powers of two, for groups of 32 weights and "
+          "inputs." },
     { .name = "fake-quantization",
       .type = ML_FLAG_WORD,
       ML_AT(fake_quantization),

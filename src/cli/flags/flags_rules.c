@@ -33,6 +33,11 @@ static bool quantized_device(const ml_config *c) {
            strcmp(c->run.backend.device, "cuda") == 0;
 }
 
+static bool kv_device(const ml_config *c) {
+    return c->kv_cache && c->run.backend.device &&
+           strcmp(c->run.backend.device, "cuda") == 0;
+}
+
 static bool quantized_ranks(const ml_config *c) {
     return c->quantization && (c->serve.tp > 1 || c->bench.tp > 1);
 }
@@ -504,6 +509,9 @@ const ml_rule ml_rules[] = {
     { "quantized-device", QUANTIZED, quantized_device,
       "--quantization and --base-quantization run on the CPU alone: use --device cpu, or "
       "remove the flag" },
+    { "kv-cache-device", QUANTIZED, kv_device,
+      "--kv-cache-dtype and --sglang-kv-cache-dtype other than auto run on the CPU alone: "
+      "use --device cpu, or auto" },
     { "quantized-ranks", ML_CMD_SERVE | ML_CMD_BENCH_ENGINE, quantized_ranks,
       "--quantization excludes --tp-size: an engine of one rank has the whole weights" },
     { "quantized-grads", ML_CMD_SCORE, quantized_grads,

@@ -86,10 +86,14 @@ static bool quantized_without_lora(const ml_config *c) {
     return c->quantization && !ml_run_has_lora(&c->run);
 }
 
+static bool quantizes_rollouts(const ml_config *c) {
+    return c->rollout_quantization && c->rollout_quantization != ML_ROLLOUT_AUTO;
+}
+
 static bool quantized_in_parts(const ml_config *c) {
     const ml_place_opts *p = &c->run.place;
 
-    return (c->quantization || c->fake_quantization > 0 || c->rollout_quantization ||
+    return (c->quantization || c->fake_quantization > 0 || quantizes_rollouts(c) ||
             c->fp8_format) &&
            (p->tp > 1 || p->pp > 1 || p->ep > 1 || p->etp > 1 ||
             p->backend == ML_TRAIN_FSDP);
@@ -101,7 +105,8 @@ static bool on_cuda(const ml_config *c) {
 
 static bool fp8_recipe(const ml_config *c) {
     return (c->fp8_format || c->fp8_recipe) &&
-           (!c->fp8_recipe || strcmp(c->fp8_recipe, "blockwise") != 0);
+           (!c->fp8_recipe || (strcmp(c->fp8_recipe, "blockwise") != 0 &&
+                               strcmp(c->fp8_recipe, "mxfp8") != 0));
 }
 
 static bool fp8_format(const ml_config *c) {
@@ -112,13 +117,13 @@ static bool fp8_format(const ml_config *c) {
 static bool fake_with_others(const ml_config *c) {
     return (c->fake_quantization > 0 || c->fp8_format) &&
            ((c->fake_quantization > 0 && c->fp8_format) || ml_run_has_lora(&c->run) ||
-            c->rollout_quantization || c->run.ref_interval || c->run.keep_old_actor ||
+            quantizes_rollouts(c) || c->run.ref_interval || c->run.keep_old_actor ||
             ml_run_elsewhere(&c->run) || on_cuda(c));
 }
 
 static bool rollout_quantized_with_others(const ml_config *c) {
-    return c->rollout_quantization && (ml_run_has_lora(&c->run) || c->run.on_policy ||
-                                       ml_run_elsewhere(&c->run) || on_cuda(c));
+    return quantizes_rollouts(c) && (ml_run_has_lora(&c->run) || c->run.on_policy ||
+                                     ml_run_elsewhere(&c->run) || on_cuda(c));
 }
 
 static bool quantized_critic(const ml_config *c) {
@@ -458,10 +463,10 @@ const ml_rule ml_rules_train[] = {
       "--base-quantization excludes --advantage-estimator ppo, whose critic trains all its "
       "weights: use grpo or reinforce_plus_plus" },
     { "fp8-recipe", ML_CMD_SFT | ML_CMD_TRAIN, fp8_recipe,
-      "--fp8-format needs --fp8-recipe blockwise: delayed (Megatron's default) and "
-      "tensorwise "
-      "scale activations by the whole tensor, so that a row would depend on its batch, and "
-      "mxfp8 is not supported" },
+      "--fp8-format needs --fp8-recipe blockwise or mxfp8: delayed (Megatron's default) "
+      "and "
+      "tensorwise scale activations by the whole tensor, so that a row would depend on its "
+      "batch" },
     { "fp8-format", ML_CMD_SFT | ML_CMD_TRAIN, fp8_format,
       "--fp8-recipe needs --fp8-format e4m3: gradients are not rounded, so that hybrid and "
       "e5m2 have no use" },

@@ -4,7 +4,6 @@
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
 static const char *const only_one[] = { "1", NULL };
-static const char *const automatic[] = { "auto", NULL };
 
 #define GENERATES (ML_CMD_TRAIN | ML_CMD_EVAL)
 #define NOTHING "supervised fine-tuning does not generate"
@@ -75,8 +74,6 @@ const ml_flag ml_flags_sglang[] = {
     ML_NOOP("sglang-enable-dp-attention", BOOL, SGLANG, ML_CMD_SFT, NOTHING),
     ML_FIXED("sglang-pp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_NOOP("sglang-moe-dense-tp-size", TEXT, SGLANG, TRAIN, EXPERTS),
-    ML_FIXED("sglang-kv-cache-dtype", SGLANG, TRAIN, automatic,
-             "The KV cache has the dtype of the weights."),
     ML_NOOP("sglang-enable-dp-lm-head", BOOL, SGLANG, TRAIN, LM_HEAD),
     ML_REFUSED("sglang-config", TEXT, SGLANG, TRAIN,
                "only one group of engines is supported; remove the flag"),

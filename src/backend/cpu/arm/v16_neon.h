@@ -131,6 +131,18 @@ static inline v16 v16_load_e4m3(const uint8_t *p) {
                   v16_quarter_e4m3(vget_low_s16(hi)), v16_quarter_e4m3(vget_high_s16(hi)));
 }
 
+/* The upper byte of an f16. */
+static inline float32x4_t v16_quarter_e5m2(uint16x4_t h) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(h, 8)));
+}
+
+static inline v16 v16_load_e5m2(const uint8_t *p) {
+    uint8x16_t b = vld1q_u8(p);
+    uint16x8_t lo = vmovl_u8(vget_low_u8(b)), hi = vmovl_u8(vget_high_u8(b));
+    return v16_of(v16_quarter_e5m2(vget_low_u16(lo)), v16_quarter_e5m2(vget_high_u16(lo)),
+                  v16_quarter_e5m2(vget_low_u16(hi)), v16_quarter_e5m2(vget_high_u16(hi)));
+}
+
 /* The four bytes of entry i of a table of 64 bytes are at 4 i. */
 static inline float32x4_t v16_quarter_nibble(const uint32_t *p, int n, uint8x16x4_t table) {
     uint32x4_t i = vandq_u32(vshlq_u32(vld1q_u32(p), vdupq_n_s32(-4 * n)), vdupq_n_u32(15));

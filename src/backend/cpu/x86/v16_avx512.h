@@ -71,6 +71,12 @@ static inline v16 v16_load_e4m3(const uint8_t *p) {
         _mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16((short)0xbf80))));
 }
 
+/* The upper byte of an f16. */
+static inline v16 v16_load_e5m2(const uint8_t *p) {
+    __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return v16_of(_mm512_cvtph_ps(_mm256_slli_epi16(w, 8)));
+}
+
 static inline v16 v16_load_nibble(const uint32_t *p, int n, const float *value) {
     __m512i at = _mm512_srli_epi32(_mm512_loadu_si512(p), (unsigned)(4 * n));
     return v16_of(_mm512_permutexvar_ps(at, _mm512_loadu_ps(value)));
