@@ -35,7 +35,7 @@ def miles(build, *args):
 class Runs:
     def __init__(self, args, root):
         self.build, self.root, self.long = args.build, root, args.long
-        self.n_sft, self.n_rollout = (300, 60) if args.long else (30, 4)
+        self.n_sft, self.n_rollout = (200, 40) if args.long else (30, 4)
         subprocess.run([args.build + "/tools/quickstart_make", root, "1", "glm4_moe"], check=True)
 
     def sft(self):
