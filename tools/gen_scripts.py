@@ -92,6 +92,8 @@ def main():
             if bare == "pipeline-model-parallel-size" and got != ["1"]:
                 model += next((":%d" % n for p, n in LAYERS if re.search(p, name, re.I)), "")
             words += [flag] + [g.replace(" ", "") for g in got]
+        if "--enable-mtp-training" in words:
+            model = "mtp/qwen3_next"  # it has the layer
         print(name.replace("+", "/"), script["driver"] or "-", model, *words)
 
 

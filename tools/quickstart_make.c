@@ -2,7 +2,8 @@
  * problems.
  *
  *     DIR/model/         a Hugging Face checkpoint with random weights; FAMILY is qwen3, or
- *                        qwen3_moe (experts) or qwen3_next (experts, a recurrent layer)
+ *                        qwen3_moe (experts), qwen3_next (experts, a recurrent layer) or
+ *                        glm4_moe (a multi-token prediction layer)
  *     DIR/lessons.jsonl  conversations for miles sft: of five answers two are right, two lack
  *                        the \boxed{} that the reward requires, one is off by one
  *     DIR/prompts.jsonl  problems with labels for miles train
@@ -18,7 +19,7 @@
 #include "base/map.h"
 #include "base/philox.h"
 #include "io/safetensors.h"
-#include "model/spec.h"
+#include "model/mtp.h"
 
 enum { N_LESSON = 4000, N_PROMPT = 4000, N_UNSEEN = 500 };
 
@@ -303,6 +304,12 @@ static const struct family {
               "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, "
               "\"linear_key_head_dim\": 32, \"linear_value_head_dim\": 32, "
               "\"linear_conv_kernel_dim\": 4, " },
+    { "glm4_moe", "Glm4MoeForCausalLM",
+      "\"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_shared_experts\": 1, "
+      "\"moe_intermediate_size\": 128, \"first_k_dense_replace\": 2, \"n_group\": 1, "
+      "\"topk_group\": 1, \"norm_topk_prob\": true, \"routed_scaling_factor\": 1.0, "
+      "\"partial_rotary_factor\": 0.5, \"use_qk_norm\": false, "
+      "\"num_nextn_predict_layers\": 1, " },
 };
 
 static const struct family *family_named(const char *name) {
@@ -394,6 +401,27 @@ static ml_st_tensor tensor_of(ml_arena *a, const ml_param *p, int32_t member) {
     return t;
 }
 
+/* The tensors of a checkpoint, and their numbers. */
+typedef struct numbers {
+    ml_arena arena;
+    ml_st_tensor *t;
+    float **x;
+    int32_t n;
+} numbers;
+
+/* Adds the parameters of a spec; those of a multi-token prediction module (model/mtp.h)
+ * without the trunk's, and with numbers of their own. */
+static void add_params(numbers *m, const ml_spec *s, uint64_t seed) {
+    const ml_shard_range *part = s->mtp ? ml_mtp_parts(s, ML_ROWS, &m->arena) : NULL;
+
+    for (int32_t i = 0; i < s->n_param; i++)
+        for (int32_t e = 0; e < s->param[i].n_stack && (!part || part[i].n); e++) {
+            ml_st_tensor t = tensor_of(&m->arena, &s->param[i], e);
+            m->x[m->n] = make_numbers(&m->arena, s, i, e, seed + s->mtp, t.bytes);
+            m->t[m->n++] = t;
+        }
+}
+
 static int32_t count_tensors(const ml_spec *s) {
     int32_t n = 0;
     for (int32_t i = 0; i < s->n_param; i++)
@@ -404,31 +432,30 @@ static int32_t count_tensors(const ml_spec *s) {
 static void write_weights(const char *dir, uint64_t seed) {
     static const ml_st_meta format = { { "format", 6 }, { "pt", 2 } };
     ml_text path = { 0 };
-    ml_st_tensor *t;
     ml_st_writer *w;
-    ml_arena a;
-    ml_spec s;
+    ml_spec s, module = { 0 };
     ml_err err = { 0 };
-    int32_t n = 0;
+    numbers m = { 0 };
+    int32_t most;
 
-    ml_arena_init(&a, "weights");
+    ml_arena_init(&m.arena, "weights");
     must(ml_spec_open(&s, dir, &err), &err);
-    t = ML_NEW(&a, ml_st_tensor, count_tensors(&s));
-    for (int32_t i = 0; i < s.n_param; i++)
-        for (int32_t e = 0; e < s.param[i].n_stack; e++)
-            t[n++] = tensor_of(&a, &s.param[i], e);
+    if (s.n_nextn)
+        must(ml_mtp_open(&module, dir, &err), &err);
+    most = count_tensors(&s) + count_tensors(&module);
+    m.t = ML_NEW(&m.arena, ml_st_tensor, most);
+    m.x = ML_NEW(&m.arena, float *, most);
+    add_params(&m, &s, seed);
+    add_params(&m, &module, seed);
     ml_text_printf(&path, "%s/model.safetensors", dir);
-    must(ml_st_create(&w, path.ptr, &(ml_st_layout){ n, t, 1, &format }, &err), &err);
-    n = 0;
-    for (int32_t i = 0; i < s.n_param; i++)
-        for (int32_t e = 0; e < s.param[i].n_stack; e++, n++)
-            must(ml_st_write(w, n, 0, make_numbers(&a, &s, i, e, seed, t[n].bytes),
-                             t[n].bytes, &err),
-                 &err);
+    must(ml_st_create(&w, path.ptr, &(ml_st_layout){ m.n, m.t, 1, &format }, &err), &err);
+    for (int32_t i = 0; i < m.n; i++)
+        must(ml_st_write(w, i, 0, m.x[i], m.t[i].bytes, &err), &err);
     must(ml_st_commit(w, &err), &err);
     ml_text_release(&path);
     ml_spec_close(&s);
-    ml_arena_release(&a);
+    ml_spec_close(&module);
+    ml_arena_release(&m.arena);
 }
 
 static void write_model(const char *dir, const struct family *f, uint64_t seed) {

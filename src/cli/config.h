@@ -58,7 +58,7 @@ typedef struct ml_config {
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
         bool logits, grads, entropy, mtp, stats, dry_run;
-        double temperature, mtp_loss_scaling_factor;
+        double temperature;
         ml_batching batching;
         const char *lora_adapter_path; /* one adapter for all sequences */
         ml_string_list lora_paths;     /* NAME=DIR */

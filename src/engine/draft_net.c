@@ -1,5 +1,7 @@
 #include "engine/draft_net.h"
 
+#include <string.h>
+
 #include "base/bug.h"
 #include "engine/engine_priv.h"
 
@@ -22,6 +24,14 @@ static ml_status check(const ml_engine *e, const ml_draft_net *d, ml_err *err) {
     return ML_OK;
 }
 
+/* A set of the same memory, with a table of its own. */
+static void refer_to(ml_draft_net *d, const ml_weights *w) {
+    d->weights = *w;
+    d->weights.buf.dev = NULL; /* not owned */
+    d->weights.t = ML_NEW(&d->arena, ml_tensor, w->n);
+    memcpy(d->weights.t, w->t, (size_t)w->n * sizeof *w->t);
+}
+
 static ml_status load(ml_engine *e, ml_draft_net *d, ml_err *err) {
     const ml_draft_opts *o = &e->opts.draft;
     ml_checkpoint *c;
@@ -30,7 +40,9 @@ static ml_status load(ml_engine *e, ml_draft_net *d, ml_err *err) {
     if (st != ML_OK)
         return st;
     ml_spec_keep_kv(&d->spec, ml_weights_kv_dtype(&d->spec, c, o->dtype));
-    if (o->mtp)
+    if (o->mtp_weights)
+        refer_to(d, o->mtp_weights);
+    else if (o->mtp)
         st = ml_mtp_load(&d->weights, &d->spec, c, o->dtype, e->spec, e->weights, e->be,
                          &d->arena, err);
     else

@@ -32,9 +32,12 @@ typedef int32_t ml_draft_fn(void *ud, const struct ml_request *r, int32_t *out, 
 typedef struct ml_draft_opts {
     int32_t n; /* most draft tokens of a request in a step; 0: plain decoding */
     /* Where they come from, one of: */
-    bool ngram;        /* what followed the same tokens before (ngram.h) */
-    const char *mtp;   /* the multi-token prediction module of the checkpoint in this
+    bool ngram;      /* what followed the same tokens before (ngram.h) */
+    const char *mtp; /* the multi-token prediction module of the checkpoint in this
                           directory (draft_net.h) */
+    const ml_weights *mtp_weights; /* NULL, or the module's weights, which are read instead
+                                      of those of the checkpoint; they change between steps
+                                      only */
     const char *model; /* the model in this directory, which has the same vocabulary */
     ml_draft_fn *fn;   /* a function */
     void *ud;

@@ -17,7 +17,9 @@
 typedef struct item {
     const ml_st_tensor *src;
     const ml_st_file *file;
-    ml_named own; /* param ML_NONE: copied from the source */
+    ml_named own;        /* param ML_NONE: copied from the source */
+    const ml_weights *w; /* the set that it is of */
+    const ml_spec *s;
     ml_st_dtype dtype;
     int32_t shard;
     ml_export_codes *codes; /* NULL, or this is part `part` of a quantized weight */
@@ -55,22 +57,30 @@ static bool is_float(ml_st_dtype t) {
 }
 
 static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tensor *t) {
-    item i = { .src = t, .file = file, .dtype = t->dtype };
+    item i = { .src = t, .file = file, .dtype = t->dtype, .w = x->w, .s = x->s };
 
     /* Tables of whole numbers are not trained: they are copied. */
     if (!ml_named_find(&i.own, x->s, x->from, t->name) || x->s->param[i.own.param].below)
         i.own.param = ML_NONE;
+    if (i.own.param == ML_NONE && x->o->also) {
+        i.w = x->o->also;
+        i.s = x->o->also_spec;
+        if (!ml_named_find(&i.own, i.s, x->from, t->name))
+            i.own.param = ML_NONE;
+    }
     /* A stored copy of a tied head must follow the embedding it copies. */
     if (i.own.param == ML_NONE && x->s->tied && ml_is_lm_head(t->name)) {
+        i.w = x->w;
+        i.s = x->s;
         i.own.param = x->s->node[x->s->n_node - 1].w[0];
         i.own.n_dim = 2;
         i.own.shape[0] = x->s->n_vocab;
         i.own.shape[1] = x->s->n_hidden;
     }
     if (!x->o->keep_dtype && is_float(t->dtype) && i.own.param != ML_NONE &&
-        !x->s->param[i.own.param].keep_f32)
+        !i.s->param[i.own.param].keep_f32)
         i.dtype = ml_st_from_dtype(x->o->dtype);
-    if (i.own.param != ML_NONE && ml_param_is_value_head(&x->s->param[i.own.param]))
+    if (i.own.param != ML_NONE && ml_param_is_value_head(&i.s->param[i.own.param]))
         i.dtype = ML_ST_F32;
     return i;
 }
@@ -96,6 +106,8 @@ static void add_new_item(exporter *x, int32_t param) {
                                      .param = param,
                                      .n_dim = p->n_dim,
                                      .shape = { p->shape[0], p->shape[1] } },
+                            .w = x->w,
+                            .s = x->s,
                             .dtype = ML_ST_F32,
                             .shard = x->from->n_file - 1 };
     x->changed = true;
@@ -289,11 +301,11 @@ static int module_rank(const char *name) {
 
 /* Layers in order, between the embedding and the modules after the last layer. */
 static int64_t layer_rank(const exporter *x, const item *i) {
-    const ml_param *p = &x->s->param[i->own.param];
+    const ml_param *p = &i->s->param[i->own.param];
     const char *layers = strstr(p->name, ".layers.");
     if (layers)
         return 1 + strtol(layers + strlen(".layers."), NULL, 10);
-    return i->own.param == 0 ? 0 : INT64_MAX;
+    return i->s == x->s && i->own.param == 0 ? 0 : INT64_MAX;
 }
 
 /* The order of parameters in transformers; other tensors come last, in file order. */
@@ -312,8 +324,8 @@ static int by_module(const void *a, const void *b, void *ud) {
     lk = layer_rank(x, k);
     if (li != lk)
         return li < lk ? -1 : 1;
-    mi = module_rank(x->s->param[i->own.param].name);
-    mk = module_rank(x->s->param[k->own.param].name);
+    mi = module_rank(i->s->param[i->own.param].name);
+    mk = module_rank(k->s->param[k->own.param].name);
     if (mi != mk)
         return mi - mk;
     if (i->own.param != k->own.param)
@@ -360,11 +372,11 @@ static ml_status write_param(exporter *x, ml_st_writer *out, int32_t at, const i
     if (!x->piece)
         return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s",
                        (size_t)step * slice_bytes, i->src->name.ptr);
-    if (x->o->bring)
+    if (x->o->bring && i->s == x->s)
         st = x->o->bring(x->o->ud, &i->own, err);
     for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
         int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
-        ml_named_read(x->w, x->s, &i->own, r, n, to, x->piece);
+        ml_named_read(i->w, i->s, &i->own, r, n, to, x->piece);
         st = ml_st_write(out, at, (size_t)r * slice_bytes, x->piece,
                          (size_t)n * slice_bytes, err);
     }
@@ -536,7 +548,7 @@ static ml_status give_item(exporter *x, const item *i, ml_export_fn *fn, void *u
         dequantize(i->src, 0, (int64_t)(t.bytes / (i->dtype == ML_ST_F32 ? 4 : 2)),
                    x->piece);
     else
-        ml_named_read(x->w, x->s, &i->own, 0, ml_named_slices(&i->own).n_slice, to,
+        ml_named_read(i->w, i->s, &i->own, 0, ml_named_slices(&i->own).n_slice, to,
                       x->piece);
     t.data = x->piece;
     return fn(ud, &t, err);

@@ -27,6 +27,10 @@ typedef struct ml_export_opts {
      * NULL: they are.  Not with quantize. */
     ml_status (*bring)(void *ud, const ml_named *t, ml_err *err);
     void *ud; /* of bring */
+    /* NULL, or a second set, of tensors that the first has not: a multi-token prediction
+     * module (model/mtp.h).  Not with quantize. */
+    const ml_weights *also;
+    const ml_spec *also_spec;
 } ml_export_opts;
 
 /* Called for each tensor of the checkpoint that would be written, in the order of the

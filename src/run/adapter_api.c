@@ -301,7 +301,7 @@ static ml_status open_server(ml_adapter_api *s, ml_err *err) {
                                  err);
     if (st != ML_OK)
         return st;
-    ml_http_server_set_gate(s->http, ml_access_gate, &s->access);
+    ml_access_attach(&s->access, s->http);
     s->running = pthread_create(&s->thread, NULL, serve, s) == 0;
     return s->running ? ML_OK
                       : ml_fail(err, ML_ENOMEM, "cannot create a thread for the server");
@@ -338,6 +338,7 @@ void ml_adapter_api_close(ml_adapter_api *s) {
     }
     if (s->http)
         ml_http_server_close(s->http);
+    ml_access_release(&s->access);
     if (s->loop)
         ml_loop_free(s->loop);
     free(s);

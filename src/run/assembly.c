@@ -330,6 +330,10 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
     ml_status st = open_publisher(m, c, err);
 
     m->generator.serves = is_served(m);
+    if (st == ML_OK && m->run->mtp.be && m->generator.engine.draft.mtp)
+        st = ml_publisher_take_mtp(m->publisher, &m->run->mtp.weights,
+                                   ml_generator_own_set(c), &m->generator.be,
+                                   &m->generator.engine.draft.mtp_weights, err);
     if (st == ML_OK)
         st = ml_generator_start(&m->generator, m->publisher->weights, c, err);
     if (st != ML_OK)

@@ -179,6 +179,7 @@ static ml_status add_plan(ml_memory *m, plan_bytes *sum, const ml_memory_request
                           .backward = train,
                           .frozen = req->opts.lora && (!spec->critic || spec->reward),
                           .logits = train && req->opts.keep_logits && !spec->critic,
+                          .hidden = train && req->opts.mtp && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
     ml_spec pieces = { 0 };
@@ -236,6 +237,18 @@ static ml_status add_plans(ml_memory *m, const ml_memory_request *req, const ml_
     add(m, row[SCORE_ACT], turns ? beyond(score.act, train.act) : score.act);
     add(m, row[SCORE_SCRATCH],
         turns ? beyond(score.scratch, train.scratch) : score.scratch);
+    return st;
+}
+
+static ml_status add_mtp(ml_memory *m, const ml_memory_request *req, ml_err *err) {
+    ml_optimizer_opts opt = req->opts.optimizer;
+    size_t bytes = 0;
+    ml_status st;
+
+    opt.mesh = req->opts.mesh;
+    st = ml_mtp_trainer_bytes(&bytes, req->opts.mtp, req->from, req->dtype, req->bf16, &opt,
+                              ml_memory_caps(tokens_of(req, false), 1), err);
+    add(m, "multi-token prediction", bytes);
     return st;
 }
 
@@ -329,6 +342,8 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     if (req->generates_only)
         return ML_OK;
     st = add_trainer(out, req, req->spec, saved, actor_rows, err);
+    if (st == ML_OK && req->opts.mtp)
+        st = add_mtp(out, req, err);
     critic.opts.optimizer.freeze = NULL;
     memset(critic.opts.replay, 0, sizeof critic.opts.replay);
     critic.opts.stage = req->critic_stage;

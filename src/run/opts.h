@@ -72,6 +72,13 @@ typedef struct ml_speculative_opts {
     int64_t n_step, topk, n_token; /* 0: not given */
 } ml_speculative_opts;
 
+/* Multi-token prediction layers. */
+typedef struct ml_mtp_opts {
+    int64_t n_layer; /* 0: not given */
+    bool train;
+    double factor; /* of their loss */
+} ml_mtp_opts;
+
 /* The engine's drafts; dir is the model's directory.  Drafts of a network need an engine of
  * one rank: several ranks look tokens up instead, and a warning says so. */
 ml_status ml_speculative_resolve(ml_draft_opts *out, const ml_speculative_opts *o,
@@ -276,6 +283,7 @@ typedef struct ml_run_opts {
     const char *custom_rm_path, *eval_reward_key; /* NULL: not given */
     ml_engine_opts engine;
     ml_speculative_opts speculative;
+    ml_mtp_opts mtp;
     ml_supervisor_opts supervisor;
     ml_publish_opts publish;
     ml_router_opts router; /* of the run; its host, port, policy and limits are options */

@@ -23,7 +23,9 @@ ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err
                (unsigned long long)w->version);
         return ML_OK;
     }
-    st = p->send(p, w, err);
+    st = ml_publisher_copy_mtp(p, err);
+    if (st == ML_OK)
+        st = p->send(p, w, err);
     if (st == ML_OK)
         p->version = w->version;
     if (st == ML_OK && p->async)
@@ -43,8 +45,12 @@ ml_status ml_publisher_start(ml_publisher *p, ml_generator *g, const ml_weights 
 }
 
 void ml_publisher_close(ml_publisher *p) {
-    if (p)
-        p->close(p);
+    if (!p)
+        return;
+    ml_weights_close(&p->mtp_copy);
+    if (p->mtp)
+        ml_arena_release(&p->mtp_arena);
+    p->close(p);
 }
 
 static void *make(size_t size, ml_publisher of, ml_err *err) {

@@ -29,12 +29,23 @@ struct ml_publisher {
     ml_async *async;           /* the rollout that counts versions; NULL: none */
     const ml_weights *adapter; /* the whole one, if this rank trains a part of it */
     size_t bytes;              /* of host memory besides the weights above */
+    /* A multi-token prediction module that is trained, and the engine's copy of it, if the
+     * engine runs while the trainer does; NULL, zeros: none. */
+    const ml_weights *mtp;
+    ml_weights mtp_copy;
+    ml_arena mtp_arena;
 };
 
 /* The generator has started, on `weights` if it is in this process; engines of other
  * processes get the weights w now. */
 ml_status ml_publisher_start(ml_publisher *p, ml_generator *g, const ml_weights *w,
                              ml_err *err);
+/* Drafts of the engine in this process come from the module with the weights w: it reads
+ * them, or with `own` a copy, which each publication renews.  out: what it reads. */
+ml_status ml_publisher_take_mtp(ml_publisher *p, const ml_weights *w, bool own,
+                                ml_backend *be, const ml_weights **out, ml_err *err);
+/* Renews the copy, if there is one; between two steps of the engine. */
+ml_status ml_publisher_copy_mtp(ml_publisher *p, ml_err *err);
 /* Returns when all engines have these weights; those of other processes have confirmed
  * that they are bit-identical. */
 ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err);

@@ -294,6 +294,25 @@ static void decide_rollout_dtype(ml_train_run *r) {
                r->opts.hf_checkpoint);
 }
 
+/* The module is opened before the memory is planned. */
+static ml_status open_mtp(ml_train_run *r, ml_err *err) {
+    ml_status st;
+
+    if (!r->opts.mtp.train || r->opts.learns_nothing)
+        return ML_OK;
+    if (r->opts.recipe.preference.on || r->spec.reward)
+        return ml_fail(err, ML_EUSAGE,
+                       "--enable-mtp-training is for miles sft and miles train: remove it");
+    st = ml_mtp_trainer_open(&r->mtp, r->opts.hf_checkpoint, &r->be, r->opts.mtp.factor,
+                             err);
+    if (st == ML_OK)
+        st = ml_weights_check(&r->mtp.spec, r->from, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--enable-mtp-training");
+    r->opts.trainer.mtp = &r->mtp;
+    return st;
+}
+
 ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
     ml_spec_opts spec;
     ml_status st =
@@ -342,6 +361,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         choose_supports(r);
     if (st == ML_OK && ml_run_has_lora(opts))
         st = open_lora(r, err);
+    if (st == ML_OK && ml_run_ranks_trains(&opts->ranks))
+        st = open_mtp(r, err);
     if (st == ML_OK && opts->trainer.mesh)
         st = ml_mesh_attach(opts->trainer.mesh, r->be.stream, err);
     return st;
@@ -398,6 +419,7 @@ void ml_train_run_close(ml_train_run *r) {
     ml_run_log_close(&r->log);
     ml_saver_close(r->saver);
     ml_trainer_close(r->trainer);
+    ml_mtp_trainer_close(&r->mtp);
     ml_critic_close(&r->critic);
     ml_weights_close(&r->quantized);
     ml_weights_close(&r->quantized_ref);
@@ -548,6 +570,9 @@ ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
     if (o->saver.retain_interval)
         d.n_keep = (d.n_keep ? d.n_keep : 1) + r->num_rollout / o->saver.retain_interval;
     d.snapshot_bytes = snapshot_bytes(r, &r->spec, r->from, req.bf16);
+    if (r->mtp.be && o->save_optim)
+        d.snapshot_bytes +=
+            ml_optimizer_saved_bytes(&r->mtp.spec, &o->trainer.optimizer, req.bf16);
     if (o->ref_interval)
         d.snapshot_bytes += (uint64_t)ml_spec_param_count(&r->spec) * sizeof(float);
     if (r->critic.from)

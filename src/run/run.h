@@ -43,6 +43,7 @@ struct ml_train_run {
     ml_lora lora;      /* the adapter on top of the weights; zeros: none */
     ml_lora_table lora_table;
     const ml_lora_site *lora_site;
+    ml_mtp_trainer mtp; /* zeros: its layers are not trained */
     ml_trainer *trainer;
     ml_critic critic;
     const char *teacher_dir; /* the checkpoint of --opd-teacher-load; NULL: none */

@@ -212,6 +212,7 @@ static ml_trainer_opts critic_opts(const ml_run_opts *o) {
     t.optimizer.freeze = NULL;          /* its patterns name the actor's tensors */
     t.lora = NULL;                      /* it has no adapter */
     t.trained = NULL;                   /* and is not quantized */
+    t.mtp = NULL;
     t.dropout = false;
     memset(t.replay, 0, sizeof t.replay); /* the routing record is the actor's, too */
     return t;
@@ -463,6 +464,24 @@ static void plan_batches(ml_train_run *r) {
         ml_memory_plan_caps(&req, &o->train_caps, &o->score_caps);
 }
 
+/* The module of the checkpoint that the actor was loaded from. */
+static ml_status start_mtp(ml_train_run *r, ml_err *err) {
+    ml_checkpoint *own = NULL;
+    ml_optimizer_opts opts = r->opts.trainer.optimizer;
+    ml_status st = ML_OK;
+
+    if (!r->mtp.be)
+        return ML_OK;
+    opts.mesh = r->opts.trainer.mesh;
+    if (strcmp(r->started, r->opts.hf_checkpoint) != 0)
+        st = ml_checkpoint_open(&own, r->started, err);
+    if (st == ML_OK)
+        st = ml_mtp_trainer_start(&r->mtp, own ? own : r->from, r->opts.dtype, &r->spec,
+                                  ml_train_run_read(r), &opts, err);
+    ml_checkpoint_close(own);
+    return st;
+}
+
 /* Creates the trainer, and restores its position. */
 static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *err) {
     const ml_run_opts *o = &r->opts;
@@ -472,6 +491,8 @@ static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *e
 
     if (st == ML_OK)
         st = load_teacher(r, err);
+    if (st == ML_OK)
+        st = start_mtp(r, err);
     if (st == ML_OK)
         st = ml_trainer_open(&r->trainer, r->host ? &r->host->spec : &r->spec,
                              ml_train_run_read(r), r->host ? &r->host->be : &r->be,

@@ -60,6 +60,15 @@ static ml_batch_caps need_of(const ml_mtp_runner *r, const ml_train_sample *s,
     return ml_micro_max(c, r->caps);
 }
 
+ml_plan_opts ml_mtp_runner_plan(const ml_spec *s, ml_batch_caps caps, bool backward,
+                                bool logits) {
+    return (ml_plan_opts){ .caps = caps,
+                           .backward = backward,
+                           .logits = logits,
+                           .first = ML_MTP_FIRST,
+                           .end = s->n_node };
+}
+
 static bool same_caps(ml_batch_caps a, ml_batch_caps b) {
     return a.n_token == b.n_token && a.n_seq == b.n_seq && a.n_loss == b.n_loss &&
            a.n_page == b.n_page;
@@ -73,12 +82,7 @@ static ml_status grow(ml_mtp_runner *r, ml_batch_caps caps, ml_err *err) {
     ml_mtp_runner_release(r);
     r->caps = caps;
     st = ml_plan_new(&r->plan, r->spec, r->be,
-                     (ml_plan_opts){ .caps = caps,
-                                     .backward = r->backward,
-                                     .logits = r->logits,
-                                     .first = ML_MTP_FIRST,
-                                     .end = r->spec->n_node },
-                     err);
+                     ml_mtp_runner_plan(r->spec, caps, r->backward, r->logits), err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
     ml_batch_init(&r->batch, &r->arena, caps);
@@ -104,16 +108,33 @@ static void add_sample(ml_mtp_runner *r, const ml_train_sample *s, const ml_rows
 
 /* --- the module --------------------------------------------------------------- */
 
-/* The rows that count, summed in their order; `by` times their derivatives. */
-static double sum_of(ml_mtp_runner *r, float by) {
+/* The next n rows of the loss from row `at` on: the sum of those that count, in their order;
+ * `by` times their derivatives. */
+static double sum_of(ml_mtp_runner *r, int32_t at, int32_t n, float by) {
     double sum = 0;
 
-    for (int32_t k = 0; k < r->batch.rows.n_loss; k++) {
+    for (int32_t k = at; k < at + n; k++) {
         bool target = r->batch.rows.loss_id[k] >= 0;
         sum -= target ? (double)r->logprob[k] : 0.0;
         r->dlogprob[k] = target ? -by : 0.0f;
     }
     return sum;
+}
+
+static int32_t loss_rows(const ml_mtp_runner *r, const ml_train_sample *s) {
+    return r->logits ? s->n_token - 1 : (int32_t)ml_mtp_rows(s);
+}
+
+static void take_sums(ml_mtp_runner *r, const ml_train_sample *s, const ml_bin *bin,
+                      float by, double *sum) {
+    int32_t at = 0;
+
+    for (int32_t i = 0; i < bin->n; i++) {
+        int32_t n = loss_rows(r, &s[bin->item[i]]);
+        sum[i] = sum_of(r, at, n, by);
+        at += n;
+    }
+    ML_BUG_IF(at != r->batch.rows.n_loss);
 }
 
 ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_rows *rows,
@@ -123,7 +144,8 @@ ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_row
     ml_run run = { .weights = r->weights, .rows = &r->batch.rows };
     ml_status st = grow(r, need_of(r, s, bin), err);
 
-    *sum = 0;
+    for (int32_t i = 0; i < bin->n; i++)
+        sum[i] = 0;
     if (st != ML_OK)
         return st;
     ML_BUG_IF(rows->n_seq != bin->n);
@@ -138,7 +160,7 @@ ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_row
     st = r->be->dev->sync(r->be->stream, err);
     if (st != ML_OK)
         return st;
-    *sum = sum_of(r, by);
+    take_sums(r, s, bin, by, sum);
     if (!r->backward || by == 0.0f)
         return ML_OK;
     ml_grads_bind(&r->grads, &run);

@@ -40,9 +40,13 @@ void ml_mtp_runner_release(ml_mtp_runner *r);
 /* How many rows of a sample count. */
 int64_t ml_mtp_rows(const ml_train_sample *s);
 
-/* The sum of the cross entropies of a micro-batch's rows that count, after a forward of the
- * trunk over whole samples with opts.hidden.  Adds the gradients of `by` times the sum, if
- * it is not 0. */
+/* Its plans. */
+ml_plan_opts ml_mtp_runner_plan(const ml_spec *s, ml_batch_caps caps, bool backward,
+                                bool logits);
+
+/* The sum of the cross entropies of the rows that count of each sample of a micro-batch, sum
+ * [bin->n], after a forward of the trunk over whole samples with opts.hidden.  Adds the
+ * gradients of `by` times the sums, if it is not 0. */
 ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_rows *rows,
                             const ml_train_sample *s, const ml_bin *bin, float by,
                             double *sum, ml_err *err);

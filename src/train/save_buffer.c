@@ -32,18 +32,18 @@ static ml_weights owned_of(const ml_optimizer *o, const ml_weights *w, ml_arena 
     return out;
 }
 
-void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
-                         const ml_weights *ref, bool optim, ml_arena *a) {
-    ml_optimizer *o = ml_trainer_optimizer(t);
+void ml_save_buffer_take(ml_save_buffer *m, ml_optimizer *o, const ml_lora *lora,
+                         const ml_checkpoint *from, const ml_weights *ref, bool optim,
+                         ml_arena *a) {
     bool several = o->ranks.comm->size > 1;
     ml_save_buffer now = { .spec = o->spec,
-                           .lora = ml_trainer_lora(t),
+                           .lora = lora,
+                           .file = ML_SNAPSHOT_TENSORS,
                            .from = from,
                            .optim = o,
                            .weights = *o->weights,
                            .own_master = o->own_master,
                            .n_step = o->n_step,
-                           .n_sample = ml_trainer_samples(t),
                            .stage = m->stage,
                            .stage_bytes = m->stage_bytes,
                            .space = m->space,
@@ -64,6 +64,19 @@ void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *
             ref->range ? owned_of(o, ref, a) : rows_of(ref, NULL, a);
     }
     *m = now;
+}
+
+void ml_save_buffer_take_mtp(ml_save_buffer *m, ml_mtp_trainer *t,
+                             const ml_checkpoint *from, bool optim, ml_arena *a) {
+    ml_tensor *own = ML_NEW(a, ml_tensor, t->spec.n_param);
+
+    ml_save_buffer_take(m, &t->optimizer, NULL, from, NULL, optim, a);
+    m->file = ML_SNAPSHOT_MTP;
+    for (int32_t i = 0; i < t->spec.n_param; i++)
+        if (t->weights.range[i].n)
+            own[i] = t->weights.t[i];
+    m->weights.t = own;
+    m->weights.range = NULL; /* every rank has all of its own */
 }
 
 static bool writes(const ml_save_buffer *m) {
@@ -513,7 +526,7 @@ static ml_status write_tensor(tensor_file *f, int k, int32_t i, const ml_strip *
 }
 
 static ml_status create_file(tensor_file *f, const char *dir, ml_err *err) {
-    const char *path = ml_arena_printf(f->arena, "%s/%s", dir, ML_SNAPSHOT_TENSORS);
+    const char *path = ml_arena_printf(f->arena, "%s/%s", dir, f->image->file);
 
     f->t = ML_NEW(f->arena, ml_st_tensor, f->n);
     each_tensor(f, declare_tensor, err);

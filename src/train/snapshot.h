@@ -3,6 +3,8 @@
  *     DIR/iter_0000012/                      a Hugging Face checkpoint, plus
  *         trainer.safetensors                moments, masters of rounded weights, and a
  *                                            reference that changes
+ *         trainer_mtp.safetensors            the same of multi-token prediction layers that
+ *                                            are trained
  *         state.json                         counters, data position, configuration
  *         checksums.crc64                    one line per file: checksum, bytes, name
  *     DIR/latest_checkpointed_iteration.txt  tracker: the newest complete one

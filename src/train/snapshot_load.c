@@ -4,6 +4,7 @@
 
 #include "base/dir.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "train/snapshot_priv.h"
 
 #define PIECE_VALUES ((int64_t)1 << 18)
@@ -251,9 +252,7 @@ static destination everything(const ml_weights *w, const bool *skip, ml_arena *a
     return d;
 }
 
-static ml_status open_tensors(ml_st_file **out, const char *path, ml_arena *a,
-                              ml_err *err) {
-    const char *name = ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_TENSORS);
+static ml_status open_tensors(ml_st_file **out, const char *name, ml_err *err) {
 
     if (access(name, F_OK) != 0)
         return ml_fail(err, ML_EIO,
@@ -263,33 +262,51 @@ static ml_status open_tensors(ml_st_file **out, const char *path, ml_arena *a,
     return ml_st_open(out, name, err);
 }
 
-static ml_status load_tensors(const char *path, const ml_snapshot_into *into, ml_arena *a,
-                              ml_err *err) {
-    ml_optimizer *o = ml_trainer_optimizer(into->trainer);
+/* The state of an optimizer, unless no_optim, and a reference, unless it is NULL. */
+static ml_status load_tensors(const char *path, ml_optimizer *o, ml_weights *ref,
+                              bool no_optim, ml_arena *a, ml_err *err) {
     destination set[ML_STATE_SETS] = { 0 };
     float *piece;
     ml_st_file *f = NULL;
     ml_status st;
 
-    if (into->ref)
-        set[ML_STATE_REFERENCE] = everything(into->ref, NULL, a);
-    if (!into->no_optim) {
+    if (ref)
+        set[ML_STATE_REFERENCE] = everything(ref, NULL, a);
+    if (!no_optim) {
         set[ML_STATE_MASTER] = o->own_master ? own_ranges(o, ML_STATE_MASTER, &o->master, a)
                                              : everything(o->weights, o->frozen, a);
         set[ML_STATE_MOMENT1] = own_ranges(o, ML_STATE_MOMENT1, &o->moment1, a);
         set[ML_STATE_MOMENT2] = own_ranges(o, ML_STATE_MOMENT2, &o->moment2, a);
-    } else if (!into->ref) {
+    } else if (!ref) {
         return ML_OK;
     }
     piece = malloc((size_t)widest(o->spec) * sizeof *piece);
     if (!piece)
         return ml_fail(err, ML_ENOMEM, "out of memory for reading %s", path);
-    st = open_tensors(&f, path, a, err);
+    st = open_tensors(&f, path, err);
     for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
         st = load_set(k, &set[k], o, f, piece, err);
     ml_st_close(f);
     free(piece);
     return st;
+}
+
+/* Of a run that did not train the module there is no state: it begins. */
+static ml_status load_mtp(const char *path, const ml_snapshot_into *into, ml_arena *a,
+                          ml_err *err) {
+    ml_mtp_trainer *m = ml_trainer_mtp(into->trainer);
+    const char *name = ml_arena_printf(a, "%s/" ML_SNAPSHOT_MTP, path);
+
+    if (!m || into->no_optim)
+        return ML_OK;
+    if (access(name, F_OK) != 0) {
+        ml_log(ML_LOG_WARN,
+               "%s does not exist: the optimizer of the multi-token prediction layers "
+               "begins",
+               name);
+        return ML_OK;
+    }
+    return load_tensors(name, &m->optimizer, NULL, false, a, err);
 }
 
 /* --- counters --------------------------------------------------------------- */
@@ -332,6 +349,13 @@ static ml_status load_state(const char *path, const ml_snapshot_into *into,
         return st;
     if (into->no_optim)
         o->n_step = 0;
+    if (ml_trainer_mtp(into->trainer) && !into->no_optim &&
+        ml_json_get(state, "mtp_optimizer_step")) {
+        st = number(&ml_trainer_mtp(into->trainer)->optimizer.n_step, state,
+                    "mtp_optimizer_step", name, err);
+        if (st != ML_OK)
+            return st;
+    }
     ml_trainer_set_samples(into->trainer, n_sample);
     ml_trainer_set_version(into->trainer, (uint64_t)version);
     out->data = span(ml_json_get(state, "data"), src);
@@ -341,6 +365,11 @@ static ml_status load_state(const char *path, const ml_snapshot_into *into,
 
 ml_status ml_snapshot_load(const char *path, const ml_snapshot_into *into,
                            ml_save_state *state, ml_arena *a, ml_err *err) {
-    ml_status st = load_tensors(path, into, a, err);
+    ml_status st = load_tensors(ml_arena_printf(a, "%s/" ML_SNAPSHOT_TENSORS, path),
+                                ml_trainer_optimizer(into->trainer), into->ref,
+                                into->no_optim, a, err);
+
+    if (st == ML_OK)
+        st = load_mtp(path, into, a, err);
     return st == ML_OK ? load_state(path, into, state, a, err) : st;
 }

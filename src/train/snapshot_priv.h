@@ -7,6 +7,7 @@
 
 #define ML_SNAPSHOT_TRACKER "latest_checkpointed_iteration.txt"
 #define ML_SNAPSHOT_TENSORS "trainer.safetensors"
+#define ML_SNAPSHOT_MTP "trainer_mtp.safetensors"
 #define ML_SNAPSHOT_STATE "state.json"
 #define ML_SNAPSHOT_SUMS "checksums.crc64"
 #define ML_SNAPSHOT_TEMP ".tmp-" /* suffix of an incomplete directory's name */
@@ -33,12 +34,13 @@ typedef struct ml_save_buffer {
     const ml_lora *lora; /* the adapter whose spec and weights these are; NULL: a model's */
     const ml_checkpoint *from;
     ml_optimizer *optim;
+    const char *file; /* of the sets below */
     ml_weights weights;
     ml_weights set[ML_STATE_SETS]; /* matrices of rows (ml_shard_view); a set without
                                       tensors is not saved */
     bool divided[ML_STATE_SETS]; /* over the ranks, or stored in another format than f32 */
     bool own_master;
-    int64_t n_step, n_sample;
+    int64_t n_step;
     void *stage; /* memory of the copy */
     size_t stage_bytes;
     /* Weights that ranks divide, and that are not copied: `weights` has addresses on rank 0,
@@ -50,10 +52,14 @@ typedef struct ml_save_buffer {
     ml_named last; /* the tensor that has memory; its name NULL: none */
 } ml_save_buffer;
 
-/* Takes a view of the trainer; `optim`: with the optimizer's state.  ref: a reference, or
- * NULL. */
-void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
-                         const ml_weights *ref, bool optim, ml_arena *a);
+/* Takes a view of an optimizer's weights; `optim`: with its state.  lora, ref: the adapter
+ * that the weights are, a reference, or NULL. */
+void ml_save_buffer_take(ml_save_buffer *m, ml_optimizer *o, const ml_lora *lora,
+                         const ml_checkpoint *from, const ml_weights *ref, bool optim,
+                         ml_arena *a);
+/* The same of a multi-token prediction module: its own weights, without the trunk's. */
+void ml_save_buffer_take_mtp(ml_save_buffer *m, ml_mtp_trainer *t,
+                             const ml_checkpoint *from, bool optim, ml_arena *a);
 /* Copies the state to rank 0; the trainer may continue afterwards.  Collective. */
 ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_arena *a, ml_err *err);
 /* Prepares weights that ranks divide for writing without a copy of all: between this and
@@ -64,7 +70,7 @@ ml_status ml_save_buffer_fetch(ml_save_buffer *m, ml_arena *a, ml_err *err);
 ml_status ml_save_buffer_bring(void *m, const ml_named *t, ml_err *err);
 ml_status ml_save_buffer_end(ml_save_buffer *m, ml_err *err);
 ml_status ml_save_buffer_serve(ml_save_buffer *m, ml_err *err);
-/* Rank 0 writes everything but the weights as trainer.safetensors in dir; no file if there
+/* Rank 0 writes everything but the weights as a file in dir; no file if there
  * is nothing.  Without a copy the other ranks send their ranges: then it is collective. */
 ml_status ml_save_buffer_write(ml_save_buffer *m, const char *dir, ml_arena *a,
                                ml_err *err);

@@ -20,6 +20,8 @@
 typedef struct place {
     const char *dir;
     ml_save_buffer image;
+    ml_save_buffer
+        mtp;       /* of its multi-token prediction module; spec NULL: none is trained */
     ml_text state; /* state.json */
 } place;
 
@@ -57,9 +59,12 @@ static ml_status write_sums(ml_saver *s, const char *dir, ml_err *err) {
     return st;
 }
 
-static ml_status write_hf(ml_saver *s, ml_save_buffer *m, const char *dir, ml_err *err) {
+static ml_status write_hf(ml_saver *s, place *p, const char *dir, ml_err *err) {
+    ml_save_buffer *m = &p->image;
     ml_export_opts hf = { .dir = dir,
                           .keep_dtype = true,
+                          .also = p->mtp.spec ? &p->mtp.weights : NULL,
+                          .also_spec = p->mtp.spec,
                           .bring = m->streamed ? ml_save_buffer_bring : NULL,
                           .ud = m };
     ml_status st = ml_dir_make(dir, err), ended;
@@ -75,11 +80,19 @@ static ml_status write_hf(ml_saver *s, ml_save_buffer *m, const char *dir, ml_er
     return st;
 }
 
+/* The files of optimizer states.  Without a copy, other ranks send theirs: dir NULL. */
+static ml_status write_tensors(ml_saver *s, place *p, const char *dir, ml_err *err) {
+    ml_status st = ml_save_buffer_write(&p->image, dir, &s->arena, err);
+
+    return st == ML_OK && p->mtp.spec ? ml_save_buffer_write(&p->mtp, dir, &s->arena, err)
+                                      : st;
+}
+
 static ml_status write_files(ml_saver *s, place *p, const char *dir, ml_err *err) {
-    ml_status st = write_hf(s, &p->image, dir, err);
+    ml_status st = write_hf(s, p, dir, err);
 
     if (st == ML_OK)
-        st = ml_save_buffer_write(&p->image, dir, &s->arena, err);
+        st = write_tensors(s, p, dir, err);
     if (st == ML_OK)
         st = write_text(s, dir, ML_SNAPSHOT_STATE, &p->state, err);
     if (st == ML_OK)
@@ -166,7 +179,7 @@ static ml_status write_copy(ml_saver *s, ml_err *err) {
     ml_text_fill(&path, s->opts.hf, ROLLOUT_ID, s->iteration);
     temp = temp_of(s, path.ptr);
     ml_dir_remove(temp, NULL); /* left by a process that died with this number */
-    st = write_hf(s, &s->place[ACTOR].image, temp, err);
+    st = write_hf(s, &s->place[ACTOR], temp, err);
     if (st == ML_OK)
         st = ml_dir_replace(temp, path.ptr, err);
     else
@@ -200,7 +213,7 @@ static ml_status send_all(ml_saver *s, ml_err *err) {
             continue;
         st = ml_save_buffer_serve(&s->place[i].image, err);
         if (st == ML_OK)
-            st = ml_save_buffer_write(&s->place[i].image, NULL, &s->arena, err);
+            st = write_tensors(s, &s->place[i], NULL, err);
     }
     return st;
 }
@@ -283,17 +296,24 @@ ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err) 
     return st;
 }
 
-static void describe(place *p, const ml_save_state *state) {
+static void describe(place *p, const ml_save_state *state, int64_t n_sample) {
     p->state.len = 0;
     ml_text_printf(&p->state,
                    "{\n \"iteration\": %lld,\n \"optimizer_step\": %lld,\n \"samples\": "
                    "%lld,\n \"weight_version\": %llu,\n",
                    (long long)state->iteration, (long long)p->image.n_step,
-                   (long long)p->image.n_sample,
-                   (unsigned long long)p->image.weights.version);
+                   (long long)n_sample, (unsigned long long)p->image.weights.version);
+    if (p->mtp.spec)
+        ml_text_printf(&p->state, " \"mtp_optimizer_step\": %lld,\n",
+                       (long long)p->mtp.n_step);
     ml_text_printf(&p->state, " \"data\": %.*s,\n \"config\": %.*s\n}\n",
                    (int)state->data.len, state->data.ptr, (int)state->config.len,
                    state->config.ptr);
+}
+
+static ml_status keep(ml_saver *s, ml_save_buffer *m, ml_err *err) {
+    return s->opts.async ? ml_save_buffer_copy(m, &s->arena, err)
+                         : ml_save_buffer_fetch(m, &s->arena, err);
 }
 
 /* After a copy the trainer may continue. */
@@ -301,14 +321,19 @@ static ml_status take_place(ml_saver *s, int i, const ml_save_models *m,
                             const ml_save_state *state, ml_err *err) {
     place *p = &s->place[i];
     ml_trainer *t = i == ACTOR ? m->actor : m->critic;
+    const ml_checkpoint *from = i == ACTOR ? s->opts.from : s->opts.critic_from;
+    ml_status st;
 
     if (!p->dir)
         return ML_OK;
-    ml_save_buffer_take(&p->image, t, i == ACTOR ? s->opts.from : s->opts.critic_from,
+    ml_save_buffer_take(&p->image, ml_trainer_optimizer(t), ml_trainer_lora(t), from,
                         i == ACTOR ? m->ref : NULL, !s->opts.no_optim, &s->arena);
-    describe(p, state);
-    return s->opts.async ? ml_save_buffer_copy(&p->image, &s->arena, err)
-                         : ml_save_buffer_fetch(&p->image, &s->arena, err);
+    if (ml_trainer_mtp(t))
+        ml_save_buffer_take_mtp(&p->mtp, ml_trainer_mtp(t), from, !s->opts.no_optim,
+                                &s->arena);
+    describe(p, state, ml_trainer_samples(t));
+    st = keep(s, &p->image, err);
+    return st == ML_OK && p->mtp.spec ? keep(s, &p->mtp, err) : st;
 }
 
 ml_status ml_saver_save(ml_saver *s, const ml_save_models *models,
@@ -343,6 +368,7 @@ void ml_saver_close(ml_saver *s) {
     for (int i = 0; i < N_PLACE; i++) {
         ml_text_release(&s->place[i].state);
         ml_save_buffer_release(&s->place[i].image);
+        ml_save_buffer_release(&s->place[i].mtp);
     }
     ml_arena_release(&s->arena);
     free(s);

@@ -209,6 +209,11 @@ ml_status ml_trainer_release(ml_trainer *t, ml_err *err) {
     close_plans(t);
     free_grads(t);
     t->released = true;
+    if (t->opts.mtp) {
+        ml_status st = ml_mtp_trainer_release(t->opts.mtp, err);
+        if (st != ML_OK)
+            return st;
+    }
     return ml_optimizer_release(&t->optimizer, err);
 }
 
@@ -219,7 +224,9 @@ ml_status ml_trainer_take(ml_trainer *t, ml_err *err) {
         return ML_OK;
     t->released = false;
     st = ml_optimizer_take(&t->optimizer, err);
-    return st == ML_OK ? take_grads(t, err) : st;
+    if (st == ML_OK)
+        st = take_grads(t, err);
+    return st == ML_OK && t->opts.mtp ? ml_mtp_trainer_take(t->opts.mtp, err) : st;
 }
 
 static void swap_runners(ml_runner *a, ml_runner *b) {
@@ -267,6 +274,10 @@ const ml_spec *ml_trainer_spec(const ml_trainer *t) {
 
 const ml_lora *ml_trainer_lora(const ml_trainer *t) {
     return t->opts.lora;
+}
+
+ml_mtp_trainer *ml_trainer_mtp(const ml_trainer *t) {
+    return t->opts.mtp;
 }
 
 bool ml_trainer_drops(const ml_trainer *t) {
@@ -354,6 +365,7 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
                           .frozen = t->opts.lora != NULL,
                           .recompute = t->opts.recompute,
                           .logits = logits && !t->spec->critic,
+                          .hidden = backward && t->opts.mtp,
                           .loss_rows = t->opts.loss_rows,
                           .first = r->first,
                           .end = r->end,
@@ -580,7 +592,9 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
  * that the result does not depend on packing. */
 typedef struct loss_terms {
     double *term;
+    double *mtp; /* of the multi-token prediction module */
     int32_t n;
+    int64_t n_mtp; /* its rows that count */
 } loss_terms;
 
 static loss_terms no_terms(ml_arena *a, const ml_bins *micro, int32_t n_shard) {
@@ -591,6 +605,7 @@ static loss_terms no_terms(ml_arena *a, const ml_bins *micro, int32_t n_shard) {
                 if (micro->bin[k].item[i] >= x.n)
                     x.n = micro->bin[k].item[i] + 1;
     x.term = ML_NEW(a, double, x.n);
+    x.mtp = ML_NEW(a, double, x.n);
     return x;
 }
 
@@ -657,6 +672,18 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
     return ML_OK;
 }
 
+/* The multi-token prediction module learns from every sample, with an advantage or not. */
+static ml_status run_mtp(step_run *x, const ml_bin *bin, ml_err *err) {
+    const ml_trainer *t = x->t;
+
+    if (!t->opts.mtp)
+        return ML_OK;
+    for (int32_t i = 0; i < bin->n; i++)
+        x->terms->n_mtp += ml_mtp_rows(&x->step->sample[bin->item[i]]);
+    return ml_mtp_trainer_add(t->opts.mtp, t->train.plan, &t->train.micro.batch.rows,
+                              x->step->sample, bin, x->terms->mtp, err);
+}
+
 static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     ml_trainer *t = x->t;
     ml_micro *m = &t->train.micro;
@@ -667,6 +694,8 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
 
     if (st == ML_OK)
         st = take_loss(x, m, &live, err);
+    if (st == ML_OK)
+        st = run_mtp(x, bin, err);
     if (st != ML_OK)
         return st;
     ml_grads_bind(&t->grads, &run);
@@ -709,9 +738,19 @@ static ml_status run_micros(step_run *x, const ml_bins *micro, int32_t n_round,
 
 /* What a rank contributes to the result of a step. */
 typedef struct rank_result {
-    int64_t n_term, n_token, n_loss, n_idle;
+    int64_t n_term, n_token, n_loss, n_idle, n_mtp;
     char bad[sizeof((ml_step_result *)0)->bad];
 } rank_result;
+
+/* The terms of all ranks' samples. */
+static ml_status merge_terms(ml_ranks *ranks, ml_arena *a, double **term, int64_t n_own,
+                             int32_t n, ml_err *err) {
+    double *all = ML_NEW(a, double, n);
+
+    memcpy(all, *term, (size_t)n_own * sizeof *all);
+    *term = all;
+    return ml_ranks_merge(ranks, all, (size_t)n * sizeof *all, err);
+}
 
 /* Adds the results of the other ranks; of bad values, the first rank's is reported. */
 static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
@@ -721,29 +760,30 @@ static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
     rank_result own = { .n_term = terms->n,
                         .n_token = out->n_token,
                         .n_loss = out->n_loss,
-                        .n_idle = out->n_idle };
+                        .n_idle = out->n_idle,
+                        .n_mtp = terms->n_mtp };
     rank_result *all = ML_NEW(a, rank_result, n_rank);
-    double *term;
     ml_status st;
 
     memcpy(own.bad, out->bad, sizeof own.bad);
     st = ml_ranks_collect(ranks, all, &own, sizeof own, err);
     out->bad[0] = 0;
-    out->n_token = out->n_loss = out->n_idle = 0;
+    out->n_token = out->n_loss = out->n_idle = terms->n_mtp = 0;
     for (int32_t k = 0; k < n_rank; k++) {
         bool reports = ml_trainer_reports(t, k);
         terms->n = all[k].n_term > terms->n ? (int32_t)all[k].n_term : terms->n;
         out->n_token += reports ? all[k].n_token : 0;
         out->n_loss += reports ? all[k].n_loss : 0;
         out->n_idle += reports ? all[k].n_idle : 0;
+        terms->n_mtp += reports ? all[k].n_mtp : 0;
         if (!out->bad[0])
             memcpy(out->bad, all[k].bad, sizeof out->bad);
     }
-    term = ML_NEW(a, double, terms->n);
-    memcpy(term, terms->term, (size_t)own.n_term * sizeof *term);
-    terms->term = term;
-    return st == ML_OK ? ml_ranks_merge(ranks, term, (size_t)terms->n * sizeof *term, err)
-                       : st;
+    if (st == ML_OK)
+        st = merge_terms(ranks, a, &terms->term, own.n_term, terms->n, err);
+    return st == ML_OK && t->opts.mtp
+               ? merge_terms(ranks, a, &terms->mtp, own.n_term, terms->n, err)
+               : st;
 }
 
 /* Adds up what the ranks computed: all of them get the result, and each one its ranges of
@@ -824,6 +864,8 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro, n_shard);
+    if (t->opts.mtp)
+        ml_mtp_trainer_begin(t->opts.mtp);
     for (int32_t k = 0; k < n_shard && st == ML_OK; k++) {
         st = run_shard(&(step_run){ t, step, &terms, out }, &step->micro[k], err);
         if (st == ML_OK)
@@ -833,6 +875,10 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];
     out->loss /= step->denominator;
+    for (int32_t i = 0; i < terms.n; i++)
+        out->mtp_loss += terms.mtp[i];
+    out->mtp_loss /= terms.n_mtp ? (double)terms.n_mtp : 1.0;
+    out->n_mtp = terms.n_mtp;
     ml_arena_release(&a);
     return st;
 }
@@ -864,6 +910,25 @@ static void tell_optimizer(const ml_trainer *t, double began) {
                                          .begin_s = began,
                                          .end_s = ml_clock_s() },
                         1);
+}
+
+/* The multi-token prediction module's own update. */
+static ml_status step_mtp(ml_trainer *t, ml_step_result *out, ml_err *err) {
+    ml_update u;
+    ml_status st;
+    char name[512];
+
+    if (!t->opts.mtp)
+        return ML_OK;
+    st = ml_mtp_trainer_end(t->opts.mtp, out->n_mtp, out->lr, out->weight_decay, &u, err);
+    out->mtp_grad_norm = u.grad_norm;
+    if (st == ML_OK && u.bad_param != ML_NONE && !out->bad[0])
+        snprintf(out->bad, sizeof out->bad,
+                 "the gradient of %s, a multi-token prediction layer, has %lld values that "
+                 "are not finite",
+                 ml_param_name(&t->opts.mtp->spec.param[u.bad_param], 0, name, sizeof name),
+                 (long long)u.n_bad);
+    return st;
 }
 
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
@@ -899,9 +964,12 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
         if (!u.applied)
             say_bad_grad(t, &u, out);
     }
+    st = step_mtp(t, out, err);
+    if (st != ML_OK)
+        return st;
     if (out->applied)
         t->n_sample += step->n_rollout;
-    else if (t->opts.stop_on_bad)
+    if (out->bad[0] && t->opts.stop_on_bad)
         return ml_fail(err, ML_EFORMAT,
                        "%s; the step was not applied: lower --lr, or skip such steps with "
                        "--no-check-for-nan-in-loss-and-grad",

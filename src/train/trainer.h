@@ -25,6 +25,7 @@
 #include "model/plan.h"
 #include "train/lr.h"
 #include "train/micro.h"
+#include "train/mtp_trainer.h"
 #include "train/optimizer.h"
 
 typedef struct ml_trainer ml_trainer;
@@ -76,6 +77,9 @@ typedef struct ml_trainer_opts {
      * are trained with the gradients of the copy (straight-through), which follows them after
      * each step.  Outlive the trainer. */
     ml_weights *trained;
+    /* NULL, or the multi-token prediction module that steps train, too.  Not with ranks that
+     * divide layers or rows.  Outlives the trainer. */
+    ml_mtp_trainer *mtp;
     bool
         dropout; /* train steps drop inputs of the adapter: LORA ops have the probability */
     uint64_t dropout_seed;
@@ -154,7 +158,10 @@ typedef struct ml_step_result {
     bool applied;
     int64_t n_token, n_loss;
     int64_t n_idle; /* samples in micro-batches without a backward pass */
-    char bad[400];  /* describes a non-finite value; empty: all were finite */
+    /* Of opts.mtp: rows that counted, their mean cross entropy, the norm before clipping. */
+    int64_t n_mtp;
+    double mtp_loss, mtp_grad_norm;
+    char bad[400]; /* describes a non-finite value; empty: all were finite */
 } ml_step_result;
 
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
@@ -188,6 +195,8 @@ int32_t ml_trainer_data_size(const ml_trainer *t);
 int32_t ml_trainer_data_place(const ml_trainer *t);
 /* The adapter that it trains; NULL: none. */
 const ml_lora *ml_trainer_lora(const ml_trainer *t);
+/* The multi-token prediction module that it trains; NULL: none. */
+ml_mtp_trainer *ml_trainer_mtp(const ml_trainer *t);
 /* Whether train steps have dropout, so that their log-probs are not those of the weights. */
 bool ml_trainer_drops(const ml_trainer *t);
 /* The lists of micro-batches of a scheduled step; the first of those of this rank, and their

@@ -65,6 +65,7 @@ void ml_job_rank_open(ml_job_rank *p, const ml_job_rank_opts *o, ml_comm *c) {
                                 .n_thread = o->n_thread,
                                 .lora = o->lora,
                                 .dropout = o->dropout,
+                                .mtp = o->mtp,
                                 .trainer = o->trainer };
 
     *p = (ml_job_rank){ .dtype = o->dtype };

@@ -37,6 +37,7 @@ typedef struct ml_job_rank_opts {
     int n_thread;             /* 0: 1 */
     const ml_lora_opts *lora; /* as in ml_train_fixture_opts */
     double dropout;
+    bool mtp;
     ml_trainer_opts trainer; /* without the mesh */
 } ml_job_rank_opts;
 

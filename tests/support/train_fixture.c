@@ -111,6 +111,19 @@ static const int32_t *stages_of(ml_train_fixture *t, const ml_stage_opts *o) {
     return stage;
 }
 
+static void start_mtp(ml_train_fixture *t, const char *dir, ml_weight_dtype dtype,
+                      ml_trainer_opts *o) {
+    ml_optimizer_opts optimizer = o->optimizer;
+    ml_err err = { 0 };
+
+    optimizer.mesh = o->mesh;
+    must(ml_mtp_trainer_open(&t->mtp, dir, &t->be, 0.2, &err), &err);
+    must(ml_mtp_trainer_start(&t->mtp, t->checkpoint, dtype, &t->spec, &t->weights,
+                              &optimizer, &err),
+         &err);
+    o->mtp = &t->mtp;
+}
+
 void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) {
     const char *dir = o->dir ? o->dir : "tests/golden/data/qwen3";
     ml_trainer_opts trainer = o->trainer;
@@ -134,6 +147,8 @@ void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) 
          &err);
     if (o->lora)
         divide_lora(t, &trainer);
+    if (o->mtp)
+        start_mtp(t, dir, o->dtype, &trainer);
     trainer.dropout = o->dropout > 0;
     must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &trainer, &err), &err);
     read_samples(t, dir, o->whole);
@@ -141,6 +156,7 @@ void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) 
 
 void ml_train_fixture_close(ml_train_fixture *t) {
     ml_trainer_close(t->trainer);
+    ml_mtp_trainer_close(&t->mtp);
     ml_st_close(t->golden);
     ml_weights_close(&t->weights);
     ml_lora_close(&t->lora);

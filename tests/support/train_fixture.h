@@ -16,6 +16,7 @@ typedef struct ml_train_fixture {
     ml_lora lora; /* zeros: none */
     const ml_lora_site *site;
     ml_lora_table table;
+    ml_mtp_trainer mtp; /* zeros: none */
     ml_st_file *golden;
     ml_train_sample sample[ML_TRAIN_FIXTURE_SAMPLES];
     int32_t n_sample;
@@ -32,6 +33,7 @@ typedef struct ml_train_fixture_opts {
     /* NULL, or a new adapter, which is trained; its B has values, too. */
     const ml_lora_opts *lora;
     double dropout;
+    bool mtp;             /* its multi-token prediction module is trained, too */
     ml_stage_opts stages; /* of a pipeline; n_stage below 2: trainer.stage */
     ml_trainer_opts trainer;
 } ml_train_fixture_opts;

@@ -14,6 +14,8 @@
 #define ROUND                                                                              \
     TRAIN "--prompt-data d --num-rollout 1 --rm-type math --n-samples-per-prompt 4 "
 
+#define MTP "--enable-mtp-training --mtp-num-layers 1 "
+
 /* ---- values ---- */
 
 static void defaults(void) {
@@ -254,6 +256,11 @@ static const struct {
     { "fp8-format", ROUND "--fp8-format hybrid --fp8-recipe blockwise" },
     { "fake-others", ROUND "--fake-quantization int4 --keep-old-actor" },
     { "rollout-quantization", ROUND "--rollout-quantization fp8 --true-on-policy-mode" },
+    { "mtp-layers", ROUND "--enable-mtp-training" },
+    { "mtp-sizes", ROUND MTP "--tensor-model-parallel-size 2" },
+    { "mtp-sizes", ROUND MTP "--gradient-shards 2" },
+    { "mtp-others", ROUND MTP "--lora-rank 4 --target-modules all-linear" },
+    { "mtp-others", ROUND MTP "--device cuda" },
     { "quantized-base", ROUND "--base-quantization nf4" },
     { "quantized-critic", ROUND "--lora-rank 4 --target-modules q_proj --base-quantization "
                                 "int4 --advantage-estimator ppo" },

@@ -91,9 +91,9 @@ static void doctor(void) {
     CHECK_HAS(out, "GB available of");
     CHECK_HAS(out, "libsqlite3");
     CHECK(ml_test_miles(out, sizeof out,
-                        "doctor train --zzzzzzzzzzzz --enable-mtp-training") == 2);
+                        "doctor train --zzzzzzzzzzzz --grad-reduce-in-bf16") == 2);
     CHECK_HAS(out, "\nmiles train\nflags      ERROR: unknown flag --zzzzzzzzzzzz");
-    CHECK_HAS(out, "--enable-mtp-training is not supported: ");
+    CHECK_HAS(out, "--grad-reduce-in-bf16 is not supported: ");
     CHECK_HAS(out, "--hf-checkpoint DIR is required");
     CHECK(ml_test_miles(out, sizeof out, "doctor no-such-command") == 2);
     CHECK_HAS(out, "unknown command 'no-such-command'");

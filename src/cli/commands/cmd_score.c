@@ -325,7 +325,7 @@ static ml_score_mtp_in mtp_in(const score_job *j) {
                               .input = c->score.input,
                               .seq = &j->seq,
                               .checkpoint = j->checkpoint,
-                              .factor = c->score.mtp_loss_scaling_factor,
+                              .factor = c->run.mtp.factor,
                               .grads = c->score.grads };
 }
 

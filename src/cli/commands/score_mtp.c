@@ -117,7 +117,7 @@ ml_status ml_score_mtp_run(ml_score_mtp *m, const ml_plan *trunk, const ml_rows 
                            int32_t first, int32_t end, ml_err *err) {
     float by = m->n_loss ? (float)(m->factor / (double)m->n_loss) : 0.0f;
     ml_bin bin = { .n = end - first };
-    double sum;
+    double *sum;
     ml_arena a;
     ml_status st;
 
@@ -125,8 +125,10 @@ ml_status ml_score_mtp_run(ml_score_mtp *m, const ml_plan *trunk, const ml_rows 
     bin.item = ML_NEW(&a, int32_t, bin.n);
     for (int32_t i = 0; i < bin.n; i++)
         bin.item[i] = first + i;
-    st = ml_mtp_runner_run(&m->runner, trunk, rows, m->sample, &bin, by, &sum, err);
-    m->loss += sum;
+    sum = ML_NEW(&a, double, bin.n);
+    st = ml_mtp_runner_run(&m->runner, trunk, rows, m->sample, &bin, by, sum, err);
+    for (int32_t i = 0; i < bin.n; i++)
+        m->loss += sum[i];
     ml_arena_release(&a);
     return st;
 }

@@ -332,8 +332,6 @@ const ml_flag_family ml_flag_families[] = {
       "dashboard-forward-prometheus dashboard-flush-interval "
       "dashboard-gpu-sample-interval dashboard-sglang-scrape-interval "
       "dashboard-sglang-scrape-mode dashboard-sglang-metrics" },
-    { "", ML_FLAG_REFUSED, "multi-token prediction is not supported; remove the flag",
-      "mtp-loss-scaling-factor enable-mtp-training" },
     { "", ML_FLAG_REFUSED, "it belongs to Miles' fsdp backend; pass the flags instead",
       "config" },
     { "", ML_FLAG_NOOP, "the chat template marks the assistant's messages",
@@ -364,8 +362,6 @@ const ml_flag_family ml_flag_families[] = {
       "fp8-param-gather reuse-grad-buf-for-mxfp8-param-ag "
       "fp4-format fp4-recipe te-precision-config-file" },
     { "", ML_FLAG_NOOP, "batches are not padded", "data-pad-size-multiplier" },
-    { "", ML_FLAG_NOOP, "multi-token prediction layers are copied unchanged",
-      "mtp-num-layers" },
     { "", ML_FLAG_REFUSED, "it changes the routing for benchmarks; remove the flag",
       "moe-input-jitter-eps moe-router-force-biased moe-router-force-load-balancing" },
     { "", ML_FLAG_NOOP, "Newton-Schulz iterations are computed in f32",

@@ -55,8 +55,8 @@ static bool service_with_one_model(const ml_config *c) {
     return o->multi_lora.n_slot &&
            (!o->mode.async || ml_run_elsewhere(o) || o->data.path || o->load ||
             o->rollout.load_debug || o->rollout.rollout_only || o->lora.train_only ||
-            o->lora.shared_outer || o->qat || o->rollout_dtype || o->teacher_load ||
-            o->algo.use_opd || ml_run_names_critic(o) ||
+            o->lora.shared_outer || o->qat || o->rollout_dtype > ML_WEIGHT_STORED ||
+            o->teacher_load || o->algo.use_opd || ml_run_names_critic(o) ||
             strcmp(o->algo.advantage_estimator, "ppo") == 0);
 }
 
@@ -81,6 +81,28 @@ static bool service_with_functions(const ml_config *c) {
             p->after_init || p->before_log_prob || p->before_train_step || p->after_save ||
             p->buffer || p->convert || p->data_ready || c->run.extensions.generate);
 }
+
+/* --- multi-token prediction ---------------------------------------------------------- */
+
+static bool mtp_without_layers(const ml_config *c) {
+    return c->run.mtp.train && c->run.mtp.n_layer < 1;
+}
+
+static bool mtp_in_parts(const ml_config *c) {
+    const ml_place_opts *p = &c->run.place;
+
+    return c->run.mtp.train && (p->tp > 1 || p->pp > 1 || p->cp > 1 || p->etp > 1 ||
+                                p->backend == ML_TRAIN_FSDP || c->run.trainer.grad_shards);
+}
+
+static bool mtp_with_others(const ml_config *c) {
+    return c->run.mtp.train &&
+           (ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run) ||
+            c->fake_quantization > 0 || c->fp8_format ||
+            (c->run.backend.device && strcmp(c->run.backend.device, "cuda") == 0));
+}
+
+/* --- quantization --------------------------------------------------------------------- */
 
 static bool quantized_without_lora(const ml_config *c) {
     return c->quantization && !ml_run_has_lora(&c->run);
@@ -451,6 +473,19 @@ const ml_rule ml_rules_train[] = {
       "--lora-dropout needs --lora-rank, and excludes --true-on-policy-mode and "
       "--skip-actor-forward-only: log-probs of a forward pass with dropout are not those "
       "of rollouts" },
+    { "mtp-layers", ML_CMD_SFT | ML_CMD_TRAIN, mtp_without_layers,
+      "--enable-mtp-training needs the number of multi-token prediction layers: add "
+      "--mtp-num-layers 1" },
+    { "mtp-sizes", ML_CMD_SFT | ML_CMD_TRAIN, mtp_in_parts,
+      "--enable-mtp-training: a multi-token prediction layer is trained by ranks that have "
+      "the whole model, or divide its experts: use sizes of 1 for tensor, pipeline, "
+      "context and expert tensor parallelism, --train-backend megatron, and no "
+      "--gradient-shards" },
+    { "mtp-others", ML_CMD_SFT | ML_CMD_TRAIN, mtp_with_others,
+      "--enable-mtp-training: a multi-token prediction layer is trained with all weights, "
+      "unquantized, on the CPU, for an engine of this process: use no LoRA adapter, no "
+      "--fake-quantization, no --fp8-format, --device cpu, and engines of the run itself "
+      "without --rollout-num-engines" },
     { "quantized-base", ML_CMD_SFT | ML_CMD_TRAIN, quantized_without_lora,
       "--base-quantization needs --lora-rank: quantized weights are not trained" },
     { "quantized-sizes", ML_CMD_SFT | ML_CMD_TRAIN, quantized_in_parts,

@@ -43,14 +43,6 @@ const ml_flag ml_flags_score[] = {
               "mtp_loss, its mean cross entropy, and grad.NAME of its weights, of "
               "--mtp-loss-scaling-factor times the loss.  prompt_len and loss_mask.N of "
               "the input select the rows as in training; by default all count." },
-    { .name = "mtp-loss-scaling-factor",
-      .type = ML_FLAG_F64,
-      ML_AT(score.mtp_loss_scaling_factor),
-      .def = "0.2",
-      .min = 0,
-      .max = 1e6,
-      .group = "scoring",
-      .help = "Factor of the multi-token prediction loss in the gradients of --mtp." },
     { .name = "stats",
       .type = ML_FLAG_BOOL,
       ML_AT(score.stats),

@@ -1,9 +1,10 @@
-/* Speculative decoding: SGLang's flags. */
+/* Speculative decoding: SGLang's flags; and the training of the layers that draft. */
 #include "cli/flags/flag_rows.h"
 
 #define GENERATES (ML_CMD_TRAIN | ML_CMD_EVAL)
 #define DECODES (GENERATES | ML_CMD_SERVE | ML_CMD_BENCH_ENGINE)
 #define GROUP "speculative decoding"
+#define TRAINS (ML_CMD_TRAIN | ML_CMD_SFT)
 #define NOTHING "supervised fine-tuning does not generate"
 #define ALSO(word, kind, form)                                                             \
     ML_SAME("sglang-" word, kind, form, SGLANG, GENERATES | ML_CMD_SERVE, GROUP, word),    \
@@ -65,6 +66,38 @@ const ml_flag ml_flags_speculative[] = {
       .cmds = DECODES,
       .from = ML_FROM_SGLANG,
       .help = "The small model of STANDALONE, with the same tokenizer." },
+    { .name = "mtp-num-layers",
+      .type = ML_FLAG_I64,
+      ML_AT(run.mtp.n_layer),
+      .value = "N",
+      .min = 0,
+      .max = 1,
+      .group = GROUP,
+      .cmds = TRAINS,
+      .from = ML_FROM_MILES,
+      .help = "Multi-token prediction layers of the model: 1, or 0 for none.  Without "
+              "--enable-mtp-training saved checkpoints have them unchanged." },
+    { .name = "enable-mtp-training",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.mtp.train),
+      .group = GROUP,
+      .cmds = TRAINS,
+      .from = ML_FROM_MILES,
+      .help =
+          "Train the multi-token prediction layer on the samples of each step, with "
+          "gradients, clipping and optimizer state of its own.  Model, embedding and LM "
+          "head get no gradient of its loss." },
+    { .name = "mtp-loss-scaling-factor",
+      .type = ML_FLAG_F64,
+      ML_AT(run.mtp.factor),
+      .def = "0.2",
+      .min = 0,
+      .max = 1e6,
+      .group = GROUP,
+      .cmds = TRAINS | ML_CMD_SCORE,
+      .from = ML_FROM_MILES,
+      .help = "Factor of the multi-token prediction loss, its mean cross entropy, in its "
+              "gradients." },
     ALSO("speculative-algorithm", TEXT, "NAME"),
     ALSO("speculative-num-steps", I64, "N"),
     ALSO("speculative-eagle-topk", I64, "N"),

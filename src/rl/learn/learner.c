@@ -152,6 +152,8 @@ static void begin_optimizers(ml_learner *l) {
     if (!l->reset_optimizer)
         return;
     ml_optimizer_reset(ml_trainer_optimizer(l->trainer));
+    if (ml_trainer_mtp(l->trainer))
+        ml_optimizer_reset(&ml_trainer_mtp(l->trainer)->optimizer);
     if (l->critic)
         ml_optimizer_reset(ml_trainer_optimizer(l->critic));
 }

@@ -1,0 +1,148 @@
+#include "train/mtp_trainer.h"
+
+ml_status ml_mtp_trainer_open(ml_mtp_trainer *out, const char *dir, ml_backend *be,
+                              double factor, ml_err *err) {
+    *out = (ml_mtp_trainer){ .factor = factor, .be = be };
+    ml_arena_init(&out->arena, "multi-token prediction");
+    ml_arena_init(&out->grad_arena, "multi-token prediction");
+    if (!be->dev->host)
+        return ml_fail(err, ML_EUNSUP,
+                       "--enable-mtp-training: the backend %s does not train multi-token "
+                       "prediction layers yet; use --device cpu, or remove the flag",
+                       be->name);
+    return ml_mtp_open(&out->spec, dir, err);
+}
+
+/* Each rank has all experts of the module: to it, ranks that divide the trunk's are ranks
+ * with other samples. */
+static ml_optimizer_opts own_opts(ml_mtp_trainer *m, const ml_optimizer_opts *trunks) {
+    ml_optimizer_opts o = *trunks;
+
+    if (o.mesh) {
+        m->mesh = *o.mesh;
+        m->mesh.sizes.ep = m->mesh.sizes.etp = 1;
+        o.mesh = &m->mesh;
+    }
+    o.freeze = NULL; /* its patterns name the trunk's tensors */
+    o.stage = NULL;
+    o.no_state = false;
+    return o;
+}
+
+static ml_status take_grads(ml_mtp_trainer *m, ml_err *err) {
+    return ml_mtp_runner_open(&m->runner, &m->spec, &m->weights, true, false, m->be,
+                              &m->grad_arena, err);
+}
+
+static void free_grads(ml_mtp_trainer *m) {
+    ml_mtp_runner_close(&m->runner);
+    ml_arena_release(&m->grad_arena);
+}
+
+ml_status ml_mtp_trainer_start(ml_mtp_trainer *m, const ml_checkpoint *c,
+                               ml_weight_dtype dtype, const ml_spec *trunk,
+                               const ml_weights *of, const ml_optimizer_opts *opts,
+                               ml_err *err) {
+    ml_optimizer_opts own = own_opts(m, opts);
+    ml_status st =
+        ml_mtp_load(&m->weights, &m->spec, c, dtype, trunk, of, m->be, &m->arena, err);
+
+    if (st == ML_OK)
+        st = take_grads(m, err);
+    return st == ML_OK
+               ? ml_optimizer_open(&m->optimizer, &m->spec, &m->weights, m->be, &own, err)
+               : st;
+}
+
+void ml_mtp_trainer_close(ml_mtp_trainer *m) {
+    if (!m->be)
+        return;
+    free_grads(m);
+    if (m->optimizer.spec)
+        ml_optimizer_close(&m->optimizer);
+    ml_weights_close(&m->weights);
+    ml_spec_close(&m->spec);
+    ml_arena_release(&m->arena);
+    *m = (ml_mtp_trainer){ 0 };
+}
+
+ml_status ml_mtp_trainer_bytes(size_t *out, const ml_mtp_trainer *m, const ml_checkpoint *c,
+                               ml_weight_dtype dtype, bool bf16,
+                               const ml_optimizer_opts *opts, ml_batch_caps caps,
+                               ml_err *err) {
+    ml_mtp_trainer copy = *m;
+    ml_optimizer_opts own = own_opts(&copy, opts);
+    const ml_shard_range *part;
+    ml_plan *plan = NULL;
+    ml_arena a;
+    ml_status st = ml_plan_new(&plan, &m->spec, m->be,
+                               ml_mtp_runner_plan(&m->spec, caps, true, false), err);
+
+    ml_arena_init(&a, "multi-token prediction");
+    part = ml_mtp_parts(&m->spec, m->be->linear, &a);
+    *out = ml_weights_part_bytes(&m->spec, c, dtype, part) +
+           ml_grads_bytes(&m->spec, part) + ml_optimizer_bytes(&m->spec, &own, bf16) +
+           ml_optimizer_scratch_bytes(&m->spec, &own, m->be);
+    if (st == ML_OK)
+        *out += ml_plan_act_bytes(plan) + ml_plan_scratch_bytes(plan);
+    ml_plan_free(plan);
+    ml_arena_release(&a);
+    return st;
+}
+
+ml_status ml_mtp_trainer_release(ml_mtp_trainer *m, ml_err *err) {
+    if (m->released)
+        return ML_OK;
+    free_grads(m);
+    m->released = true;
+    return ml_optimizer_release(&m->optimizer, err);
+}
+
+ml_status ml_mtp_trainer_take(ml_mtp_trainer *m, ml_err *err) {
+    ml_status st;
+
+    if (!m->released)
+        return ML_OK;
+    m->released = false;
+    st = ml_optimizer_take(&m->optimizer, err);
+    return st == ML_OK ? take_grads(m, err) : st;
+}
+
+/* --- a step ----------------------------------------------------------------------- */
+
+void ml_mtp_trainer_begin(ml_mtp_trainer *m) {
+    ml_grads_zero(&m->runner.grads);
+}
+
+ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, const ml_plan *trunk, const ml_rows *rows,
+                             const ml_train_sample *s, const ml_bin *bin, double *term,
+                             ml_err *err) {
+    ml_arena a;
+    double *sum;
+    ml_status st;
+
+    ml_arena_init(&a, "multi-token prediction loss");
+    sum = ML_NEW(&a, double, bin->n + 1);
+    st = ml_mtp_runner_run(&m->runner, trunk, rows, s, bin, 1.0f, sum, err);
+    for (int32_t i = 0; i < bin->n; i++)
+        term[bin->item[i]] = sum[i];
+    ml_arena_release(&a);
+    return st;
+}
+
+ml_status ml_mtp_trainer_end(ml_mtp_trainer *m, int64_t n_row, double lr,
+                             double weight_decay, ml_update *out, ml_err *err) {
+    ml_grads *g = &m->runner.grads;
+    ml_status st = ML_OK;
+
+    *out = (ml_update){ .bad_param = ML_NONE };
+    if (n_row == 0)
+        return ML_OK;
+    ml_grads_join(g);
+    if (m->optimizer.ranks.comm->size > 1)
+        st = ml_optimizer_reduce(&m->optimizer, &g->sum, false, err);
+    if (st == ML_OK)
+        st = ml_optimizer_step(&m->optimizer, &g->sum, lr, weight_decay,
+                               m->factor / (double)n_row, out, err);
+    return st == ML_OK ? m->be->dev->sync(m->be->stream, err) : st;
+}

@@ -1,0 +1,63 @@
+/* mtp_trainer.h - trains the multi-token prediction module (model/mtp.h) beside its trunk.
+ *
+ * The loss of a step is the mean cross entropy of the rows that count (mtp_runner.h), over
+ * all samples of the step, with and without an advantage.  It reads the hidden states of the
+ * trunk's own forward pass; trunk, embedding and LM head get no gradient of it.  The module
+ * has its own gradients, gradient norm and optimizer state, so that the trunk's are the same
+ * with and without it.
+ *
+ * Ranks have the whole module each and divide the samples, and the optimizer's state.
+ *
+ * thread: the trainer's. */
+#ifndef ML_TRAIN_MTP_TRAINER_H
+#define ML_TRAIN_MTP_TRAINER_H
+
+#include "train/mtp_runner.h"
+#include "train/optimizer.h"
+
+typedef struct ml_mtp_trainer {
+    ml_spec spec;
+    ml_weights weights; /* its own; embedding and LM head are the trunk's */
+    double factor;      /* of its loss */
+    ml_mtp_runner runner;
+    ml_optimizer optimizer;
+    ml_mesh mesh; /* the trunk's, without ranks that divide experts */
+    ml_backend *be;
+    ml_arena arena, grad_arena;
+    bool released;
+} ml_mtp_trainer;
+
+/* Opens the spec of the module of the model in dir, which needs no memory yet.  ML_EUNSUP: the
+ * model has none, or the backend cannot train it. */
+ml_status ml_mtp_trainer_open(ml_mtp_trainer *out, const char *dir, ml_backend *be,
+                              double factor, ml_err *err);
+/* Loads the module's weights, for a trunk that outlives it, and takes the memory of
+ * gradients and optimizer.  opts: the trunk's. */
+ml_status ml_mtp_trainer_start(ml_mtp_trainer *m, const ml_checkpoint *c,
+                               ml_weight_dtype dtype, const ml_spec *trunk,
+                               const ml_weights *of, const ml_optimizer_opts *opts,
+                               ml_err *err);
+void ml_mtp_trainer_close(ml_mtp_trainer *m); /* zero-initialized is allowed */
+
+/* Bytes of weights, gradients, optimizer state and activations, for micro-batches of these
+ * caps.  bf16: the set holds bf16 weights. */
+ml_status ml_mtp_trainer_bytes(size_t *out, const ml_mtp_trainer *m, const ml_checkpoint *c,
+                               ml_weight_dtype dtype, bool bf16,
+                               const ml_optimizer_opts *opts, ml_batch_caps caps,
+                               ml_err *err);
+
+/* As those of a trainer. */
+ml_status ml_mtp_trainer_release(ml_mtp_trainer *m, ml_err *err);
+ml_status ml_mtp_trainer_take(ml_mtp_trainer *m, ml_err *err);
+
+/* A step: begin, the micro-batches of this rank, each after the trunk's forward pass, then
+ * end.  term [samples]: receives the sums of cross entropies, by sample number. */
+void ml_mtp_trainer_begin(ml_mtp_trainer *m);
+ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, const ml_plan *trunk, const ml_rows *rows,
+                             const ml_train_sample *s, const ml_bin *bin, double *term,
+                             ml_err *err);
+/* Updates the weights; n_row: rows that counted, on all ranks.  Collective. */
+ml_status ml_mtp_trainer_end(ml_mtp_trainer *m, int64_t n_row, double lr,
+                             double weight_decay, ml_update *out, ml_err *err);
+
+#endif
