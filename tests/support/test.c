@@ -116,7 +116,7 @@ static outcome run_one(const ml_test *t) {
     pid = fork();
     if (pid == 0) {
         running = t->name;
-        alarm((unsigned)(t->limit_s ? t->limit_s : 60) * (ML_TEST_SANITIZED ? 5 : 1));
+        alarm((unsigned)(t->limit_s ? t->limit_s : 60) * (ML_TEST_SANITIZED ? 20 : 4));
         if (t->fixtures)
             need_fixtures(t->fixtures);
         t->run();

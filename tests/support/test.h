@@ -16,7 +16,7 @@
 typedef struct ml_test {
     const char *name;
     void (*run)(void);
-    int limit_s; /* 0: 60; a sanitizer gets five times as long */
+    int limit_s; /* of a quiet machine, 0: 60; others get 4, sanitizers 20 times as long */
     /* NULL, or the folder of $MILES_FIXTURES that the test reads: recordings that are too large
      * for the repository.  `make test-long` sets the variable.  The test does not belong to a run
      * without it, and is skipped when the folder is missing. */
