@@ -242,11 +242,6 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
                               on_taken, s, err);
     if (!st)
         ml_access_attach(&s->access, s->http);
-    if (!st && ml_http_server_max_connections(s->http) < limits.max_connections)
-        ml_log(ML_LOG_WARN,
-               "this process may have too few files open for --max-connections %d: at most "
-               "%d connections are accepted; raise the limit (ulimit -n, LimitNOFILE)",
-               limits.max_connections, ml_http_server_max_connections(s->http));
     return st;
 }
 
@@ -289,6 +284,10 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
 
 int ml_server_port(const ml_server *s) {
     return ml_http_server_port(s->http);
+}
+
+int ml_server_max_connections(const ml_server *s) {
+    return ml_http_server_max_connections(s->http);
 }
 
 /* Time to send the last bytes of the last reply. */

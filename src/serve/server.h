@@ -91,6 +91,8 @@ ml_status ml_weight_version_read(uint64_t *out, ml_str label, ml_err *err);
 ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts,
                          ml_err *err);
 int ml_server_port(const ml_server *s);
+/* opts.max_connections, or less where the process may not open as many files. */
+int ml_server_max_connections(const ml_server *s);
 /* Accepts no new requests, lets requests in flight finish, then stops the loop. */
 void ml_server_drain(ml_server *s);
 /* Close the generator first, so that it makes no more callbacks.  NULL is allowed. */

@@ -410,20 +410,20 @@ for n in 1 2; do
     log=$work/eval$n
     timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n $n "$build/miles" eval \
         --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages \
-        --label-key label --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 >"$work/eval$n" 2>&1
+        --label-key label --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 >"$log"
     check "$n ranks evaluate" [ $? -eq 0 ]
 done
 check "evaluation: the scores of one rank" same eval1 eval2
 log=$work/eval-engine
 timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$build/miles" eval \
     --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
-    --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --rollout-num-gpus-per-engine 2 >"$log" 2>&1
+    --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --rollout-num-gpus-per-engine 2 >"$log"
 check "evaluation: an engine of two ranks" same eval1 eval-engine
 log=$work/eval-sizes
 timeout --kill-after=5 100 mpirun --oversubscribe --allow-run-as-root -n 2 "$build/miles" eval \
     --hf-checkpoint "$work/model" --eval-prompt-data unseen "$work/eval.jsonl" --input-key messages --label-key label \
     --apply-chat-template --rm-type math --eval-max-response-len 6 --threads 2 --tensor-model-parallel-size 2 \
-    --rollout-num-gpus-per-engine 2 2>/dev/null >"$log"
+    --rollout-num-gpus-per-engine 2 >"$log"
 check "evaluation: with the sizes of training" same eval1 eval-sizes
 score() { # score OUT MODEL N FLAGS...: miles score on N ranks
     local out=$1 model=tests/golden/data/$2 n=$3

@@ -464,6 +464,17 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     return ml_server_open(&j->server, j->loop, &o, err);
 }
 
+static void warn_of_few_files(const serve_job *j) {
+    int asked = j->config->server.max_connections;
+    int accepted = ml_server_max_connections(j->server);
+
+    if (accepted < asked)
+        ml_log(ML_LOG_WARN,
+               "this process may have too few files open for --max-connections %d: at most "
+               "%d connections are accepted; raise the limit (ulimit -n, LimitNOFILE)",
+               asked, accepted);
+}
+
 static void drain(void *ud) {
     serve_job *j = ud;
     ml_server_drain(j->server);
@@ -479,6 +490,8 @@ static ml_status run_server(serve_job *j, ml_err *err) {
         st = open_gen(j, err);
     if (!st)
         st = open_server(j, err);
+    if (!st)
+        warn_of_few_files(j);
     if (!st)
         st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
     if (!st)
