@@ -156,8 +156,8 @@ def real_scripts(build, root, checkout):
         env = {n: "/nowhere" for n in names.split()}
         env["OUTPUT_DIR"] = root
         env.update(PATH=COMPAT + ":" + tools, PYTHONPATH=COMPAT, MILES=root + "/miles", MILES_MPIRUN=root + "/mpirun",
-                   RECORD=record, HOME=root, TMPDIR=root, WANDB_KEY="k", MASTER_ADDR="127.0.0.1", NODE_RANK="0",
-                   WORLD_SIZE="1", RANK="0", CUDA_VISIBLE_DEVICES="0,1", RAY_ADDRESS="http://127.0.0.1:8265")
+                   RECORD=record, HOME=root, TMPDIR=root, WANDB_KEY="k", WANDB_API_KEY="k",
+                   MASTER_ADDR="127.0.0.1", NODE_RANK="0", WORLD_SIZE="1", RANK="0", CUDA_VISIBLE_DEVICES="0,1", RAY_ADDRESS="http://127.0.0.1:8265")
         with open(root + "/mpirun", "w") as f:
             f.write('#!/usr/bin/env bash\nshift 2\nexec "$@"\n')
         os.chmod(root + "/mpirun", 0o755)
