@@ -469,6 +469,31 @@ void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype) {
         }
 }
 
+static bool is_named(const ml_param *p, const ml_high_precision *h) {
+    char name[512];
+
+    ml_param_name(p, 0, name, sizeof name);
+    for (int i = 0; i < h->n_name; i++)
+        if (strstr(name, h->name[i]))
+            return true;
+    return false;
+}
+
+int ml_spec_keep_precision(ml_spec *s, const ml_high_precision *h) {
+    int n = 0;
+
+    for (int32_t i = 0; i < s->n_node; i++) {
+        const ml_node *node = &s->node[i];
+        ml_param *p = node->w[0] == ML_NONE ? NULL : &s->param[node->w[0]];
+        if (!p || !p->linear || p->high_precision)
+            continue;
+        p->high_precision =
+            node->layer < h->first || node->layer >= s->n_layer - h->last || is_named(p, h);
+        n += p->high_precision;
+    }
+    return n;
+}
+
 ml_status ml_spec_check_kv(const ml_spec *s, ml_dtype dtype, ml_err *err) {
     bool any = false;
 

@@ -65,6 +65,7 @@ typedef struct ml_param {
     bool frozen;             /* not trained: it has no gradient */
     bool keep_f32;           /* loading and saving do not round it */
     bool linear;             /* a linear layer that may be quantized: no router, no gate */
+    bool high_precision;     /* ...but is not (ml_spec_keep_precision) */
     bool qat; /* one that INT4 training quantizes: of a model with experts, only these */
     int64_t below; /* its elements are whole numbers 0 .. below - 1; 0: any */
 } ml_param;
@@ -178,6 +179,17 @@ void ml_spec_close(ml_spec *s);
 void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype);
 /* Refuses a quantized KV cache (ML_KV_*) for a model that keeps keys in no pages of ATTN. */
 ml_status ml_spec_check_kv(const ml_spec *s, ml_dtype dtype, ml_err *err);
+
+/* Which linear layers are not quantized. */
+typedef struct ml_high_precision {
+    int64_t first, last;     /* decoder layers at the start and at the end */
+    const char *const *name; /* tensors whose names contain one of these */
+    int n_name;
+} ml_high_precision;
+
+/* Excludes them from quantization, before weights are loaded; returns how many parameters
+ * that are. */
+int ml_spec_keep_precision(ml_spec *s, const ml_high_precision *h);
 
 /* Whether a gradient of the node's output is wanted for its own weights: all but tables of
  * token ids that are not trained. */

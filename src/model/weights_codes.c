@@ -36,7 +36,8 @@ ml_dtype ml_weights_code_dtype(const ml_param *p, const ml_checkpoint *c,
 
     const bool aware = want == ML_WEIGHT_QAT || want == ML_WEIGHT_QAT_G128;
 
-    if (!p->linear || p->cut || want < ML_WEIGHT_STORED || (aware && !p->qat))
+    if (!p->linear || p->high_precision || p->cut || want < ML_WEIGHT_STORED ||
+        (aware && !p->qat))
         return ML_F32;
     if (want == ML_WEIGHT_STORED)
         return c ? stored_dtype(p, c) : ML_F32;

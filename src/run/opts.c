@@ -280,6 +280,20 @@ static const char *quantization_of(const ml_run_opts *o, ml_arena *a) {
     return "";
 }
 
+static const char *high_precision_of(const ml_run_opts *o, ml_arena *a) {
+    const bool ends = o->high_precision.ends;
+    const char *names = "";
+
+    for (int i = 0; i < o->high_precision.names.n; i++)
+        names = ml_arena_printf(a, "%s%s%s", names, i ? " " : "",
+                                o->high_precision.names.word[i]);
+    if (!ends && !*names)
+        return "";
+    return ml_arena_printf(a, ", \"high_precision_layers\": \"%lld %lld %s\"",
+                           (long long)(ends ? o->high_precision.first : 0),
+                           (long long)(ends ? o->high_precision.last : 0), names);
+}
+
 static const char *kv_cache_of(const ml_run_opts *o, ml_arena *a) {
     return o->kv_dtype == ML_F32 ? ""
                                  : ml_arena_printf(a, ", \"kv_cache_dtype\": \"%s\"",
@@ -293,12 +307,12 @@ static void share(ml_run_opts *o, ml_arena *a, const char *more) {
         "{\"global_batch_size\": %lld, \"rollout_batch_size\": %lld, "
         "\"n_samples_per_prompt\": %d, \"lr\": %.17g, \"min_lr\": %.17g, "
         "\"weight_decay\": %.17g, \"optimizer\": \"%s\", \"rollout_seed\": %lld, "
-        "\"rollout_shuffle\": %s%s%s%s}",
+        "\"rollout_shuffle\": %s%s%s%s%s}",
         (long long)o->trainer.batch.global_batch_size, (long long)o->rollout_batch_size,
         o->source.n_samples_per_prompt, o->trainer.lr.lr, o->trainer.lr.min_lr,
         o->trainer.lr.end_weight_decay, optimizer_name(&o->trainer.optimizer.rule),
         (long long)o->source.seed, o->source.shuffle ? "true" : "false", more,
-        quantization_of(o, a), kv_cache_of(o, a));
+        quantization_of(o, a), high_precision_of(o, a), kv_cache_of(o, a));
 
     o->config = ml_str_of(text);
 }

@@ -208,6 +208,12 @@ typedef struct ml_run_opts {
      * if hf_checkpoint has FP8 weights); or
      * engines and trainer read one, and the weights are trained through it. */
     ml_weight_dtype rollout_dtype, qat;
+    struct {
+        bool ends;            /* the first and last decoder layers are not quantized: */
+        int64_t first, last;  /* this many */
+        ml_string_list names; /* nor are tensors whose names contain one of these */
+        ml_string_list megatron_names;
+    } high_precision;
     ml_dtype kv_dtype; /* of the KV cache, in training, too; ML_F32: that of the weights */
     ml_backend_opts backend;
     const char *chat_template; /* NULL: the checkpoint's own */

@@ -294,6 +294,33 @@ static void decide_rollout_dtype(ml_train_run *r) {
                r->opts.hf_checkpoint);
 }
 
+/* Excludes layers from quantization.  Engines of other processes would not know of it, and have
+ * a quantized base alone. */
+static ml_status keep_precision(ml_train_run *r, ml_err *err) {
+    const ml_run_opts *o = &r->opts;
+    const bool ends = o->high_precision.ends;
+    const ml_high_precision h = { .first = ends ? o->high_precision.first : 0,
+                                  .last = ends ? o->high_precision.last : 0,
+                                  .name = o->high_precision.names.word,
+                                  .n_name = o->high_precision.names.n };
+
+    if (!ends && !h.n_name)
+        return ML_OK;
+    if (!o->qat && !o->rollout_dtype)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--first-last-layers-bf16 and --extra-high-precision-layers-hf are for "
+            "runs with --fp8-format, --fake-quantization or --rollout-quantization: "
+            "add one of these, or remove the flag");
+    if (!ml_spec_keep_precision(&r->spec, &h) && h.n_name)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--extra-high-precision-layers-hf: no linear layer of %s has \"%s\" in "
+            "its name: give a part of a tensor's name, such as mlp.down_proj",
+            o->hf_checkpoint, h.name[0]);
+    return ML_OK;
+}
+
 /* The module is opened before the memory is planned. */
 static ml_status open_mtp(ml_train_run *r, ml_err *err) {
     ml_status st;
@@ -333,9 +360,11 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
     if (st == ML_OK) {
         decide_rollout_dtype(r);
         drop_vain_replay(r);
+        st = keep_precision(r, err);
+    }
+    if (st == ML_OK)
         st = ml_run_ranks_stages(&r->opts.trainer.stage, &r->arena, &opts->place, &r->spec,
                                  err);
-    }
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing &&
         ml_run_ranks_trains(&opts->ranks))
         st = open_critic(r, spec, err);

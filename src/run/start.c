@@ -162,10 +162,13 @@ ml_weights *ml_train_run_read(ml_train_run *r) {
 
 static ml_status quantize_actor(ml_train_run *r, ml_err *err) {
     if (r->opts.qat && !ml_weights_code_bytes(&r->spec, r->opts.qat))
-        return ml_fail(err, ML_EUSAGE,
-                       "--fake-quantization: no layer of %s has rows of whole groups: use "
-                       "groups of 32 (int4), or remove the flag",
-                       r->opts.hf_checkpoint);
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--fake-quantization, --fp8-format: no layer of %s is left to quantize: "
+            "INT4 needs rows of whole groups (use groups of 32, int4), and "
+            "--first-last-layers-bf16 and --extra-high-precision-layers-hf "
+            "exclude layers; change these, or remove the flag",
+            r->opts.hf_checkpoint);
     r->opts.trainer.trained = r->opts.qat ? &r->weights : NULL;
     return r->opts.qat ? quantize(r, &r->quantized, &r->weights, err) : ML_OK;
 }

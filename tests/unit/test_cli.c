@@ -254,6 +254,10 @@ static const struct {
     { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe tensorwise" },
     { "kv-cache-device", ROUND "--sglang-kv-cache-dtype fp8_e4m3 --device cuda" },
     { "fp8-format", ROUND "--fp8-format hybrid --fp8-recipe blockwise" },
+    { "high-precision-names", ROUND "--fp8-format e4m3 --fp8-recipe mxfp8 "
+                                    "--extra-high-precision-layers-megatron linear_fc1" },
+    { "high-precision-layers", ROUND "--fp8-format e4m3 --fp8-recipe mxfp8 "
+                                     "--num-layers-at-end-in-bf16 2" },
     { "fake-others", ROUND "--fake-quantization int4 --keep-old-actor" },
     { "rollout-quantization", ROUND "--rollout-quantization fp8 --true-on-policy-mode" },
     { "mtp-layers", ROUND "--enable-mtp-training" },

@@ -22,6 +22,13 @@ static void must_run(const char *command, const char *save, int rounds, const ch
     }
 }
 
+static void must_refuse(const char *flags, const char *why) {
+    CHECK(ml_toy_run("train", ml_test_path("refused"), ROUNDS, flags, out, sizeof out) !=
+          0);
+    if (!strstr(out, why))
+        ml_test_fail(__FILE__, __LINE__, "%s: %s", flags, out);
+}
+
 /* Rollouts of a run whose forward_logp_max_diff is 0, and those that report it. */
 static void count_diffs(const char *save, int *n_zero, int *n_all) {
     static const char key[] = "\"rollout/forward_logp_max_diff\": ";
@@ -190,11 +197,13 @@ static void aware(void) {
     ml_toy_run_same(save, switched, ROUNDS);
 }
 
+#define FP8 FAKE "--fp8-format e4m3 --fp8-recipe blockwise "
+
 static void fp8(void) {
     const char *save = ml_test_path("fp8");
 
     ml_toy_run_inputs();
-    must_run("train", save, ROUNDS, FAKE "--fp8-format e4m3 --fp8-recipe blockwise");
+    must_run("train", save, ROUNDS, FP8);
     check_exact(save, ROUNDS);
 }
 
@@ -204,8 +213,34 @@ static void mxfp8(void) {
     ml_toy_run_inputs();
     must_run("train", save, ROUNDS, FAKE "--fp8-format e4m3 --fp8-recipe mxfp8");
     check_exact(save, ROUNDS);
-    must_run("train", blocks, ROUNDS, FAKE "--fp8-format e4m3 --fp8-recipe blockwise");
+    must_run("train", blocks, ROUNDS, FP8);
     CHECK(differ(save, blocks));
+}
+
+/* Layers that are kept in higher precision: log-probs are equal, and differ from those of a run
+ * that quantizes all layers.  Without a layer left, the run is refused. */
+static void high_precision(void) {
+    const char *all = ml_test_path("all"), *ends = ml_test_path("ends"),
+               *named = ml_test_path("named"), *both = ml_test_path("both");
+
+    ml_toy_run_inputs();
+    must_run("train", all, ROUNDS, FP8);
+    must_run("train", ends, ROUNDS,
+             FP8 "--first-last-layers-bf16 --num-layers-at-end-in-bf16 0");
+    check_exact(ends, ROUNDS);
+    CHECK(differ(all, ends));
+    must_run("train", named, ROUNDS, FP8 "--extra-high-precision-layers-hf layers.0.");
+    CHECK(!differ(ends, named)); /* the first layer, named in two ways */
+    must_run("train", both, ROUNDS,
+             FP8 "--extra-high-precision-layers-hf o_proj down_proj");
+    check_exact(both, ROUNDS);
+    CHECK(differ(all, both) && differ(ends, both));
+    must_refuse(FP8 "--first-last-layers-bf16 --num-layers-at-start-in-bf16 9",
+                "no layer of");
+    must_refuse(FP8 "--extra-high-precision-layers-hf lm_head", "in its name");
+    must_refuse(FP8 "--extra-high-precision-layers-megatron linear_fc1",
+                "--extra-high-precision-layers-hf");
+    must_refuse("--first-last-layers-bf16", "--fp8-format");
 }
 
 /* Training attends to the keys and values that rollouts have stored: chunks, preempted
@@ -249,6 +284,7 @@ static const ml_test tests[] = {
     { "INT4 training has equal log-probs and the values of its export", aware, 300 },
     { "FP8 training has equal log-probs in rollouts and training", fp8, 300 },
     { "MXFP8 training has equal log-probs in rollouts and training", mxfp8, 300 },
+    { "layers are kept in higher precision by position and by name", high_precision, 300 },
     { "a KV cache in 8 bits has equal log-probs in rollouts and training", kv_cache, 300 },
     { "INT4 training resumes to the same bytes", resumed, 300 },
     { 0 },

@@ -355,11 +355,6 @@ const ml_flag_family ml_flag_families[] = {
       "grad-reduce-in-bf16" },
     { "", ML_FLAG_NOOP, "chunks of the state are copied and updated sequentially",
       "overlap-cpu-optimizer-d2h-h2d" },
-    { "", ML_FLAG_REFUSED,
-      "--fp8-format and --fake-quantization quantize the linear layers of all decoder "
-      "layers; remove the flag",
-      "first-last-layers-bf16 num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
-      "extra-high-precision-layers-hf extra-high-precision-layers-megatron" },
     { "", ML_FLAG_REFUSED, "use --fp8-format e4m3 --fp8-recipe blockwise alone",
       "fp8-param-gather reuse-grad-buf-for-mxfp8-param-ag "
       "fp4-format fp4-recipe te-precision-config-file" },

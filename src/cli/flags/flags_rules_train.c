@@ -136,6 +136,16 @@ static bool fp8_format(const ml_config *c) {
            (!c->fp8_format || strcmp(c->fp8_format, "e4m3") != 0);
 }
 
+static bool megatron_names_alone(const ml_config *c) {
+    return c->run.high_precision.megatron_names.n && !c->run.high_precision.names.n;
+}
+
+/* They have the default 1. */
+static bool layers_without_ends(const ml_config *c) {
+    return !c->run.high_precision.ends &&
+           (c->run.high_precision.first != 1 || c->run.high_precision.last != 1);
+}
+
 static bool fake_with_others(const ml_config *c) {
     return (c->fake_quantization > 0 || c->fp8_format) &&
            ((c->fake_quantization > 0 && c->fp8_format) || ml_run_has_lora(&c->run) ||
@@ -505,6 +515,13 @@ const ml_rule ml_rules_train[] = {
     { "fp8-format", ML_CMD_SFT | ML_CMD_TRAIN, fp8_format,
       "--fp8-recipe needs --fp8-format e4m3: gradients are not rounded, so that hybrid and "
       "e5m2 have no use" },
+    { "high-precision-names", ML_CMD_SFT | ML_CMD_TRAIN, megatron_names_alone,
+      "--extra-high-precision-layers-megatron: the checkpoint has Hugging Face's names: "
+      "name "
+      "the same layers with --extra-high-precision-layers-hf, too" },
+    { "high-precision-layers", ML_CMD_SFT | ML_CMD_TRAIN, layers_without_ends,
+      "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 need "
+      "--first-last-layers-bf16" },
     { "fake-others", ML_CMD_SFT | ML_CMD_TRAIN, fake_with_others,
       "--fake-quantization and --fp8-format train all weights on the CPU, with engines in "
       "the "
