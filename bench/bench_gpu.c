@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "engine/engine.h"
@@ -242,9 +243,12 @@ static void open_adapters(adapter *x, ml_spec *spec, const load *l, ml_backend *
                           ml_arena *a) {
     const ml_lora_site **site = ML_NEW(a, const ml_lora_site *, l->n_adapter);
     bool *wanted;
+    ml_err err;
 
     for (int32_t i = 0; i < l->n_adapter; i++) {
         make_adapter(&x[i].lora, l->rank, i, spec, be);
+        if (ml_lora_round(&x[i].lora, &err))
+            die(err.msg);
         site[i] = x[i].lora.site;
     }
     wanted = ML_NEW(a, bool, x[0].lora.n_site);
@@ -296,7 +300,11 @@ static int bench_decode(const char *dir, load l) {
         die("STREAMS, IN and RANK are at least 1, OUT 16, ADAPTERS 1 to 256");
     alone.n_adapter = 0;
     ml_arena_init(&a, "bench");
-    if (ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 1 }, &err))
+    if (ml_backend_open(
+            &be,
+            &(ml_backend_opts){ .device = "cuda",
+                                .n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN) },
+            &err))
         die(err.msg);
     base = measure_decode(dir, &alone, &w, &be, &a);
     adapted = measure_decode(dir, &l, &w, &be, &a);
@@ -340,7 +348,11 @@ static int bench_train(int argc, char **argv) {
         die("usage: bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]");
     ml_arena_init(&a, "bench");
     if (ml_spec_open(&spec, argv[1], &err) ||
-        ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 1 }, &err))
+        ml_backend_open(
+            &be,
+            &(ml_backend_opts){ .device = "cuda",
+                                .n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN) },
+            &err))
         die(err.msg);
     base = ml_memory_base(&be);
     sample = make_samples(&a, n_seq, len, spec.n_vocab);

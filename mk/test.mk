@@ -272,7 +272,7 @@ run-all: programs
 # targets link but do not run, are not.  What is found grows under build/fuzz/corpus; the
 # committed corpus is the seed.
 FUZZ_MAKE := $(SELF) CONFIG=fuzz CC=clang SAN=fuzzer-no-link,address,undefined \
-  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend comm model engine gen rl serve dash'
+  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend comm model engine gen train rl serve tinker dash'
 fuzz: fuzz-build
 	@printf '%s\n' $(foreach t,$(FUZZ_TARGETS),'7200 fuzz/$(t) $(MAKE) --no-print-directory $(t)') | \
 	  tools/run-tests.sh

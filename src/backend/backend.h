@@ -43,6 +43,8 @@ typedef struct ml_backend {
     const ml_replay *replay; /* NULL: no capture, each op is launched */
     const ml_marks *marks;   /* NULL: work is complete when its call returns */
     bool async;              /* the device computes while the host prepares the next work */
+    bool bf16_adapters; /* LORA rounds adapters to bf16 where both widths of a layer are
+                                multiples of 8, and reads rounded ones as well */
     int n_thread;
     void (*close)(struct ml_backend *b);
     void *priv;

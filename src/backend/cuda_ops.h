@@ -72,6 +72,7 @@ enum {
     ML_RNN_SKIP_ROWS = 256,      /* rows of a partial sum of its skip weights */
     ML_COMPRESS_SUM_ROWS = 1024, /* rows of a partial sum of COMPRESS's bias */
     ML_LORA_FEW = 512,       /* rows of LORA up to which blocks divide a product's width */
+    ML_LORA_PARTS = 16,      /* the most parts of it */
     ML_LORA_CHUNK = 1024,    /* rows of a part of its gradients */
     ML_CHOSEN_TOKENS = 256,  /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
     ML_DRAW_BATCH = 4096,    /* draws at a time */
@@ -160,10 +161,10 @@ static inline size_t ml_cuda_layernorm_stats(const ml_op_args *a) {
     return ml_cuda_align(2 * (size_t)a->in[0].shape[0] * sizeof(float));
 }
 
-/* LORA: a low-rank product of wide rows is the sum of up to 16 parts, of so many columns
+/* LORA: a low-rank product of wide rows is the sum of up to ML_LORA_PARTS parts, of so many columns
  * each. */
 static inline int64_t ml_cuda_lora_segment(int64_t width) {
-    int64_t each = (width + 15) / 16;
+    int64_t each = (width + ML_LORA_PARTS - 1) / ML_LORA_PARTS;
     return each <= 256 ? 256 : (each + 31) / 32 * 32;
 }
 
@@ -179,11 +180,12 @@ static inline bool ml_cuda_lora_on_tensor_cores(const ml_op_args *a) {
 }
 
 /* On tensor cores, byte offsets: low-rank products and their gradients in bf16; the rows of an
- * adapter and their number for each expert; parts of a product of few rows, or of a gradient;
- * inputs after dropout. */
+ * adapter and their number for each expert; parts of a gradient; inputs after dropout.  Instead,
+ * for few rows: parts of the low-rank products of three layers, after what
+ * ml_cuda_linear_scratch has for their outputs. */
 typedef struct ml_lora_scratch {
     int64_t ld; /* numbers of a row of low: the rank, padded */
-    size_t dlow, list, part, kept, total;
+    size_t dlow, list, part, kept, decode, total;
 } ml_lora_scratch;
 
 static inline ml_lora_scratch ml_cuda_lora_mma_scratch(const ml_op_args *a) {
@@ -191,9 +193,9 @@ static inline ml_lora_scratch ml_cuda_lora_mma_scratch(const ml_op_args *a) {
     int64_t ld = (a->attr->lora.max_rank + 31) / 32 * 32;
     int64_t x = a->in[0].shape[1], y = a->in[1].shape[1], wide = x > y ? x : y;
     int64_t few = n < ML_LORA_FEW ? n : ML_LORA_FEW;
+    int64_t parts = ml_cuda_lora_parts(x);
     int64_t chunks = (n + ML_LORA_CHUNK - 1) / ML_LORA_CHUNK;
-    int64_t parts = few * ml_cuda_lora_parts(wide), sums = chunks * wide;
-    size_t low = ml_cuda_align((size_t)(n * n_head * ld) * sizeof(int16_t));
+    size_t low = ml_cuda_align((size_t)(n * n_head * ld) * sizeof(int16_t)), parts_end;
     ml_lora_scratch s;
 
     s.ld = ld;
@@ -202,10 +204,14 @@ static inline ml_lora_scratch ml_cuda_lora_mma_scratch(const ml_op_args *a) {
     s.part = s.list + ml_cuda_align((size_t)(n + a->attr->moe.n_expert + 1) * 4);
     s.kept = s.part;
     if (n_head == 1)
-        s.kept += ml_cuda_align((size_t)((parts > sums ? parts : sums) * ld) * 4);
+        s.kept += ml_cuda_align((size_t)(chunks * wide * ld) * 4);
     s.total = s.kept;
     if (a->attr->lora.dropout > 0)
         s.total += ml_cuda_align((size_t)(n * x) * sizeof(int16_t));
+    s.decode = ml_cuda_align((size_t)(few * 3 * y) * sizeof(int16_t));
+    parts_end = s.decode + (size_t)(few * parts * 3 * ld) * sizeof(float);
+    if (s.total < parts_end)
+        s.total = parts_end;
     return s;
 }
 

@@ -327,7 +327,7 @@ typedef struct ml_op_attr {
 /* The matrices of an adapter at one linear layer with G groups: experts, heads, or 1. */
 typedef struct ml_lora_site {
     ml_tensor a, b;   /* f32 [G,r,K] and [G,N,r], or [1,..]: shared by the groups; no data:
-                         the adapter does not adapt this layer */
+                         the adapter does not adapt this layer.  bf16: ml_lora_round */
     ml_tensor da, db; /* gradients, always [G,..]; no data: not computed */
     float scale;
 } ml_lora_site;
@@ -383,9 +383,9 @@ typedef struct ml_dp_rows {
     int32_t n_group, group;
 } ml_dp_rows;
 
-/* Sampling supports of loss rows (support.h), in host memory: only backends with
- * ml_ops.supports read them.  LMHEAD computes the log-prob over the support in addition to
- * that over the vocabulary; without a gradient of the former, those of rows are the same. */
+/* Sampling supports of loss rows (support.h), in host memory.  LMHEAD computes the
+ * log-prob over the support in addition to that over the vocabulary; without a gradient of the
+ * former, those of rows are the same. */
 typedef struct ml_support_rows {
     const ml_str *of;      /* [n_loss] */
     float *logprob;        /* [n_loss] forward writes it */
@@ -480,7 +480,6 @@ typedef struct ml_ops {
      * calls it has no kernel for, and autotunes.  NULL: no preparation. */
     ml_status (*prepare)(ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward,
                          ml_err *err);
-    bool supports; /* LMHEAD and draws know sampling supports */
     /* Sampling from rows of logits: see draw.h. */
     size_t (*sample_scratch)(const ml_stream *s, int64_t n_vocab);
     /* Starts n draws.  The tokens are also written to drawn [n] in device memory, where

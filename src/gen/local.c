@@ -219,11 +219,6 @@ static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, voi
     ml_request *r;
     ml_status st;
 
-    if (req->support && !l->opts.be->ops->supports)
-        return ml_fail(
-            err, ML_EUSAGE,
-            "return_sampling_mask: the backend %s does not return sampling masks",
-            l->opts.be->name);
     st = ml_request_new(&r, &l->opts.engine, l->opts.spec->n_vocab, req, err);
     if (st != ML_OK)
         return st;

@@ -109,6 +109,8 @@ static ml_status read_adapter(ml_local *l, ml_lora *out, const ml_command *c) {
     if (st != ML_OK)
         return st;
     st = ml_lora_check(out, l->opts.lora, where, c->err);
+    if (st == ML_OK && !l->opts.spec->n_rank)
+        st = ml_lora_round(out, c->err);
     if (st != ML_OK)
         ml_lora_close(out);
     return st;

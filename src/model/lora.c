@@ -97,6 +97,53 @@ void ml_lora_bind(ml_lora *l) {
     bind_tensors(l);
 }
 
+/* --- rounding ------------------------------------------------------------------- */
+
+static bool can_round(const ml_lora *l) {
+    enum { STEP = 8 };
+
+    if (!l->be->bf16_adapters || l->head != ML_NONE)
+        return false;
+    for (int32_t i = 0; i < l->n_site; i++)
+        if (l->site[i].a.data &&
+            (l->site[i].a.shape[2] % STEP || l->site[i].b.shape[1] % STEP))
+            return false;
+    return true;
+}
+
+/* Rounds the values of a parameter to another set's dtype. */
+static void round_param(const ml_weights *to, const ml_lora *l, int32_t param) {
+    const ml_param *p = &l->spec.param[param];
+    ml_arena scratch;
+    float *all;
+
+    ml_arena_init(&scratch, "an adapter in bf16");
+    all = ML_NEW(&scratch, float, p->shape[0] * p->shape[1]);
+    for (int32_t e = 0; e < p->n_stack; e++) {
+        ml_weights_unpack(&l->weights, param, e, 0, p->shape[0], ML_F32, all);
+        ml_weights_pack(to, param, e, 0, p->shape[0], all);
+    }
+    ml_arena_release(&scratch);
+}
+
+ml_status ml_lora_round(ml_lora *l, ml_err *err) {
+    ml_weights half;
+    ml_status st;
+
+    if (!can_round(l))
+        return ML_OK;
+    st = ml_weights_new(&half, &l->spec, NULL, ML_WEIGHT_BF16, l->be, &l->arena, err);
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < l->spec.n_param; i++)
+        round_param(&half, l, i);
+    half.version = l->weights.version;
+    ml_weights_close(&l->weights);
+    l->weights = half;
+    ml_lora_bind(l);
+    return ML_OK;
+}
+
 /* --- gradients ------------------------------------------------------------------ */
 
 size_t ml_lora_grad_bytes(const ml_lora *l) {

@@ -126,6 +126,11 @@ ml_status ml_lora_targets(const ml_spec *base, const char *names, const char *fl
 /* Marks the sites that it adapts in `wanted` [n_site]. */
 void ml_lora_mark(const ml_lora *l, bool *wanted);
 
+/* Replaces the matrices by bf16 ones where LORA would round them all (ml_backend): half the
+ * bytes for an engine, the same results.  The adapter is whole, not cut for a rank, and cannot be
+ * trained or saved afterwards. */
+ml_status ml_lora_round(ml_lora *l, ml_err *err);
+
 /* Allocates gradients; sets them to zero; adds up those of parameters with several users,
  * once after all runs of a step, so that they do not depend on how a batch is divided. */
 size_t ml_lora_grad_bytes(const ml_lora *l);

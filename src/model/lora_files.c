@@ -225,20 +225,31 @@ static float value_at(const ml_st_tensor *t, int64_t at) {
     return t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
 }
 
-static void read_values(const reader *r, int32_t param) {
-    const ml_param *p = &r->l->spec.param[param];
-    float *row = ML_NEW(r->scratch, float, p->shape[1]);
+/* Rows [row, row+n) of a parameter's member. */
+static void read_rows(const reader *r, const ml_param *p, int32_t e, int64_t row, int64_t n,
+                      float *out) {
+    const ml_st_tensor *t = tensor_of(r, p, e);
+    int64_t at = p->part ? p->part->at + e * p->part->member : 0;
 
-    for (int32_t e = 0; e < p->n_stack; e++) {
-        const ml_st_tensor *t = tensor_of(r, p, e);
-        int64_t at = p->part ? p->part->at + e * p->part->member : 0;
-        for (int64_t i = 0; i < p->shape[0]; i++) {
-            for (int64_t k = 0; k < p->shape[1]; k++)
-                row[k] = value_at(t, p->part ? at + i * p->part->row + k * p->part->col
-                                             : i * p->shape[1] + k);
-            ml_weights_pack(&r->l->weights, param, e, i, 1, row);
+    for (int64_t i = row; i < row + n; i++)
+        for (int64_t k = 0; k < p->shape[1]; k++)
+            *out++ = value_at(t, p->part ? at + i * p->part->row + k * p->part->col
+                                         : i * p->shape[1] + k);
+}
+
+/* Many rows at once: on a GPU each piece is a copy. */
+static void read_values(const reader *r, int32_t param) {
+    enum { ROWS = 1024 };
+    const ml_param *p = &r->l->spec.param[param];
+    int64_t most = p->shape[0] < ROWS ? p->shape[0] : ROWS;
+    float *rows = ML_NEW(r->scratch, float, most * p->shape[1]);
+
+    for (int32_t e = 0; e < p->n_stack; e++)
+        for (int64_t i = 0, n; i < p->shape[0]; i += n) {
+            n = p->shape[0] - i < most ? p->shape[0] - i : most;
+            read_rows(r, p, e, i, n, rows);
+            ml_weights_pack(&r->l->weights, param, e, i, n, rows);
         }
-    }
 }
 
 static ml_status read_all(const reader *r) {

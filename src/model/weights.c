@@ -559,43 +559,78 @@ static void make_up_codes(const ml_tensor *t) {
     }
 }
 
-ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
-                           uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err) {
-    enum { PIECE = 65536 };
-    ml_arena stage;
+enum { DUMMY_PIECE = 65536, DUMMY_PIECES = 64 };
+
+/* A range of a tensor's values, which the threads of a pool make up piece by piece. */
+typedef struct dummy_job {
+    const ml_tensor *t;
+    int64_t at, n, below; /* below: values are 0 .. below - 1; 0: random */
+    uint64_t seed;        /* of the tensor */
+    float scale;
     float *f32;
     uint16_t *bf16;
+} dummy_job;
+
+static void make_up_piece(void *ud, int64_t begin, int64_t end, int worker) {
+    const dummy_job *j = ud;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first = i * DUMMY_PIECE, at = j->at + first;
+        int64_t n = j->n - first < DUMMY_PIECE ? j->n - first : DUMMY_PIECE;
+        uint64_t state = j->seed + (uint64_t)at / DUMMY_PIECE * 0x9e3779b97f4a7c15u;
+        float *out = j->f32 + first;
+        make_up(out, n, j->scale, &state);
+        for (int64_t k = 0; j->t->n_dim == 1 && k < n; k++)
+            out[k] = 1.0f;
+        for (int64_t k = 0; j->below && k < n; k++)
+            out[k] = (float)((at + k) % j->below);
+        store_f32(j->bf16 + first, ML_BF16, in_order, 0, out, n);
+    }
+}
+
+static void make_up_tensor(dummy_job *j, ml_pool *pool, ml_backend *be) {
+    const ml_tensor *t = j->t;
+    size_t size = ml_dtype_bytes(t->dtype);
+    int64_t all = (int64_t)(ml_tensor_bytes(t) / size);
+
+    for (j->at = 0; j->at < all; j->at += j->n) {
+        const int64_t most = (int64_t)DUMMY_PIECE * DUMMY_PIECES;
+        j->n = all - j->at < most ? all - j->at : most;
+        ml_pool_run(pool, (j->n + DUMMY_PIECE - 1) / DUMMY_PIECE, 1, make_up_piece, j);
+        be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)j->at * size,
+                         t->dtype == ML_F32 ? (void *)j->f32 : (void *)j->bf16,
+                         (size_t)j->n * size);
+    }
+}
+
+ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
+                           uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err) {
+    ml_pool *pool = NULL;
+    ml_arena stage;
+    dummy_job j = { 0 };
     ml_status st;
 
     dtype = ml_weights_dtype(be, dtype);
     if (dtype == ML_WEIGHT_AUTO)
         dtype = ML_WEIGHT_BF16;
     ml_arena_init(&stage, "dummy weights");
-    f32 = ML_NEW(&stage, float, PIECE);
-    bf16 = ML_NEW(&stage, uint16_t, PIECE);
+    j.f32 = ML_NEW(&stage, float, (int64_t)DUMMY_PIECE *DUMMY_PIECES);
+    j.bf16 = ML_NEW(&stage, uint16_t, (int64_t)DUMMY_PIECE * DUMMY_PIECES);
     st = carve(w, s, NULL, dtype, NULL, ML_MEM_WEIGHT, be, a, err);
+    if (st == ML_OK)
+        st = ml_pool_new(&pool, be->n_thread, err);
     for (int32_t i = 0; st == ML_OK && i < w->n; i++) {
-        const ml_tensor *t = &w->t[i];
-        size_t size = ml_dtype_bytes(t->dtype);
-        int64_t n = (int64_t)(ml_tensor_bytes(t) / size);
-        float scale = 1.0f / sqrtf((float)t->shape[t->n_dim - 1]);
-        if (ml_dtype_codes(t->dtype)) {
-            make_up_codes(t);
-            continue;
-        }
-        for (int64_t at = 0; at < n; at += PIECE) {
-            int64_t part = n - at < PIECE ? n - at : PIECE;
-            make_up(f32, part, scale, &seed);
-            for (int64_t k = 0; t->n_dim == 1 && k < part; k++)
-                f32[k] = 1.0f;
-            for (int64_t k = 0; s->param[i].below && k < part; k++)
-                f32[k] = (float)((at + k) % s->param[i].below);
-            store_f32(bf16, ML_BF16, in_order, 0, f32, part);
-            be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)at * size,
-                             t->dtype == ML_F32 ? (void *)f32 : (void *)bf16,
-                             (size_t)part * size);
-        }
+        j.t = &w->t[i];
+        j.below = s->param[i].below;
+        j.seed = seed + (uint64_t)i * 0xd1342543de82ef95u;
+        j.scale = 1.0f / sqrtf((float)j.t->shape[j.t->n_dim - 1]);
+        if (ml_dtype_codes(j.t->dtype))
+            make_up_codes(j.t);
+        else
+            make_up_tensor(&j, pool, be);
     }
+    ml_pool_free(pool);
     ml_arena_release(&stage);
     return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }

@@ -89,7 +89,6 @@ typedef struct ml_rollout_opts {
     /* sampling; top_k -1: all */
     double temperature, top_p;
     int64_t top_k, max_response, max_context, max_prompt; /* 0: no limit */
-    bool whole_vocabulary; /* the backend does not replay sampling supports */
     ml_string_list stop, stop_ids;
     bool skip_special;
     int64_t over_sampling;

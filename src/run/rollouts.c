@@ -39,8 +39,7 @@ static ml_sampling sampling_of(ml_arena *a, const ml_run_opts *c) {
                           .n_stop_id = ids->n,
                           .seed = (uint64_t)c->source.seed,
                           .skip_special = c->rollout.skip_special,
-                          .support = ml_run_draws_part(&c->rollout) &&
-                                     !c->rollout.whole_vocabulary };
+                          .support = ml_run_draws_part(&c->rollout) };
 }
 
 /* --- rewards ---------------------------------------------------------------- */

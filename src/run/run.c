@@ -252,19 +252,6 @@ ml_status ml_train_run_adapt(ml_train_run *r, ml_err *err) {
     return st;
 }
 
-/* Training normalises over the tokens that a draw could have taken, where it can. */
-static void choose_supports(ml_train_run *r) {
-    ml_rollout_opts *o = &r->opts.rollout;
-
-    if (r->be.ops->supports || !ml_run_draws_part(o))
-        return;
-    o->whole_vocabulary = true;
-    ml_log(ML_LOG_WARN,
-           "--rollout-top-p, --rollout-top-k: the backend %s does not replay sampling "
-           "supports: log-probs are those of the whole vocabulary",
-           r->be.name);
-}
-
 /* Whether engines may have a quantized copy: the rules of --rollout-quantization. */
 static bool may_quantize_rollouts(const ml_run_opts *o) {
     const ml_place_opts *p = &o->place;
@@ -386,8 +373,6 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         share_ops(r);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
-    if (st == ML_OK)
-        choose_supports(r);
     if (st == ML_OK && ml_run_has_lora(opts))
         st = open_lora(r, err);
     if (st == ML_OK && ml_run_ranks_trains(&opts->ranks))
@@ -420,7 +405,6 @@ ml_status ml_train_run_open_on(ml_train_run *r, const ml_run_opts *opts, ml_trai
                          .tokenizer = host->tokenizer,
                          .chat_template = host->chat_template };
     ml_arena_init(&r->arena, "run");
-    r->opts.rollout.whole_vocabulary = host->opts.rollout.whole_vocabulary;
     r->opts.trainer.stage = host->opts.trainer.stage;
     for (int i = 0; i < ML_N_ROUTING; i++) {
         r->opts.trainer.replay[i] = host->opts.trainer.replay[i];

@@ -756,7 +756,7 @@ static ml_status merge_terms(ml_ranks *ranks, ml_arena *a, double **term, int64_
 static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
                               ml_step_result *out, ml_err *err) {
     ml_ranks *ranks = ml_trainer_ranks(t);
-    int32_t n_rank = ranks->comm->size;
+    int32_t n_rank = ranks->comm->size, n = terms->n;
     rank_result own = { .n_term = terms->n,
                         .n_token = out->n_token,
                         .n_loss = out->n_loss,
@@ -771,7 +771,7 @@ static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
     out->n_token = out->n_loss = out->n_idle = terms->n_mtp = 0;
     for (int32_t k = 0; k < n_rank; k++) {
         bool reports = ml_trainer_reports(t, k);
-        terms->n = all[k].n_term > terms->n ? (int32_t)all[k].n_term : terms->n;
+        n = all[k].n_term > n ? (int32_t)all[k].n_term : n;
         out->n_token += reports ? all[k].n_token : 0;
         out->n_loss += reports ? all[k].n_loss : 0;
         out->n_idle += reports ? all[k].n_idle : 0;
@@ -780,10 +780,12 @@ static ml_status share_result(ml_trainer *t, ml_arena *a, loss_terms *terms,
             memcpy(out->bad, all[k].bad, sizeof out->bad);
     }
     if (st == ML_OK)
-        st = merge_terms(ranks, a, &terms->term, own.n_term, terms->n, err);
-    return st == ML_OK && t->opts.mtp
-               ? merge_terms(ranks, a, &terms->mtp, own.n_term, terms->n, err)
-               : st;
+        st = merge_terms(ranks, a, &terms->term, own.n_term, n, err);
+    if (st == ML_OK && t->opts.mtp)
+        st = merge_terms(ranks, a, &terms->mtp, own.n_term, n, err);
+    if (st == ML_OK)
+        terms->n = n;
+    return st;
 }
 
 /* Adds up what the ranks computed: all of them get the result, and each one its ranges of
@@ -875,7 +877,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];
     out->loss /= step->denominator;
-    for (int32_t i = 0; i < terms.n; i++)
+    for (int32_t i = 0; t->opts.mtp && i < terms.n; i++)
         out->mtp_loss += terms.mtp[i];
     out->mtp_loss /= terms.n_mtp ? (double)terms.n_mtp : 1.0;
     out->n_mtp = terms.n_mtp;

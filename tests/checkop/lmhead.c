@@ -249,8 +249,6 @@ static void check_supports(ck_env *e, const ck_case *c) {
     ck_case over = *c;
     ck_result r;
 
-    if (!e->backend[0].ops->supports)
-        return;
     ck_name(&over, "%.60s (supports)", c->name);
     for (int64_t i = 0; i < n; i++) {
         in[i] = ML_NEW(c->arena, bool, c->w[0].shape[0]);

@@ -1,19 +1,29 @@
 /* check_engine.c - what was generated on a GPU is what is trained on, bit for bit.
  *
- *     check_engine MODEL_DIR
+ *     check_engine MODEL_DIR [ADAPTERS RANK]
  *
  * Made-up weights of the shape of MODEL_DIR/config.json.  Requests of many lengths go through the
  * engine (batched, in chunks, with shared prefixes, put back when pages run out, recorded steps,
  * steps begun ahead);
- * then the trainer scores the same tokens, packed, and every log-prob must have the same bits. */
+ * then the trainer scores the same tokens, packed, and every log-prob must have the same bits.  With
+ * adapters (LoRA), requests of a batch have different ones, or none; the engine's are rounded as
+ * far as the backend rounds them, the trainer's are not. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
+#include "model/lora.h"
 #include "train/trainer.h"
 
-enum { MAX_REQ = 160, MAX_PROMPT = 150, MAX_NEW = 60, CONTEXT = 256, MAX_ENDS = 2000 };
+enum {
+    MAX_ADAPTERS = 64,
+    MAX_REQ = 160,
+    MAX_PROMPT = 150,
+    MAX_NEW = 60,
+    CONTEXT = 256,
+    MAX_ENDS = 2000
+};
 
 /* One way of batching.  Kernels follow from the number of rows of a step. */
 typedef struct load {
@@ -63,6 +73,83 @@ static void make_prompt(answer *a, int i, int64_t vocab) {
             (int32_t)((i % 2 && k < 70 ? (uint32_t)(k * 7919) : dice()) % (uint32_t)vocab);
 }
 
+/* ---- adapters ---- */
+
+typedef struct adapter {
+    ml_lora trained, served;
+    const ml_lora_site *site;
+    ml_lora_table table; /* of `trained` alone */
+    ml_weights view;     /* the base with it */
+} adapter;
+
+static struct {
+    adapter of[MAX_ADAPTERS];
+    const ml_lora_site *site[MAX_ADAPTERS]; /* as the engine has them */
+    ml_lora_table table;
+    int n;
+} adapters;
+
+/* The adapter of a request, or -1. */
+static int adapter_of(int request) {
+    return request % (adapters.n + 1) - 1;
+}
+
+static void new_adapter(ml_lora *l, int i, int32_t rank, const ml_spec *spec,
+                        ml_backend *be) {
+    ml_lora_opts o = { .rank = rank, .alpha = 1.5 * rank, .target = "all-linear" };
+    uint32_t state = (uint32_t)i + 1;
+    ml_err err;
+
+    if (ml_lora_new(l, spec, NULL, &o, be, &err))
+        die(err.msg);
+    for (int32_t p = 0; p < l->spec.n_param; p++) {
+        const ml_param *of = &l->spec.param[p];
+        int64_t n = of->shape[0] * of->shape[1];
+        float *value = malloc((size_t)n * sizeof *value);
+        for (int32_t e = 0; e < of->n_stack; e++) {
+            for (int64_t k = 0; k < n; k++) {
+                state = state * 1664525u + 1013904223u;
+                value[k] = ((float)(state >> 8) * 0x1p-23f - 1.0f) * 0.05f;
+            }
+            ml_weights_pack(&l->weights, p, e, 0, of->shape[0], value);
+        }
+        free(value);
+    }
+}
+
+static void open_adapters(int n, int32_t rank, ml_spec *spec, ml_backend *be) {
+    bool *wanted;
+    ml_err err;
+
+    for (int i = 0; i < n; i++) {
+        adapter *x = &adapters.of[i];
+        /* Some have half the rank. */
+        int32_t own = i % 3 == 2 ? (rank + 1) / 2 : rank;
+        new_adapter(&x->trained, i, own, spec, be);
+        new_adapter(&x->served, i, own, spec, be);
+        if (ml_lora_round(&x->served, &err))
+            die(err.msg);
+        x->site = x->trained.site;
+        x->table = (ml_lora_table){ .adapter = &x->site, .n_adapter = 1, .all = true };
+        adapters.site[i] = x->served.site;
+    }
+    adapters.n = n;
+    adapters.table = (ml_lora_table){ .adapter = adapters.site, .n_adapter = n };
+    wanted = calloc((size_t)adapters.of[0].trained.n_site, sizeof *wanted);
+    ml_lora_mark(&adapters.of[0].trained, wanted);
+    ml_spec_lora_insert(spec, wanted, rank);
+    free(wanted);
+}
+
+static void close_adapters(void) {
+    for (int i = 0; i < adapters.n; i++) {
+        ml_lora_close(&adapters.of[i].trained);
+        ml_lora_close(&adapters.of[i].served);
+    }
+}
+
+/* ---- rollout and training ---- */
+
 static void generate(ml_engine *e, int64_t vocab, int n_req) {
     ml_err err;
 
@@ -82,6 +169,7 @@ static void generate(ml_engine *e, int64_t vocab, int n_req) {
                                        .seed = 3,
                                        .sample = (uint64_t)i } };
         make_prompt(a, i, vocab);
+        r.adapter = r.adapter_id = 1 + adapter_of(i);
         r.prompt = a->token;
         r.n_prompt = a->n_prompt;
         if (ml_engine_submit(e, &r, on_update, NULL, (uint64_t)i, &err))
@@ -91,30 +179,42 @@ static void generate(ml_engine *e, int64_t vocab, int n_req) {
         ;
 }
 
-static int compare(ml_trainer *t, int n_req) {
+/* The answers of one adapter, or of the base: how many log-probs differ; adds to *n all. */
+static int compare_adapter(ml_trainer *t, int n_req, int which, int *n) {
+    const ml_weights *w = which < 0 ? NULL : &adapters.of[which].view;
     ml_train_sample sample[MAX_REQ];
     float *scored[MAX_REQ];
-    int bad = 0, n = 0;
+    int bad = 0, n_own = 0;
     ml_err err;
 
     for (int i = 0; i < n_req; i++) {
         answer *a = &answers[i];
+        if (adapter_of(i) != which)
+            continue;
         if (!a->ended)
             die("a request did not end");
-        sample[i] = (ml_train_sample){ .token = a->token,
-                                       .n_token = a->n,
-                                       .n_response = a->n - a->n_prompt,
-                                       .rollout = i };
-        scored[i] = calloc(CONTEXT, sizeof(float));
+        sample[n_own] = (ml_train_sample){ .token = a->token,
+                                           .n_token = a->n,
+                                           .n_response = a->n - a->n_prompt,
+                                           .rollout = i };
+        scored[n_own++] = calloc(CONTEXT, sizeof(float));
     }
-    if (ml_trainer_score(t, NULL, sample, n_req, scored, NULL, &err))
+    if (n_own && ml_trainer_score(t, w, sample, n_own, scored, NULL, &err))
         die(err.msg);
-    for (int i = 0; i < n_req; i++) {
-        const answer *a = &answers[i];
-        for (int32_t k = a->n_prompt; k < a->n; k++, n++)
+    for (int i = 0; i < n_own; i++) {
+        const answer *a = &answers[sample[i].rollout];
+        for (int32_t k = a->n_prompt; k < a->n; k++, (*n)++)
             bad += memcmp(&a->logprob[k], &scored[i][k - a->n_prompt], sizeof(float)) != 0;
         free(scored[i]);
     }
+    return bad;
+}
+
+static int compare(ml_trainer *t, int n_req) {
+    int bad = 0, n = 0;
+
+    for (int which = -1; which < adapters.n; which++)
+        bad += compare_adapter(t, n_req, which, &n);
     printf("%d of %d log-probs differ between rollout and training\n", bad, n);
     return bad;
 }
@@ -126,12 +226,14 @@ static int check(const load *l, const ml_spec *spec, const ml_weights *w, ml_bac
                             .max_waiting = l->n_req,
                             .chunk = l->chunk };
     ml_gen_stats stats;
+    ml_weights with = *w;
     ml_engine *engine;
     ml_err err;
 
+    with.lora = adapters.n ? &adapters.table : NULL;
     opts.kv_bytes =
         ml_kv_bytes(spec, be, l->running * ml_kv_pages_for(CONTEXT) / l->short_of);
-    if (ml_engine_open(&engine, spec, w, be, &opts, &err))
+    if (ml_engine_open(&engine, spec, &with, be, &opts, &err))
         die(err.msg);
     generate(engine, spec->n_vocab, l->n_req);
     ml_engine_stats(engine, &stats);
@@ -162,8 +264,8 @@ int main(int argc, char **argv) {
     ml_err err;
     int failed = 0;
 
-    if (argc < 2)
-        die("usage: check_engine MODEL_DIR");
+    if (argc != 2 && argc != 4)
+        die("usage: check_engine MODEL_DIR [ADAPTERS RANK]");
     ml_arena_init(&a, "check");
     if (ml_spec_open(&spec, argv[1], &err))
         die(err.msg);
@@ -173,6 +275,12 @@ int main(int argc, char **argv) {
     }
     if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err))
         die(err.msg);
+    if (argc == 4)
+        open_adapters(atoi(argv[2]), atoi(argv[3]), &spec, &be);
+    for (int i = 0; i < adapters.n; i++) {
+        adapters.of[i].view = w;
+        adapters.of[i].view.lora = &adapters.of[i].table;
+    }
     st = ml_trainer_open(&trainer, &spec, &w, &be, &train, &err);
     if (st == ML_EUNSUP) {
         printf("skipped: %s: %s\n0 passed, 0 failed, 1 skipped\n", argv[1], err.msg);
@@ -184,6 +292,7 @@ int main(int argc, char **argv) {
         failed += check(&loads[i], &spec, &w, &be, trainer) != 0;
     printf("%d passed, %d failed, 0 skipped\n", n_load - failed, failed);
     ml_trainer_close(trainer);
+    close_adapters();
     ml_weights_close(&w);
     ml_backend_close(&be);
     ml_spec_close(&spec);

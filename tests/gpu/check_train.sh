@@ -30,7 +30,7 @@ train() { # train NAME FAMILY FLAG...
 train moe qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --profile
 train lora qwen3 --advantage-estimator grpo --lora-rank 8 --target-modules all-linear
 train lora-moe qwen3_moe --advantage-estimator grpo --lora-rank 4 --target-modules all-linear
-MILES_CUDA_SUPPORTS=1 train support qwen3 --advantage-estimator grpo --rollout-top-p 0.7 --rollout-top-k 20 --use-kl-loss --kl-loss-coef 0.01
+train support qwen3 --advantage-estimator grpo --rollout-top-p 0.7 --rollout-top-k 20 --use-kl-loss --kl-loss-coef 0.01
 train ppo qwen3 --advantage-estimator ppo
 train turns qwen3 --advantage-estimator ppo --offload
 train file qwen3 --advantage-estimator ppo --optimizer-offload-dir "$work"

@@ -70,9 +70,14 @@ check "$build/tests/gpu/check_draws"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
 check "$build/tests/gpu/check_engine" "$work/four-recurrent"
-# Every family, as tiny models.
+check "$build/tests/gpu/check_engine" "$work/two-layers" 16 32
+check "$build/tests/gpu/check_engine" "$work/two-layers" 3 64
+check "$build/tests/gpu/check_engine" "$work/two-layers" 1 5
+check "$build/tests/gpu/check_engine" "$work/one-layer" 5 16
+# Every family, as tiny models; with adapters, too.
 for family in tests/golden/data/*/; do
     check "$build/tests/gpu/check_engine" "$family"
+    check "$build/tests/gpu/check_engine" "$family" 3 4
 done
 check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"

@@ -231,7 +231,6 @@ static const ml_ops cpu_ops = {
     },
     .together = ml_cpu_linear_together,
     .scratch = op_scratch,
-    .supports = true,
     .sample_scratch = ml_cpu_sample_scratch,
     .sample = ml_cpu_sample,
     .sampled = ml_cpu_sampled,

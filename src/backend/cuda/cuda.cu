@@ -205,15 +205,6 @@ static ml_ops table(void) {
 
 static const ml_ops cuda_ops = table();
 
-/* With sampling supports, for whoever asks for them: no GPU has run these kernels yet. */
-static ml_ops table_with(void) {
-    ml_ops t = table();
-    t.supports = true;
-    return t;
-}
-
-static const ml_ops cuda_ops_with = table_with();
-
 /* ---- replay: CUDA graphs ---- */
 
 static bool begin_recording(ml_stream *s) {
@@ -327,11 +318,12 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
     b->linear = ML_ROWS;
     b->dev = &c->dev;
     b->stream = &c->stream.base;
-    b->ops = getenv("MILES_CUDA_SUPPORTS") ? &cuda_ops_with : &cuda_ops;
+    b->ops = &cuda_ops;
     b->optim = &ml_cuda_optim;
     b->replay = &cuda_replay;
     b->marks = &ml_cuda_marks;
     b->async = true;
+    b->bf16_adapters = !f32;
     b->n_thread = c->stream.host.cpu.n_thread;
     b->close = cuda_close;
     b->priv = c;

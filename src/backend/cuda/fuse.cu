@@ -6,6 +6,9 @@
  *                      [RMSNORM] LINEAR x 3                  16  one skinny GEMM
  *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
  *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, GLU
+ *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
+ *                      LINEAR x 2, LORA x 2, GLU            512  the same, with the GLU
+ *     run_adapters     LORA x 1 to 3                        512  adapters of all
  *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
  *
@@ -18,6 +21,7 @@
 #include "backend/cuda/gemm/gemm_skinny.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/lora_decode.cuh"
 #include "backend/cuda/attn/qk_norm_rope_kv.cuh"
 
 /* ---- memory ---- */
@@ -232,6 +236,83 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
+/* ---- adapters of linear layers with one input ---- */
+
+/* LORA calls from c on that read the same rows, and write nothing that another one reads. */
+static int find_adapters(const ml_op_args **lora, const ml_op_call *c, int n) {
+    int k = 0;
+
+    while (k < ML_LORA_LAYERS && is(c, n, k, ML_OP_LORA) &&
+           same(&c[k].args.in[0], &c[0].args.in[0])) {
+        for (int i = 0; i < k; i++)
+            if (!apart(&c[i].args.out[0], &c[k].args.in[1]) ||
+                !apart(&c[k].args.out[0], &c[i].args.in[1]))
+                return k;
+        lora[k] = &c[k].args;
+        k++;
+    }
+    return k;
+}
+
+static int run_adapters(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const ml_op_args *lora[ML_LORA_LAYERS];
+    int k = find_adapters(lora, c, n);
+
+    if (k < 2 || !ml_cuda_lora_decode_supports(s, lora, k))
+        return 0; /* a single one is the op itself */
+    ml_cuda_lora_decode_low(s, lora, k);
+    ml_cuda_lora_decode_add(s, lora, k, NULL, NULL);
+    return k;
+}
+
+/* The GLU of two adapted layers, c[2] and c[3], that nothing else reads; or NULL. */
+static const ml_op_args *gate_after(const ml_op_call *c, int n, const ml_op_args **lora,
+                                    int k) {
+    const int at = 4, two = 2;
+    const ml_op_args *glu = &c[at].args;
+
+    if (k != two || !is(c, n, at, ML_OP_GLU) || glu->attr->glu.fused ||
+        !same(&glu->in[0], &lora[0]->out[0]) || !same(&glu->in[1], &lora[1]->out[0]) ||
+        is_wanted(c, at + 1, two) || is_wanted(c, at + 1, two + 1) ||
+        !ml_cuda_lora_decode_gates(lora))
+        return NULL;
+    return glu;
+}
+
+/* The same with the layers: several are one GEMM. */
+static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const ml_op_args *lora[ML_LORA_LAYERS];
+    const ml_op_args *glu;
+    const bf16 *joint = NULL;
+    products p;
+    int k;
+
+    if (c->op != ML_OP_LINEAR)
+        return 0;
+    p = find_products(c, n);
+    k = p.n_linear;
+    for (int i = 0; i < k; i++) {
+        if (!is(c, n, k + i, ML_OP_LORA) ||
+            !same(&c[k + i].args.in[1], &p.linear[i]->out[0]) ||
+            !same(&c[k + i].args.in[0], &p.linear[i]->in[0]))
+            return 0;
+        lora[i] = &c[k + i].args;
+    }
+    if (p.norm || (k > 1 && !is_joint(&p, 2 * k)) ||
+        !ml_cuda_lora_decode_supports(s, lora, k))
+        return 0;
+    ml_cuda_lora_decode_low(s, lora, k);
+    if (k > 1) {
+        run_joint(s, &p);
+        joint = (const bf16 *)p.linear[0]->scratch;
+    } else {
+        ml_cuda_linear_forward(&s->base, p.linear[0]);
+    }
+    glu = gate_after(c, n, lora, k);
+    ml_cuda_lora_decode_add(s, lora, k, joint, glu);
+    return 2 * k + (glu ? 1 : 0);
+}
+
 /* ---- QK norm, RoPE, KV write, attention ---- */
 
 static bool norm_fits(const ml_op_args *norm, const ml_op_args *rope) {
@@ -373,9 +454,10 @@ static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
 }
 
 int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
-    static int (*const ways[])(ml_cuda_stream *, const ml_op_call *,
-                               int) = { run_products, run_joint_qk_norm_rope, run_gated,
-                                        run_qk_norm_rope, run_sum_norm };
+    static int (*const ways[])(ml_cuda_stream *, const ml_op_call *, int) = {
+        run_products, run_joint_qk_norm_rope, run_gated,   run_adapted,
+        run_adapters, run_qk_norm_rope,       run_sum_norm
+    };
 
     for (int (*way)(ml_cuda_stream *, const ml_op_call *, int) : ways) {
         int took = way(ml_cuda(s), c, n);

@@ -1,12 +1,13 @@
 /* lora.cu - LORA: low-rank adapters on the outputs of linear layers; in f32, and in bf16 with
- * widths that tensor cores do not take.  See lora_mma.cu for the others.
+ * widths that tensor cores do not take.  See lora_mma.cu for the others, and lora_decode.cu for
+ * few rows of them.
  *
  * The rows of a tile may have different adapters, and be of different experts.  For every
  * pair of them in the tile, a block computes the product of all rows, and keeps the rows of
  * the pair.  An output is one FMA chain of its own row, or a few of them that depend on its
  * width only, so that a mixed batch has the bits of each row alone.  A gradient of A or B has
  * one writer, which loops over the rows in order.  Adapters are f32, and so are all products. */
-#include "backend/cuda/lora.cuh"
+#include "backend/cuda/lora_decode.cuh"
 
 enum {
     ROWS = 64, /* of a tile */
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(THREADS)
         own = s.at[r.adapter[lead]];
         n = p.n ? p.n : own.rank;
         k = p.k ? p.k : own.rank;
-        w = p.use_b ? own.b + r.group[lead] * own.b_group
-                    : own.a + r.group[lead] * own.a_group;
+        w = p.use_b ? (const float *)own.b + r.group[lead] * own.b_group
+                    : (const float *)own.a + r.group[lead] * own.a_group;
         if (n0 >= n)
             continue;
         some = p.segment && p.segment < k - from ? p.segment : k - from;
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(THREADS) gradient_kernel(gradient<U, V> g, row
 
 /* ---- the op ---- */
 
-static lora_call lora_open(ml_stream *s, const ml_op_args *a) {
+lora_call lora_open(ml_stream *s, const ml_op_args *a) {
     lora_call l = {};
 
     l.s = ml_cuda(s);
@@ -238,7 +239,14 @@ static int64_t group_stride(const ml_tensor *t) {
     return t->shape[0] > 1 ? t->shape[1] * t->shape[2] : 0;
 }
 
-sites lora_sites(const ml_op_args *a, int first) {
+bool lora_has(const ml_op_args *a, ml_dtype type) {
+    for (int i = 0; i < a->lora->n_adapter; i++)
+        if (site_of(a, i) && site_of(a, i)->a.dtype == type)
+            return true;
+    return false;
+}
+
+sites lora_sites(const ml_op_args *a, int first, ml_dtype type) {
     sites s = {};
 
     s.first = first;
@@ -246,14 +254,10 @@ sites lora_sites(const ml_op_args *a, int first) {
         a->lora->n_adapter - first < ADAPTERS ? a->lora->n_adapter - first : (int)ADAPTERS;
     for (int i = 0; i < s.n; i++) {
         const ml_lora_site *from = site_of(a, first + i);
-        if (!from)
+        if (!from || from->a.dtype != type)
             continue;
-        s.at[i] = { (const float *)from->a.data,
-                    (const float *)from->b.data,
-                    group_stride(&from->a),
-                    group_stride(&from->b),
-                    from->scale,
-                    (int)from->a.shape[1] };
+        s.at[i] = { from->a.data,           from->b.data, group_stride(&from->a),
+                    group_stride(&from->b), from->scale,  (int)from->a.shape[1] };
     }
     return s;
 }
@@ -268,7 +272,8 @@ static void multiply_rows(const lora<T> &l, product<X, Y> p, int64_t widest,
     p.n_head = l.n_head;
     p.dropping = l.dropping;
     for (int first = 0; first < l.a->lora->n_adapter; first += ADAPTERS)
-        product_kernel<<<grid, THREADS, 0, l.s->stream>>>(p, l.map, lora_sites(l.a, first));
+        product_kernel<<<grid, THREADS, 0, l.s->stream>>>(p, l.map,
+                                                          lora_sites(l.a, first, ML_F32));
     ml_cuda_launched(l.s, "lora");
 }
 
@@ -288,7 +293,7 @@ static void make_low(const lora<T> &l, float *low, const X *x, int64_t width, bo
     for (int first = 0; n_part > 1 && first < l.a->lora->n_adapter; first += ADAPTERS)
         sum_kernel<<<ml_cuda_blocks(l.map.n_row * l.rank, THREADS), THREADS, 0,
                      l.s->stream>>>(low, l.part, (int)n_part, l.rank, l.map,
-                                    lora_sites(l.a, first));
+                                    lora_sites(l.a, first, ML_F32));
 }
 
 /* y += B low, or A' low; masked: with dropout. */
@@ -334,6 +339,11 @@ template <class T> static void plain_forward(const lora_call &call) {
 void ml_cuda_lora_forward(ml_stream *s, const ml_op_args *a) {
     lora_call l = lora_open(s, a);
 
+    if (ml_cuda_lora_decode_supports(l.s, &a, 1)) {
+        ml_cuda_lora_decode_low(l.s, &a, 1);
+        ml_cuda_lora_decode_add(l.s, &a, 1, NULL, NULL);
+        return;
+    }
     if (a->out[0].data != a->in[1].data)
         ml_cuda_note(l.s,
                      cudaMemcpyAsync(a->out[0].data, a->in[1].data,

@@ -4,7 +4,10 @@
 
 #include "backend/cuda/common.cuh"
 
-enum { ADAPTERS = 64 /* of a launch */ };
+enum {
+    ADAPTERS = 64,     /* of a launch */
+    ML_LORA_LAYERS = 3 /* with one input, of a launch for few rows */
+};
 
 /* Which adapter a row has, and which matrices of it: those of its expert, or of the head. */
 struct row_map {
@@ -17,7 +20,7 @@ struct row_map {
 };
 
 struct site {
-    const float *a, *b;       /* NULL: this layer is not adapted */
+    const void *a, *b;        /* f32, or all bf16; NULL: this layer is not adapted */
     int64_t a_group, b_group; /* stride between groups; 0: they share the matrix */
     float scale;
     int rank;
@@ -154,7 +157,11 @@ static inline const ml_lora_site *site_of(const ml_op_args *a, int adapter) {
     return all && all[a->attr->lora.site].a.data ? &all[a->attr->lora.site] : NULL;
 }
 
-sites lora_sites(const ml_op_args *a, int first); /* lora.cu */
+lora_call lora_open(ml_stream *s, const ml_op_args *a); /* lora.cu */
+
+/* Those of ADAPTERS from `first` on whose matrices have this type; lora.cu */
+sites lora_sites(const ml_op_args *a, int first, ml_dtype type);
+bool lora_has(const ml_op_args *a, ml_dtype type); /* whether an adapter has */
 
 /* bf16 on tensor cores, where ml_cuda_lora_on_tensor_cores; lora_mma.cu */
 void lora_mma_forward(const lora_call &l);

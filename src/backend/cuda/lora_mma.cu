@@ -1,11 +1,10 @@
 /* lora_mma.cu - LORA in bf16, on tensor cores.
  *
- * Adapters are f32 in memory and rounded to bf16 where they are read; so are u' = scale A x and
- * the gradients of it.  Three kernels, bound by memory:
+ * Adapters that are f32 in memory are rounded to bf16 where they are read; so are u' = scale A x
+ * and the gradients of it.  Three kernels, bound by memory:
  *
  *     low        u' = scale A x, or the same of a gradient: many columns to few.  A sum is one chain
- *                of mma steps for each segment of the width, and the segments are added in order:
- *                for few rows by different blocks.
+ *                of mma steps for each segment of the width, and the segments are added in order.
  *     add        y += B u': few columns to many.
  *     gradient   dB = dz' u', or dA = du' x: a sum over the rows of an adapter in chunks of
  *                ML_LORA_CHUNK of them, added in order.
@@ -16,39 +15,44 @@
 #include "backend/cuda/lora.cuh"
 #include "backend/cuda/mma.cuh"
 
-/* Four numbers of which the first n are there; the others are 0. */
-__device__ static inline float4 load_four(const float *from, int64_t n, bool wide) {
-    float4 v = { 0.0f, 0.0f, 0.0f, 0.0f };
+/* Four numbers of a matrix as they are in memory, and rounded. */
+template <class W> struct four {
+    alignas(4 * sizeof(W)) W v[4];
 
-    if (wide && n >= 4)
-        return *(const float4 *)from;
-    if (n > 0)
-        v.x = from[0];
-    if (n > 1)
-        v.y = from[1];
-    if (n > 2)
-        v.z = from[2];
-    if (n > 3)
-        v.w = from[3];
-    return v;
-}
+    /* The first n are there; the others are 0. */
+    __device__ void load(const W *from, int64_t n, bool wide) {
+        if (wide && n >= 4) {
+            *this = *(const four *)from;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = i < n ? from[i] : ml_as<W>(0.0f);
+    }
+    __device__ uint2 rounded() const {
+        return make_uint2(ml_pack2(ml_f32(v[0]), ml_f32(v[1])),
+                          ml_pack2(ml_f32(v[2]), ml_f32(v[3])));
+    }
+};
 
 /* A matrix of an adapter as a product reads it: w(column, k) is at column k_all + k, or
  * transposed at k n + column. */
-struct low_matrix {
-    const float *w;
+template <class W> struct low_matrix {
+    const W *w;
     int64_t n, k_all;
-    bool wide; /* four numbers can be read at once */
+    bool wide; /* 16 bytes can be read at once */
 };
 
-__device__ static low_matrix matrix_of(const site &s, int group, bool use_b, int64_t width,
-                                       bool of_rank, bool transposed) {
-    low_matrix m;
+template <class W>
+__device__ static low_matrix<W> matrix_of(const site &s, int group, bool use_b,
+                                          int64_t width, bool of_rank, bool transposed) {
+    const int64_t each = 16 / sizeof(W);
+    low_matrix<W> m;
 
-    m.w = use_b ? s.b + group * s.b_group : s.a + group * s.a_group;
+    m.w = use_b ? (const W *)s.b + group * s.b_group : (const W *)s.a + group * s.a_group;
     m.n = of_rank ? s.rank : width;
     m.k_all = of_rank ? width : s.rank;
-    m.wide = (uintptr_t)m.w % 16 == 0 && (transposed ? m.n : m.k_all) % 4 == 0;
+    m.wide = (uintptr_t)m.w % 16 == 0 && (transposed ? m.n : m.k_all) % each == 0;
     return m;
 }
 
@@ -57,7 +61,6 @@ __device__ static low_matrix matrix_of(const site &s, int group, bool use_b, int
 struct low_call {
     const bf16 *x; /* [n_row, n_head, width] */
     bf16 *low;     /* [n_row, n_head, ld] */
-    float *part; /* [n_part, n_row, ld]: a segment for each block; NULL: blocks have all */
     int64_t width, segment, ld;
     int n_head, n_part;
     bool use_b; /* the matrix is B, not A */
@@ -65,13 +68,13 @@ struct low_call {
 
 enum { LOW_ROWS = 64, LOW_DEEP = 64, LOW_THREADS = LOW_ROWS * 2, LOW_LD = LOW_DEEP + 8 };
 
-/* The matrix is f32 in shared memory, and rounded when it goes to registers: all copies are
- * asynchronous. */
-template <int COLS, bool TRANS> struct low_tiles {
-    static const int stages = 4;
+/* An f32 matrix is rounded when it goes to registers, so that copies to shared memory are
+ * asynchronous: all but those of bf16 matrices with odd widths. */
+template <class W, int COLS, bool TRANS> struct low_tiles {
+    static const int stages = 4, each = 16 / sizeof(W); /* each: numbers of a copy */
     static const int w_rows = TRANS ? LOW_DEEP : COLS, w_cols = TRANS ? COLS : LOW_DEEP;
     alignas(16) bf16 x[stages][LOW_ROWS][LOW_LD];
-    alignas(16) float w[stages][w_rows][w_cols + 4];
+    alignas(16) W w[stages][w_rows][w_cols + each];
 
     __device__ void load_x(int at, const low_call &c, int64_t row0, int64_t n_row, int head,
                            int64_t k0, int64_t end) {
@@ -86,31 +89,40 @@ template <int COLS, bool TRANS> struct low_tiles {
         }
     }
 
-    __device__ void load_w(int at, const low_matrix &m, int64_t n0, int64_t k0,
+    /* One by one: the first n of a copy's numbers, and zeros. */
+    __device__ static void load_singly(float *to, const float *from, int64_t n,
+                                       const float *zero) {
+        for (int j = 0; j < each; j++)
+            ml_copy_async4(to + j, j < n ? from + j : zero, j < n);
+    }
+    __device__ static void load_singly(bf16 *to, const bf16 *from, int64_t n,
+                                       const bf16 *) {
+        for (int j = 0; j < each; j++)
+            to[j] = j < n ? from[j] : ml_as<bf16>(0.0f);
+    }
+
+    __device__ void load_w(int at, const low_matrix<W> &m, int64_t n0, int64_t k0,
                            int64_t end) {
-        const int per_row = w_cols / 4;
+        const int per_row = w_cols / each;
 #pragma unroll
         for (int i = 0; i < w_rows * per_row / LOW_THREADS; i++) {
             int e = i * LOW_THREADS + (int)threadIdx.x, r = e / per_row,
-                c = e % per_row * 4;
-            const float *from =
+                c = e % per_row * each;
+            const W *from =
                 TRANS ? m.w + (k0 + r) * m.n + n0 + c : m.w + (n0 + r) * m.k_all + k0 + c;
             int64_t n = TRANS ? (k0 + r < end ? m.n - n0 - c : 0)
                               : (n0 + r < m.n ? end - k0 - c : 0);
             if (m.wide)
-                ml_copy_async(&w[at][r][c], n >= 4 ? from : m.w, n >= 4);
+                ml_copy_async(&w[at][r][c], n >= each ? from : m.w, n >= each);
             else
-                for (int j = 0; j < 4; j++)
-                    ml_copy_async4(&w[at][r][c + j], j < n ? from + j : m.w, j < n);
+                load_singly(&w[at][r][c], from, n, m.w);
         }
     }
 
     /* Two numbers of w, neighbours in k. */
     __device__ uint32_t pair(int at, int n, int k) const {
-        if (TRANS)
-            return ml_pack2(w[at][k][n], w[at][k + 1][n]);
-        float2 v = *(const float2 *)&w[at][n][k];
-        return ml_pack2(v.x, v.y);
+        return TRANS ? ml_pack2(ml_f32(w[at][k][n]), ml_f32(w[at][k + 1][n]))
+                     : ml_pack2(ml_f32(w[at][n][k]), ml_f32(w[at][n][k + 1]));
     }
 
     __device__ void multiply(float (&acc)[COLS / 8][4], int at) const {
@@ -127,35 +139,35 @@ template <int COLS, bool TRANS> struct low_tiles {
     }
 };
 
-/* The steps of LOW_DEEP numbers of the segments first .. first + n - 1. */
+/* The steps of LOW_DEEP numbers of all segments. */
 struct low_steps {
     int64_t width, segment;
-    int first, each, n;
+    int each, n;
 
     __device__ int64_t begin(int i) const {
-        return (first + i / each) * segment + i % each * LOW_DEEP;
+        return i / each * segment + i % each * LOW_DEEP;
     }
     __device__ int64_t end(int i) const {
-        int64_t e = (first + i / each + 1) * segment;
+        int64_t e = (i / each + 1) * segment;
         return e < width ? e : width;
     }
 };
 
-__device__ static low_steps steps_of(const low_call &c, int part) {
-    low_steps s = { c.width, c.segment, part < 0 ? 0 : part };
+__device__ static low_steps steps_of(const low_call &c) {
+    low_steps s = { c.width, c.segment };
 
     s.each = (int)((c.segment + LOW_DEEP - 1) / LOW_DEEP);
-    s.n = s.each * (part < 0 ? c.n_part : 1);
+    s.n = s.each * c.n_part;
     return s;
 }
 
 /* total += the product of the tile's rows and the matrix, a segment at a time. */
-template <int COLS, bool TRANS>
-__device__ static void low_product(float (&total)[COLS / 8][4], low_tiles<COLS, TRANS> &t,
-                                   const low_call &c, const low_matrix &m,
-                                   const low_steps &s, int64_t row0, int64_t n_row,
-                                   int head, int64_t n0) {
-    const int STAGES = low_tiles<COLS, TRANS>::stages;
+template <class W, int COLS, bool TRANS>
+__device__ static void low_product(float (&total)[COLS / 8][4],
+                                   low_tiles<W, COLS, TRANS> &t, const low_call &c,
+                                   const low_matrix<W> &m, const low_steps &s, int64_t row0,
+                                   int64_t n_row, int head, int64_t n0) {
+    const int STAGES = low_tiles<W, COLS, TRANS>::stages;
     float acc[COLS / 8][4] = {};
     auto load = [&](int i) {
         if (i < s.n) {
@@ -189,8 +201,7 @@ __device__ static void low_product(float (&total)[COLS / 8][4], low_tiles<COLS, 
 template <int COLS>
 __device__ static void put_low(const low_call &c, const float (&total)[COLS / 8][4],
                                const tile_rows<LOW_ROWS> &r, int lead, float scale,
-                               int64_t row0, int64_t n_row, int head, int part,
-                               int64_t n0) {
+                               int64_t row0, int head, int64_t n0) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -204,10 +215,6 @@ __device__ static void put_low(const low_call &c, const float (&total)[COLS / 8]
             float v[2] = { total[j][2 * h], total[j][2 * h + 1] };
             if (col >= c.ld)
                 continue;
-            if (part >= 0) {
-                ml_store(c.part + (part * n_row + row) * c.ld + col, v);
-                continue;
-            }
             v[0] *= scale;
             v[1] *= scale;
             ml_store(c.low + (row * c.n_head + head) * c.ld + col, v);
@@ -215,17 +222,15 @@ __device__ static void put_low(const low_call &c, const float (&total)[COLS / 8]
     }
 }
 
-template <int COLS, bool TRANS>
+template <class W, int COLS, bool TRANS>
 __global__ void __launch_bounds__(LOW_THREADS, COLS > 32 ? 2 : 3)
     low_kernel(low_call c, row_map map, const __grid_constant__ sites s) {
     extern __shared__ __align__(16) char lora_smem[];
-    low_tiles<COLS, TRANS> &t = *(low_tiles<COLS, TRANS> *)lora_smem;
+    low_tiles<W, COLS, TRANS> &t = *(low_tiles<W, COLS, TRANS> *)lora_smem;
     __shared__ tile_rows<LOW_ROWS> r;
     int64_t row0 = (int64_t)blockIdx.x * LOW_ROWS, n0 = (int64_t)blockIdx.y * COLS;
-    int head = c.part ? 0 : (int)blockIdx.z;
-    int part = c.part ? (int)blockIdx.z % c.n_part : -1;
-    int only = c.part ? (int)blockIdx.z / c.n_part : -1;
-    low_steps steps = steps_of(c, part);
+    int head = (int)blockIdx.z;
+    low_steps steps = steps_of(c);
 
     ml_grid_release();
     ml_grid_wait();
@@ -233,12 +238,10 @@ __global__ void __launch_bounds__(LOW_THREADS, COLS > 32 ? 2 : 3)
     for (int i = 0; i < r.n_lead; i++) {
         int lead = r.lead[i];
         float total[COLS / 8][4] = {};
-        if (only >= 0 && r.adapter[lead] != only)
-            continue; /* the same in all threads */
         const site &own = s.at[r.adapter[lead]];
-        low_matrix m = matrix_of(own, r.group[lead], c.use_b, c.width, true, TRANS);
+        low_matrix<W> m = matrix_of<W>(own, r.group[lead], c.use_b, c.width, true, TRANS);
         low_product(total, t, c, m, steps, row0, map.n_row, head, n0);
-        put_low<COLS>(c, total, r, lead, own.scale, row0, map.n_row, head, part, n0);
+        put_low<COLS>(c, total, r, lead, own.scale, row0, head, n0);
     }
 }
 
@@ -247,10 +250,8 @@ __global__ void __launch_bounds__(LOW_THREADS, COLS > 32 ? 2 : 3)
 struct add_call {
     bf16 *y;         /* [n_row, n_head, width] */
     const bf16 *low; /* [n_row, n_head, ld] */
-    const float *part;
     int64_t width, ld;
-    int n_head, n_part;
-    int tiles; /* of columns, of a block */
+    int n_head;
     bool use_b;
     bool set; /* y is written, not added to: every row has an adapter */
     drop_rule dropping;
@@ -264,73 +265,51 @@ __device__ static inline int permuted(int col) {
     return col / 32 * 32 + col % 8 / 2 * 8 + col % 32 / 8 * 2 + col % 2;
 }
 
-template <int ROWS, int COLS, bool TRANS> struct add_tiles {
+template <class W, int ROWS, int COLS, bool TRANS> struct add_tiles {
     static const int threads = ROWS * 2;
     static const int fours = COLS * ADD_DEEP / 4 / threads; /* of a thread */
     alignas(16) bf16 low[ROWS][ADD_LD];
     alignas(16) bf16 w[TRANS ? ADD_DEEP : COLS][TRANS ? COLS + 8 : ADD_LD];
 
-    /* From low, or as the sum of its parts. */
     __device__ void load_low(const add_call &c, const tile_rows<ROWS> &r, int lead,
-                             float scale, int64_t row0, int64_t n_row, int head,
-                             int64_t k0) {
+                             int64_t row0, int head, int64_t k0) {
         const int per_row = ADD_DEEP / 8;
         for (int e = (int)threadIdx.x; e < ROWS * per_row; e += threads) {
             int at = e / per_row, k = e % per_row * 8;
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (r.is_alike(at, lead) && !c.part)
+            if (r.is_alike(at, lead))
                 v = *(const uint4 *)(c.low + ((row0 + at) * c.n_head + head) * c.ld + k0 +
                                      k);
-            if (r.is_alike(at, lead) && c.part)
-                v = sum_parts(c, scale, n_row, row0 + at, k0 + k);
             *(uint4 *)&low[at][k] = v;
         }
     }
 
-    __device__ static uint4 sum_parts(const add_call &c, float scale, int64_t n_row,
-                                      int64_t row, int64_t k) {
-        float sum[8] = {};
-
-        for (int p = 0; p < c.n_part; p++) {
-            const float *from = c.part + (p * n_row + row) * c.ld + k;
-            float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
-            const float one[8] = { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w };
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                sum[i] += one[i];
-        }
-        return make_uint4(ml_pack2(sum[0] * scale, sum[1] * scale),
-                          ml_pack2(sum[2] * scale, sum[3] * scale),
-                          ml_pack2(sum[4] * scale, sum[5] * scale),
-                          ml_pack2(sum[6] * scale, sum[7] * scale));
-    }
-
-    __device__ static void load_w(float4 (&v)[fours], const low_matrix &m, int64_t n0,
+    __device__ static void load_w(four<W> (&v)[fours], const low_matrix<W> &m, int64_t n0,
                                   int64_t k0) {
         const int per_row = (TRANS ? COLS : ADD_DEEP) / 4;
 #pragma unroll
         for (int i = 0; i < fours; i++) {
             int e = i * threads + (int)threadIdx.x, r = e / per_row, c = e % per_row * 4;
             if (TRANS)
-                v[i] = load_four(m.w + (k0 + r) * m.n + n0 + c,
-                                 k0 + r < m.k_all ? m.n - n0 - c : 0, m.wide);
+                v[i].load(m.w + (k0 + r) * m.n + n0 + c,
+                          k0 + r < m.k_all ? m.n - n0 - c : 0, m.wide);
             else
-                v[i] = load_four(m.w + (n0 + r) * m.k_all + k0 + c,
-                                 n0 + r < m.n ? m.k_all - k0 - c : 0, m.wide);
+                v[i].load(m.w + (n0 + r) * m.k_all + k0 + c,
+                          n0 + r < m.n ? m.k_all - k0 - c : 0, m.wide);
         }
     }
 
-    __device__ void store_w(const float4 (&v)[fours]) {
+    __device__ void store_w(const four<W> (&v)[fours]) {
         const int per_row = (TRANS ? COLS : ADD_DEEP) / 4;
 #pragma unroll
         for (int i = 0; i < fours; i++) {
             int e = i * threads + (int)threadIdx.x, r = e / per_row, c = e % per_row * 4;
-            uint32_t lo = ml_pack2(v[i].x, v[i].y), hi = ml_pack2(v[i].z, v[i].w);
+            uint2 both = v[i].rounded();
             if (TRANS) {
-                *(uint32_t *)&w[r][permuted(c)] = lo;
-                *(uint32_t *)&w[r][permuted(c + 2)] = hi;
+                *(uint32_t *)&w[r][permuted(c)] = both.x;
+                *(uint32_t *)&w[r][permuted(c + 2)] = both.y;
             } else {
-                *(uint2 *)&w[permuted(r)][c] = make_uint2(lo, hi);
+                *(uint2 *)&w[permuted(r)][c] = both;
             }
         }
     }
@@ -412,20 +391,20 @@ template <int ROWS, int COLS> struct add_outputs {
 
 /* Adds to the columns n0 .. end - 1.  While a tile of them is computed, the numbers of the next are
  * on their way to registers. */
-template <int ROWS, int COLS, bool TRANS, bool DROP>
+template <bool DROP, class W, int ROWS, int COLS, bool TRANS>
 __device__ static void add_tiles_of(const add_call &c, const row_map &map, const site &own,
                                     const tile_rows<ROWS> &r, int lead, int64_t row0,
                                     int head, int64_t n0, int64_t end,
-                                    add_tiles<ROWS, COLS, TRANS> &t) {
-    low_matrix m = matrix_of(own, r.group[lead], c.use_b, c.width, false, TRANS);
+                                    add_tiles<W, ROWS, COLS, TRANS> &t) {
+    low_matrix<W> m = matrix_of<W>(own, r.group[lead], c.use_b, c.width, false, TRANS);
     add_outputs<ROWS, COLS> out, next;
-    float4 v[add_tiles<ROWS, COLS, TRANS>::fours];
+    four<W> v[add_tiles<W, ROWS, COLS, TRANS>::fours];
     bool one = own.rank <= ADD_DEEP; /* low stays in shared memory */
 
     out.load(c, r, lead, row0, head, n0, end);
     t.load_w(v, m, n0, 0);
     if (one)
-        t.load_low(c, r, lead, own.scale, row0, map.n_row, head, 0);
+        t.load_low(c, r, lead, row0, head, 0);
     for (; n0 < end; n0 += COLS) {
         float acc[COLS / 8][4] = {};
         next.load(c, r, lead, row0, head, n0 + COLS, end);
@@ -433,7 +412,7 @@ __device__ static void add_tiles_of(const add_call &c, const row_map &map, const
             bool last = k0 + ADD_DEEP >= own.rank;
             t.store_w(v);
             if (!one)
-                t.load_low(c, r, lead, own.scale, row0, map.n_row, head, k0);
+                t.load_low(c, r, lead, row0, head, k0);
             __syncthreads();
             t.load_w(v, m, last ? n0 + COLS : n0, last ? 0 : k0 + ADD_DEEP);
             t.multiply(acc);
@@ -444,23 +423,22 @@ __device__ static void add_tiles_of(const add_call &c, const row_map &map, const
     }
 }
 
-template <int ROWS, int COLS, bool TRANS, bool DROP>
+template <class W, int ROWS, int COLS, bool TRANS, bool DROP>
 __global__ void __launch_bounds__(ROWS * 2, 256 / ROWS)
     add_kernel(add_call c, row_map map, const __grid_constant__ sites s) {
-    __shared__ add_tiles<ROWS, COLS, TRANS> t;
+    __shared__ add_tiles<W, ROWS, COLS, TRANS> t;
     __shared__ tile_rows<ROWS> r;
-    int64_t n0 = (int64_t)blockIdx.x * c.tiles * COLS, row0 = (int64_t)blockIdx.y * ROWS;
-    int64_t end = n0 + c.tiles * COLS < c.width ? n0 + c.tiles * COLS : c.width;
-    int head = c.part ? 0 : (int)blockIdx.z, only = c.part ? (int)blockIdx.z : -1;
+    const int each = ADD_TILES * COLS;
+    int64_t n0 = (int64_t)blockIdx.x * each, row0 = (int64_t)blockIdx.y * ROWS;
+    int64_t end = n0 + each < c.width ? n0 + each : c.width;
+    int head = (int)blockIdx.z;
 
     ml_grid_release();
     ml_grid_wait();
     find_rows(r, map, s, row0, head, c.n_head);
     for (int i = 0; i < r.n_lead; i++) {
         int lead = r.lead[i];
-        if (only < 0 || r.adapter[lead] == only) /* the same in all threads */
-            add_tiles_of<ROWS, COLS, TRANS, DROP>(c, map, s.at[r.adapter[lead]], r, lead,
-                                                  row0, head, n0, end, t);
+        add_tiles_of<DROP>(c, map, s.at[r.adapter[lead]], r, lead, row0, head, n0, end, t);
     }
 }
 
@@ -651,88 +629,87 @@ struct mma_lora : lora_call {
         part = (float *)(base + at.part);
         kept = dropped ? (bf16 *)(base + at.kept) : NULL;
     }
-
-    /* Whether blocks divide the width of a product, and adapters. */
-    bool is_few() const {
-        return n_head == 1 && map.n_row <= ML_LORA_FEW;
-    }
 };
 
-template <int COLS, bool TRANS> static void run_low(const mma_lora &l, const low_call &c) {
-    const size_t bytes = sizeof(low_tiles<COLS, TRANS>);
+template <class W> static const ml_dtype type_of = ML_F32;
+template <> const ml_dtype type_of<bf16> = ML_BF16;
+
+template <class W, int COLS, bool TRANS>
+static void run_low(const mma_lora &l, const low_call &c) {
+    const size_t bytes = sizeof(low_tiles<W, COLS, TRANS>);
+    dim3 grid(ml_cuda_blocks(l.map.n_row, LOW_ROWS), ml_cuda_blocks(l.ld, COLS),
+              (unsigned)l.n_head);
 
     ml_cuda_note(l.s,
-                 cudaFuncSetAttribute(low_kernel<COLS, TRANS>,
+                 cudaFuncSetAttribute(low_kernel<W, COLS, TRANS>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)bytes),
                  "lora");
-    for (int first = 0; first < l.a->lora->n_adapter; first += ADAPTERS) {
-        sites s = lora_sites(l.a, first);
-        dim3 grid(ml_cuda_blocks(l.map.n_row, LOW_ROWS), ml_cuda_blocks(l.ld, COLS),
-                  (unsigned)(c.part ? c.n_part * s.n : l.n_head));
-        ml_cuda_launch(l.s, "lora", low_kernel<COLS, TRANS>, grid, LOW_THREADS, bytes, c,
-                       l.map, s);
-    }
+    for (int first = 0; first < l.a->lora->n_adapter; first += ADAPTERS)
+        ml_cuda_launch(l.s, "lora", low_kernel<W, COLS, TRANS>, grid, LOW_THREADS, bytes, c,
+                       l.map, lora_sites(l.a, first, type_of<W>));
 }
 
-/* low = scale A x, or scale B' x; of gradients: scale B' dz, or scale A dz.  Of few rows it is
- * left in parts, for the next add_low. */
-static void make_low(const mma_lora &l, bf16 *low, const bf16 *x, int64_t width, bool use_b,
-                     bool in_parts) {
+template <class W> static void run_low_of(const mma_lora &l, const low_call &c) {
+    if (!lora_has(l.a, type_of<W>))
+        return;
+    if (l.ld > 32 && c.use_b)
+        run_low<W, 64, true>(l, c);
+    else if (l.ld > 32)
+        run_low<W, 64, false>(l, c);
+    else if (c.use_b)
+        run_low<W, 32, true>(l, c);
+    else
+        run_low<W, 32, false>(l, c);
+}
+
+/* low = scale A x, or scale B' x; of gradients: scale B' dz, or scale A dz. */
+static void make_low(const mma_lora &l, bf16 *low, const bf16 *x, int64_t width,
+                     bool use_b) {
     low_call c = {};
 
     c.x = x;
     c.low = low;
-    c.part = in_parts ? l.part : NULL;
     c.width = width;
     c.ld = l.ld;
     c.n_head = l.n_head;
     c.segment = l.n_head > 1 ? width : ml_cuda_lora_segment(width);
     c.n_part = l.n_head > 1 ? 1 : (int)ml_cuda_lora_parts(width);
     c.use_b = use_b;
-    if (l.ld > 32 && use_b)
-        run_low<64, true>(l, c);
-    else if (l.ld > 32)
-        run_low<64, false>(l, c);
-    else if (use_b)
-        run_low<32, true>(l, c);
-    else
-        run_low<32, false>(l, c);
+    run_low_of<float>(l, c);
+    run_low_of<bf16>(l, c);
 }
 
-template <int ROWS, int COLS, bool TRANS, bool DROP>
+template <class W, bool TRANS, bool DROP>
 static void run_add(const mma_lora &l, const add_call &c) {
-    for (int first = 0; first < l.a->lora->n_adapter; first += ADAPTERS) {
-        sites s = lora_sites(l.a, first);
-        dim3 grid(ml_cuda_blocks(c.width, c.tiles * COLS),
-                  ml_cuda_blocks(l.map.n_row, ROWS), (unsigned)(c.part ? s.n : l.n_head));
-        ml_cuda_launch(l.s, "lora", add_kernel<ROWS, COLS, TRANS, DROP>, grid, ROWS * 2, 0,
-                       c, l.map, s);
-    }
+    const int rows = 128, cols = 64;
+    dim3 grid(ml_cuda_blocks(c.width, ADD_TILES * cols), ml_cuda_blocks(l.map.n_row, rows),
+              (unsigned)l.n_head);
+
+    for (int first = 0; first < l.a->lora->n_adapter; first += ADAPTERS)
+        ml_cuda_launch(l.s, "lora", add_kernel<W, rows, cols, TRANS, DROP>, grid, rows * 2,
+                       0, c, l.map, lora_sites(l.a, first, type_of<W>));
 }
 
-template <int ROWS, int COLS>
-static void add_low_in(const mma_lora &l, const add_call &c, bool masked) {
+template <class W>
+static void run_add_of(const mma_lora &l, const add_call &c, bool masked) {
+    if (!lora_has(l.a, type_of<W>))
+        return;
     if (c.use_b)
-        run_add<ROWS, COLS, false, false>(l, c);
+        run_add<W, false, false>(l, c);
     else if (masked)
-        run_add<ROWS, COLS, true, true>(l, c);
+        run_add<W, true, true>(l, c);
     else
-        run_add<ROWS, COLS, true, false>(l, c);
+        run_add<W, true, false>(l, c);
 }
 
-/* y += B low, or A' low; n_part: of low in parts, or 0; masked: with dropout, which adapters of
- * absorbed weights do not have. */
+/* y += B low, or A' low; masked: with dropout, which adapters of absorbed weights do not have. */
 static void add_low(const mma_lora &l, add_call c, bool masked) {
     c.ld = l.ld;
     c.n_head = l.n_head;
-    c.part = c.n_part ? l.part : NULL;
     c.dropping = l.dropping;
-    c.tiles = l.map.n_row <= ML_LORA_FEW ? 1 : ADD_TILES;
-    if (l.map.n_row <= ML_LORA_FEW)
-        add_low_in<64, 64>(l, c, masked);
-    else
-        add_low_in<128, 64>(l, c, masked);
+    run_add_of<float>(l, c, masked);
+    run_add_of<bf16>(l, c, masked);
 }
 
 __global__ static void keep_kernel(bf16 *y, const bf16 *x, row_map m, drop_rule d,
@@ -762,11 +739,10 @@ void lora_mma_forward(const lora_call &call) {
     bool swapped = l.a->attr->lora.transposed;
     add_call c = {};
 
-    make_low(l, l.low, inputs(l), l.n_in, swapped, l.is_few());
+    make_low(l, l.low, inputs(l), l.n_in, swapped);
     c.y = (bf16 *)l.a->out[0].data;
     c.low = l.low;
     c.width = l.n_out;
-    c.n_part = l.is_few() ? (int)ml_cuda_lora_parts(l.n_in) : 0;
     c.use_b = !swapped;
     add_low(l, c, false);
 }
@@ -853,8 +829,8 @@ void lora_mma_backward(const lora_call &call) {
     bool swapped = l.a->attr->lora.transposed;
     const bf16 *x = inputs(l);
 
-    make_low(l, l.low, x, l.n_in, swapped, false);
-    make_low(l, l.dlow, (const bf16 *)l.a->dout[0].data, l.n_out, !swapped, false);
+    make_low(l, l.low, x, l.n_in, swapped);
+    make_low(l, l.dlow, (const bf16 *)l.a->dout[0].data, l.n_out, !swapped);
     if (l.a->din[0].data)
         add_dx(l);
     add_gradients(l, x);

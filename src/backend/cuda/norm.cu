@@ -110,6 +110,8 @@ template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
     bool there = g < c.n_group; /* no early return: a warp's teams shuffle together */
     float x[S::PACKS][S::V], r;
 
+    ml_grid_release();
+    ml_grid_wait();
     if (!there)
         g = 0;
     r = load_group<S>(x, c, g, there, lane, smem);
@@ -234,7 +236,8 @@ static void norm_launch(ml_stream *s, const norm_call<T> &c, bool back) {
         norm_back_kernel<S, T>
             <<<ml_cuda_blocks(c.n_group, c.per_chunk), THREADS, sums, stream>>>(c);
     else
-        norm_kernel<S, T><<<ml_cuda_blocks(c.n_group, S::TEAMS), THREADS, 0, stream>>>(c);
+        ml_cuda_launch(ml_cuda(s), "rmsnorm", norm_kernel<S, T>,
+                       dim3(ml_cuda_blocks(c.n_group, S::TEAMS)), THREADS, 0, c);
     ml_cuda_launched(ml_cuda(s), back ? "rmsnorm backward" : "rmsnorm");
 }
 
