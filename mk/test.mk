@@ -176,7 +176,7 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
 900 e2e/verifiers tools/with-python.sh verifiers,datasets tests/e2e/environments.py --build $(B) verifiers
 900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
-900 diff/trackers tools/with-python.sh wandb tools/diff_trackers.py --build $(B)
+900 diff/trackers tools/with-python.sh wandb,mlflow,trackio tools/diff_trackers.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
@@ -192,6 +192,7 @@ define SOAK_TIER
 3600 rank-kills tests/e2e/rank_kills.sh $(B) 50
 3600 rank-kills-lora tests/e2e/rank_kills.sh $(B) 50 --lora-rank 4 --target-modules all-linear
 3600 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 50
+$(if $(filter 1,$(CUDA)),7200 gpu/all $(MAKE) --no-print-directory cuda-all)
 3600 tinker-kills tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles --only tenant_kills --kills 50
 !1800 asan/build $(SELF) $(ASAN) programs
 !1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles

@@ -34,6 +34,7 @@ typedef struct ml_marks {
 typedef struct ml_backend {
     const char *name;  /* "cpu", "cuda" */
     const char *level; /* "c", "neon", "avx2", "avx512"; on a GPU "sm90" */
+    const char *path;  /* the kernels that a GPU gets, in words; NULL: level says it */
     ml_dtype act;      /* dtype of activations: f32 or bf16 */
     ml_layout linear;  /* layout of linear weights */
     ml_device *dev;

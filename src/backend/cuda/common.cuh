@@ -41,6 +41,7 @@ typedef struct ml_cuda_stream {
     } joint;
     ml_cuda_host host;
     bool early; /* PDL: kernels may begin before the previous one has ended (sm_90) */
+    bool wgmma; /* the card and this library have the kernels of Hopper */
     char level[16];
 } ml_cuda_stream;
 

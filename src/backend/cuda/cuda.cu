@@ -12,7 +12,8 @@
 
 enum {
     LEAST_MAJOR = 8, /* sm_80: bf16 tensor cores and cp.async */
-    EARLY_MAJOR = 9  /* sm_90: PDL and bulk copies */
+    EARLY_MAJOR = 9, /* sm_90: PDL and bulk copies */
+    WGMMA_MAJOR = 9  /* Hopper alone */
 };
 
 /* Memory that is allocated later: kernels' code and stacks, which the driver loads at
@@ -288,8 +289,9 @@ static ml_status check_code(const cudaDeviceProp *p, ml_err *err) {
     return ml_fail(
         err, ML_EUNSUP,
         "libmiles_cuda.so was not built for the GPU %s (compute capability %d.%d): %s; "
-        "build it with make CUDA_ARCH=%d%d",
-        p->name, p->major, p->minor, cudaGetErrorString(e), p->major, p->minor);
+        "build it with make CUDA_ARCH=%d%d%s",
+        p->name, p->major, p->minor, cudaGetErrorString(e), p->major, p->minor,
+        p->major == WGMMA_MAJOR ? "a" : "");
 }
 
 static void fill_device(ml_device *d) {
@@ -314,6 +316,9 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
     memset(b, 0, sizeof *b);
     b->name = "cuda";
     b->level = c->stream.level;
+    b->path = c->stream.wgmma   ? "Hopper's kernels (wgmma)"
+              : c->stream.early ? "portable kernels (mma) with dependent launch"
+                                : "portable kernels (mma)";
     b->act = f32 ? ML_F32 : ML_BF16;
     b->linear = ML_ROWS;
     b->dev = &c->dev;
@@ -350,6 +355,7 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
     memcpy(c->dev.uuid, &card.uuid, sizeof c->dev.uuid);
     c->stream.base.dev = &c->dev;
     c->stream.early = card.major >= EARLY_MAJOR;
+    c->stream.wgmma = ML_WGMMA && card.major == WGMMA_MAJOR;
     snprintf(c->stream.level, sizeof c->stream.level, "sm%d%d", card.major, card.minor);
     fill_backend(out, c, f32);
     if (cudaStreamCreateWithFlags(&c->stream.stream, cudaStreamNonBlocking) != cudaSuccess)

@@ -253,7 +253,8 @@ static ml_status check_device(job *j, ml_err *err) {
 
     if (st != ML_OK)
         return st;
-    ml_text_printf(&j->said, "%s %s, %.1f GB of memory available", be.name, be.level,
+    ml_text_printf(&j->said, "%s %s%s%s, %.1f GB of memory available", be.name, be.level,
+                   be.path ? ", " : "", be.path ? be.path : "",
                    (double)ml_memory_available(&be) / 1e9);
     ml_backend_close(&be);
     return ML_OK;

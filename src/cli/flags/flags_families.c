@@ -296,9 +296,8 @@ const ml_flag_family ml_flag_families[] = {
     { "", ML_FLAG_NOOP, "indexers get no gradient and are never updated",
       "freeze-indexer" },
     { "", ML_FLAG_NOOP,
-      "RL training adds no load-balancing loss and does not change the router's bias",
-      "moe-router-load-balancing-type moe-aux-loss-coeff moe-router-bias-update-rate "
-      "freeze-e-score-correction-bias" },
+      "training adds no load-balancing loss and does not change the router's bias",
+      "moe-router-load-balancing-type freeze-e-score-correction-bias" },
     { "", ML_FLAG_NOOP, "the architecture is read from config.json",
       "swiglu disable-bias-linear add-qkv-bias qk-layernorm group-query-attention "
       "untie-embeddings-and-output-weights apply-layernorm-1p "

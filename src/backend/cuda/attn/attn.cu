@@ -140,7 +140,7 @@ static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
     else if (ml_attn_decode_supports(c))
         ml_attn_decode(s, c);
 #if ML_WGMMA
-    else if ((int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
+    else if (s->wgmma && (int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
         ml_attn_wgmma(s, c);
 #endif
     else
@@ -181,6 +181,12 @@ static void backward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
 }
 
 static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
+#if ML_WGMMA
+    if (mma && s->wgmma) {
+        ml_attn_wgmma_back(s, c);
+        return;
+    }
+#endif
     if (mma)
         ml_attn_mma_back(s, c);
     else if (ml_attn_wide_supports(c))

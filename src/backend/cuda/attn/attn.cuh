@@ -194,6 +194,7 @@ void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wgmma.cu: the same bits, faster for many rows; Hopper only. */
 void ml_attn_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other GPUs. */
+void ml_attn_wgmma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_decode.cu: the same bits, for decode: one row per sequence. */
 bool ml_attn_decode_supports(const attn_call<bf16> &c);

@@ -41,7 +41,7 @@ __device__ static inline void weigh(const attn_call<bf16> &c, const row_stat &r,
 /* ---- dq ---- */
 
 template <int D, bool CAP>
-__global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) {
+__global__ void __launch_bounds__(ATTN_THREADS) mma_back_queries(attn_call<bf16> c) {
     typedef attn_tile<D> tl;
     extern __shared__ __align__(16) bf16 smem[];
     bf16 *rows = smem, *outs = rows + tl::key_tile;
@@ -162,7 +162,7 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
 /* A plan with a backward has all keys of a sequence in its batch: token i is at
  * position i. */
 template <int D, bool CAP>
-__global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
+__global__ void __launch_bounds__(ATTN_THREADS) mma_back_keys(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     back_smem<D> &smem = *(back_smem<D> *)smem_bytes;
     ml_piece p =
@@ -225,19 +225,19 @@ template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call
     if (c.n_token == c.n_seq && c.group <= ROWS)
         queries.x = (unsigned)c.n_seq;
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(back_queries<D, CAP>,
+                 cudaFuncSetAttribute(mma_back_queries<D, CAP>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)query_bytes),
                  "attention backward");
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(back_keys<D, CAP>,
+                 cudaFuncSetAttribute(mma_back_keys<D, CAP>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)key_bytes),
                  "attention backward");
     if (c.dq)
-        back_queries<D, CAP><<<queries, ATTN_THREADS, query_bytes, s->stream>>>(c);
+        mma_back_queries<D, CAP><<<queries, ATTN_THREADS, query_bytes, s->stream>>>(c);
     if (c.dk || c.dv_out)
-        back_keys<D, CAP><<<keys, ATTN_THREADS, key_bytes, s->stream>>>(c);
+        mma_back_keys<D, CAP><<<keys, ATTN_THREADS, key_bytes, s->stream>>>(c);
     ml_cuda_launched(s, "attention backward");
 }
 

@@ -334,7 +334,7 @@ static void launch_both(ml_cuda_stream *s, const attn_call<bf16> &c) {
                sizeof(query_smem<D>), c);
 }
 
-void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c) {
+void ml_attn_wgmma_back(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (c.d <= 64 && c.softcap == 0.0f)
         launch_both<64, false>(s, c);
     else if (c.d <= 64)

@@ -133,12 +133,14 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
 }
 
 void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    if (!c.vpage)
 #if ML_WGMMA
+    if (!c.vpage && s->wgmma) {
         ml_attn_mla_wgmma(s, c);
-#else
-        launch<576, 512, true, false>(s, c);
+        return;
+    }
 #endif
+    if (!c.vpage)
+        launch<576, 512, true, false>(s, c);
     else if (c.d <= 256 && c.e <= 256)
         launch<256, 256, false, false>(s, c);
     else
@@ -147,11 +149,13 @@ void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c) {
 
 void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c) {
 #if ML_WGMMA
-    ml_attn_mla_wgmma_chosen(s, c);
-#else
+    if (s->wgmma) {
+        ml_attn_mla_wgmma_chosen(s, c);
+        return;
+    }
+#endif
     if (c.d <= 512)
         launch<512, 512, true, true>(s, c);
     else
         launch<576, 512, true, true>(s, c);
-#endif
 }

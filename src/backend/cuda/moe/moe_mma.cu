@@ -205,7 +205,7 @@ static void by_rows(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int6
     int64_t each = g.start ? rows / g.n_expert : rows;
 
 #if ML_WGMMA
-    if (each > 96 && ml_expert_wgmma(s, g, rows))
+    if (s->wgmma && each > 96 && ml_expert_wgmma(s, g, rows))
         return;
 #endif
     if (each <= 12)
@@ -227,7 +227,7 @@ void ml_expert_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64
 
 void ml_expert_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, float> &g, int64_t rows) {
 #if ML_WGMMA
-    if (ml_expert_wgmma(s, g, rows))
+    if (s->wgmma && ml_expert_wgmma(s, g, rows))
         return;
 #endif
     launch<float, true, true, 128, 128, 32, 4, 2, 2>(s, g, rows);
