@@ -492,7 +492,8 @@ static bool find_sites(decode_work *w, const ml_op_args *const *a, int n) {
 static bool is_plain(const lora_call &l) {
     return l.any && l.n_head == 1 && !l.map.start && !l.dropped &&
            !l.a->attr->lora.transposed && l.map.n_row <= ML_LORA_FEW &&
-           l.a->lora->n_adapter <= ADAPTERS && ml_cuda_lora_on_tensor_cores(l.a);
+           l.a->lora->n_adapter > 0 && l.a->lora->n_adapter <= ADAPTERS &&
+           ml_cuda_lora_on_tensor_cores(l.a);
 }
 
 /* joint: the outputs without adapters, of all layers side by side, or NULL. */
