@@ -179,10 +179,13 @@ int64_t ml_support_ids(int32_t *out, ml_str support, int64_t n_vocab) {
 /* --- records ---------------------------------------------------------------------- */
 
 bool ml_support_take(ml_str *records, ml_str *support) {
-    const uint8_t *p = (const uint8_t *)records->ptr, *end = p + records->len;
+    const uint8_t *p = (const uint8_t *)records->ptr, *end;
     int64_t n;
 
-    if (!records->len || !take_varint(&p, end, &n) || n > end - p)
+    if (!records->len)
+        return false;
+    end = p + records->len;
+    if (!take_varint(&p, end, &n) || n > end - p)
         return false;
     *support = (ml_str){ (const char *)p, (size_t)n };
     *records = (ml_str){ (const char *)p + n, (size_t)(end - p - n) };

@@ -145,7 +145,7 @@ static int32_t count_nodes(const ml_gnode *x) {
         each = x->max < 0 || x->max > SMALL ? SMALL + 1 : x->max;
     for (const ml_gnode *c = x->child; c && n <= SMALL; c = c->next)
         n += each * count_nodes(c);
-    return n;
+    return n <= SMALL ? n : SMALL + 1; /* a product of two such numbers is an int32_t */
 }
 
 /* A reference to a small rule stands for its body: tokens within it need no stack then. */
