@@ -145,7 +145,7 @@ $(call fuzz_lines,300)
 900 sampling-support tests/e2e/train_support.sh $(B)
 1800 matrix tests/e2e/train_matrix.sh $(B)
 900 e2e/tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles
-1200 e2e/tinker-recipes tools/with-python.sh tinker,tinker_cookbook,datasets,torch,math_verify tests/e2e/tinker_recipes.py --miles $(B)/miles
+1200 e2e/tinker-recipes tools/with-python.sh tinker,tinker_cookbook,datasets,torch,sympy,pylatexenc,math_verify tests/e2e/tinker_recipes.py --miles $(B)/miles
 900 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 8
 900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1800 lora-ranks env MILES_LONG=1 $(B)/tests/ranks/test_lora_ranks
