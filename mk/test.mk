@@ -144,8 +144,8 @@ $(call fuzz_lines,300)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 900 sampling-support tests/e2e/train_support.sh $(B)
 1800 matrix tests/e2e/train_matrix.sh $(B)
-900 e2e/tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles
-1200 e2e/tinker-recipes tools/with-python.sh tinker,tinker_cookbook,datasets,torch,sympy,pylatexenc,math_verify tests/e2e/tinker_recipes.py --miles $(B)/miles
+900 e2e/tinker env PYTHON_DIR=build/python-tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles
+1200 e2e/tinker-recipes env PYTHON_DIR=build/python-tinker tools/with-python.sh tinker,tinker_cookbook,datasets,torch,sympy,pylatexenc,math_verify tests/e2e/tinker_recipes.py --miles $(B)/miles
 900 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 8
 900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
 1800 lora-ranks env MILES_LONG=1 $(B)/tests/ranks/test_lora_ranks
@@ -193,7 +193,7 @@ define SOAK_TIER
 3600 rank-kills-lora tests/e2e/rank_kills.sh $(B) 50 --lora-rank 4 --target-modules all-linear
 3600 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 50
 $(if $(filter 1,$(CUDA)),7200 gpu/all $(MAKE) --no-print-directory cuda-all)
-3600 tinker-kills tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles --only tenant_kills --kills 50
+3600 tinker-kills env PYTHON_DIR=build/python-tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles --only tenant_kills --kills 50
 !1800 asan/build $(SELF) $(ASAN) programs
 !1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router

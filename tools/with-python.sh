@@ -3,19 +3,21 @@
 # separated by commas.
 #
 # Packages serve as oracles in tests only.  One that is not installed is brought into
-# build/python; where that cannot be done, the test is skipped with a sentence.
+# build/python, or $PYTHON_DIR for packages that need other versions of these than the other tests;
+# where that cannot be done, the test is skipped with a sentence.
 set -u
 packages=${1//,/ }
 imports=${1//,/, }
 shift
 python=python3
+dir=${PYTHON_DIR:-build/python}
 
 can_import() { "$python" -c "import $imports" 2>/dev/null; }
 if ! can_import; then
-    python=build/python/bin/python3
-    [ -x $python ] || python3 -m venv build/python >/dev/null 2>&1
+    python=$dir/bin/python3
+    [ -x "$python" ] || python3 -m venv "$dir" >/dev/null 2>&1
     # shellcheck disable=SC2086 # one word for each package
-    can_import || build/python/bin/pip install --quiet $packages >/dev/null 2>&1
+    can_import || "$dir/bin/pip" install --quiet $packages >/dev/null 2>&1
 fi
 if ! can_import; then
     echo "skipped: of the Python packages $imports one is missing, and pip cannot install it"
