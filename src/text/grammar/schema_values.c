@@ -196,7 +196,7 @@ typedef struct bounds {
 static void read_bound(ml_schema *s, const ml_schema_view *v, const char *key,
                        const char *open_key, const ml_json **out, bool *open) {
     const ml_json *x = ml_schema_get(s, v, key), *o = ml_schema_get(s, v, open_key);
-    double a, b;
+    double a = 0, b = 0;
 
     *out = x;
     *open = o && o->type == ML_JSON_TRUE;

@@ -94,6 +94,7 @@ static void make_rule(search *s, int32_t at, const int32_t *tag) {
 static ml_status string_at(ml_str *out, const ml_json *v, const char *key, ml_err *err) {
     const ml_json *x = ml_json_get(v, key);
 
+    *out = (ml_str){ "", 0 };
     if (!x || x->type != ML_JSON_STRING)
         return ml_fail(err, ML_EUSAGE, "a structure lacks \"%s\", a string", key);
     *out = x->text;
