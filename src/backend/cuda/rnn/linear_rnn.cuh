@@ -123,7 +123,8 @@ enum rnn_pass {
 
 /* In shared memory. */
 template <int M, int TOKENS, rnn_pass PASS> struct alignas(16) rnn_stage {
-    float q[PASS == RNN_AGAIN ? 1 : TOKENS][PASS == RNN_AGAIN ? 4 : 32 * M]; /* AGAIN: unused */
+    float q[PASS == RNN_AGAIN ? 1 : TOKENS]
+           [PASS == RNN_AGAIN ? 4 : 32 * M]; /* AGAIN: unused */
     float k[TOKENS][32 * M];
     float v[TOKENS][ML_RNN_COLS]; /* RNN_AGAIN: de */
     float dout[PASS == RNN_FORWARD ? 1 : TOKENS][ML_RNN_COLS];
