@@ -5,13 +5,14 @@
 #include "base/bug.h"
 #include "model/source.h"
 
-/* LINEAR between MOE_GATHER and MOE_COMBINE has several rows for a token; no family has
- * one. */
+/* Not the coefficients of hyper-connections, which are exact: PEFT adapts modules, and their matrix
+ * is a parameter of its own.  LINEAR between MOE_GATHER and MOE_COMBINE has several rows for a
+ * token; no family has one. */
 static bool is_site(const ml_spec *s, const ml_node *n) {
     if (n->op != ML_OP_LINEAR && n->op != ML_OP_MOE_LINEAR && n->op != ML_OP_HEAD_LINEAR)
         return false;
     ML_BUG_IF(n->op != ML_OP_MOE_LINEAR && s->value[n->in[0]].mul != 1);
-    return !ml_param_is_value_head(&s->param[n->w[0]]);
+    return !s->value[n->out[0]].exact && !ml_param_is_value_head(&s->param[n->w[0]]);
 }
 
 /* Of the whole model, if the spec is that of a rank (spec_shard.h). */
