@@ -115,8 +115,11 @@ static const int32_t *slots_of(const ck_case *c, const ml_tensor *group, int64_t
 
 /* ---- moe-route ---- */
 
-/* Logits in random order, at least 1 / n apart: finite differences must not change a
- * selection. */
+/* Finite differences change a logit by 1e-4, hence a score by at most 2.5e-5, and the sum of two
+ * scores, which decides between groups, by 5e-5: not a selection. */
+#define ROUTE_MARGIN 1.5e-4
+
+/* Logits in random order, at least 1 / n apart. */
 static void fill_logits(ck_case *c, float *x, int32_t n) {
     for (int32_t e = 0; e < n; e++) {
         int32_t other = ck_below(c, e + 1);
@@ -136,35 +139,6 @@ static void give_experts(ck_case *c, const struct variant *v) {
     c->given = ck_mat(v->n, v->k);
     c->given.dtype = ML_I32;
     c->given.data = given;
-}
-
-static void build_route(ck_case *c, int i) {
-    const struct variant *v = begin(c, i);
-
-    c->in[0] = ck_mat(v->n, v->experts);
-    ck_fill(c, &c->in[0], 0.0f);
-    for (int64_t t = 0; t < v->n; t++)
-        fill_logits(c, (float *)c->in[0].data + t * v->experts, v->experts);
-    if (v->sigmoid) {
-        /* Multiples of the logits' spacing, so that finite differences cannot change a
-         * selection. */
-        c->w[0] = ck_vec(v->experts);
-        ck_fill(c, &c->w[0], 0.0f);
-        for (int32_t e = 0; e < v->experts; e++)
-            ((float *)c->w[0].data)[e] = 0.5f * (float)ck_below(c, 3);
-    }
-    if (v->given)
-        give_experts(c, v);
-    if (v->table) {
-        c->in[1] = ck_mat(v->n, v->k);
-        ck_fill(c, &c->in[1], 0.0f);
-        for (int64_t k = 0; k < (int64_t)v->n * v->k; k++)
-            ((float *)c->in[1].data)[k] = (float)((3 * k + k / v->k) % v->experts);
-    }
-    c->out[0] = ck_mat(v->n, v->k);
-    c->out[1] = ck_mat(v->n, v->k);
-    c->out[1].dtype = ML_I32;
-    c->out[2] = group_shape(v);
 }
 
 static void scores(double *p, const double *x, const ml_op_attr *attr) {
@@ -197,10 +171,11 @@ static double best_two(const double *p, int32_t n) {
     return p[first] + second;
 }
 
-/* Selection scores: -inf outside the best groups. */
-static void limit_groups(double *choice, const ml_op_attr *attr) {
+/* Selection scores: -inf outside the best groups.  Returns how much better the last of these is than
+ * the next one. */
+static double limit_groups(double *choice, const ml_op_attr *attr) {
     int32_t n_group = attr->moe.n_group, size = attr->moe.n_expert / n_group;
-    double worth[64];
+    double worth[64], last = HUGE_VAL;
     bool keep[64] = { 0 };
 
     for (int32_t g = 0; g < n_group; g++)
@@ -208,10 +183,66 @@ static void limit_groups(double *choice, const ml_op_attr *attr) {
     for (int32_t i = 0; i < attr->moe.top_group; i++) {
         int32_t g = best_of(worth, n_group);
         keep[g] = true;
+        last = worth[g];
         worth[g] = -HUGE_VAL;
     }
     for (int32_t e = 0; e < n_group * size; e++)
         choice[e] = keep[e / size] ? choice[e] : -HUGE_VAL;
+    return last - worth[best_of(worth, n_group)];
+}
+
+/* The smallest difference that decides which experts a token selects, and in which order. */
+static double selection_margin(const ck_case *c, const float *x) {
+    int32_t n = c->attr.moe.n_expert;
+    double *p = ML_NEW(c->arena, double, n), *choice = ML_NEW(c->arena, double, n);
+    double margin = HUGE_VAL, last = HUGE_VAL;
+
+    for (int32_t e = 0; e < n; e++)
+        choice[e] = (double)x[e];
+    scores(p, choice, &c->attr);
+    for (int32_t e = 0; e < n; e++)
+        choice[e] = p[e] + (c->w[0].data ? (double)((const float *)c->w[0].data)[e] : 0.0);
+    if (c->attr.moe.n_group > 1)
+        margin = limit_groups(choice, &c->attr);
+    for (int32_t r = 0; r <= c->attr.moe.top_k && r < n; r++) {
+        int32_t best = best_of(choice, n);
+        margin = fmin(margin, last - choice[best]);
+        last = choice[best];
+        choice[best] = -HUGE_VAL;
+    }
+    return margin;
+}
+
+static void build_route(ck_case *c, int i) {
+    const struct variant *v = begin(c, i);
+
+    c->in[0] = ck_mat(v->n, v->experts);
+    ck_fill(c, &c->in[0], 0.0f);
+    for (int64_t t = 0; t < v->n; t++)
+        fill_logits(c, (float *)c->in[0].data + t * v->experts, v->experts);
+    if (v->sigmoid) {
+        c->w[0] = ck_vec(v->experts);
+        ck_fill(c, &c->w[0], 0.0f);
+        for (int32_t e = 0; e < v->experts; e++)
+            ((float *)c->w[0].data)[e] = 0.5f * (float)ck_below(c, 3);
+    }
+    for (int64_t t = 0; t < v->n; t++) {
+        float *x = (float *)c->in[0].data + t * v->experts;
+        while (selection_margin(c, x) < ROUTE_MARGIN)
+            fill_logits(c, x, v->experts);
+    }
+    if (v->given)
+        give_experts(c, v);
+    if (v->table) {
+        c->in[1] = ck_mat(v->n, v->k);
+        ck_fill(c, &c->in[1], 0.0f);
+        for (int64_t k = 0; k < (int64_t)v->n * v->k; k++)
+            ((float *)c->in[1].data)[k] = (float)((3 * k + k / v->k) % v->experts);
+    }
+    c->out[0] = ck_mat(v->n, v->k);
+    c->out[1] = ck_mat(v->n, v->k);
+    c->out[1].dtype = ML_I32;
+    c->out[2] = group_shape(v);
 }
 
 static void route_token(double *weight, double *expert, const double *p, double *choice,
