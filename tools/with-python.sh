@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # with-python.sh PACKAGES SCRIPT ARGS... - runs a script that needs Python packages, whose names are
-# separated by commas.
+# separated by commas; a name may have a version as pip writes it (verifiers<0.2).
 #
 # Packages serve as oracles in tests only.  One that is not installed is brought into
 # build/python, or $PYTHON_DIR for packages that need other versions of these than the other tests;
 # where that cannot be done, the test is skipped with a sentence.
 set -u
 packages=${1//,/ }
-imports=${1//,/, }
+imports=$(sed 's/[<>=!~][^,]*//g; s/,/, /g' <<< "$1")
 shift
 python=python3
 dir=${PYTHON_DIR:-build/python}

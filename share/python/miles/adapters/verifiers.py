@@ -10,6 +10,8 @@ of its metadata.  The environment drives the conversation and its rubric gives t
 
 import asyncio
 import importlib
+import importlib.util
+import inspect
 import json
 import os
 import re
@@ -68,6 +70,13 @@ def plain_tools(messages):
     return out
 
 
+def overlong_error():
+    """What ends an episode whose prompt is too long; None: an id of the answer, as verifiers 0.1.8 wants it."""
+    import verifiers.errors
+
+    return getattr(verifiers.errors, "OverlongPromptError", None)
+
+
 class Completions:
     """client.chat.completions of an episode."""
 
@@ -81,14 +90,16 @@ class Completions:
         sampling = {k: v for k, v in sampling.items() if k in ("temperature", "top_p", "max_new_tokens", "stop")}
         try:
             text, reason = await self.episode.chat(plain_tools(messages), tools=tools, **sampling)
-        except Truncated:
+        except Truncated as e:
+            overlong = overlong_error()
+            if overlong:
+                raise overlong from e
             self.truncated, text, reason = True, "", "length"
         calls, content = tool_calls(text) if tools else ([], text)
         message = {"role": "assistant", "content": content, "tool_calls": calls or None}
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else reason}
         return ChatCompletion.model_validate(
             {
-                # verifiers ends an episode whose prompt is too long by this id
                 "id": "overlong-prompt" if self.truncated else "miles",
                 "object": "chat.completion",
                 "created": int(time.time()),
@@ -99,14 +110,18 @@ class Completions:
 
 
 def client_of(episode):
-    """An OpenAI client whose answers come from the run's engine."""
+    """An OpenAI client whose answers come from the run's engine; later versions have a class around it."""
     from types import SimpleNamespace
 
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(api_key="none", base_url="http://127.0.0.1:1/v1")
     client.__dict__["chat"] = SimpleNamespace(completions=Completions(episode))
-    return client
+    try:
+        from verifiers.clients import OpenAIChatCompletionsClient
+    except ImportError:
+        return client
+    return OpenAIChatCompletionsClient(client)
 
 
 async def generate(input):
@@ -116,9 +131,12 @@ async def generate(input):
         "prompt": messages_of(sample.prompt),
         "answer": sample.label if sample.label is not None else "",
         "info": metadata.get("info") or {},
-        "task": metadata.get("task") or "default",
         "example_id": sample.index,
     }
+    if metadata.get("task"):  # before 0.1.14 the name of a task, then an object
+        row["task"] = metadata["task"]
     state = await env.rollout(row, client_of(episode), "miles", {})
-    await env.rubric.score_rollout(state, asyncio.Semaphore(64))
+    score = env.rubric.score_rollout
+    limit = [asyncio.Semaphore(64)] if len(inspect.signature(score).parameters) > 1 else []
+    await score(state, *limit)
     return GenerateFnOutput(episode.finish(reward=float(state["reward"])))
