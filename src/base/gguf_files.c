@@ -243,7 +243,7 @@ static void put_ends(const writer *w) {
         end[i] = ml_gguf_int(w->g, keys[i], -1);
     ml_text_printf(w->t, ",\n  \"eos_token_id\": [");
     for (size_t i = 0; i < 3; i++)
-        if (end[i] >= 0 && (i < 1 || end[i] != end[0]) && (i < 2 || end[i] != end[1]))
+        if ((i < 1 || end[i] != end[0]) && (i < 2 || end[i] != end[1]) && end[i] >= 0)
             ml_text_printf(w->t, "%s%" PRId64, n++ ? ", " : "", end[i]);
     for (uint64_t i = 0; tokens && types && i < tokens->n && i < types->n; i++)
         if (ends_answer(ml_gguf_next(tokens, &at)) && (int64_t)i != end[0] &&

@@ -17,6 +17,11 @@ ml_str ml_str_of(const char *cstr);
 bool ml_str_eq(ml_str a, ml_str b);
 bool ml_str_is(ml_str a, const char *cstr);
 
+/* What JSON counts as space. */
+static inline bool ml_is_blank(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
 /* Growing text on the heap, always NUL-terminated; out of memory ends the process. */
 typedef struct ml_text {
     char *ptr;

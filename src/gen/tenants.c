@@ -62,7 +62,7 @@ static ml_scored with_version(ml_tenants *all, ml_scored s, uint64_t version) {
 
 /* ends: the request is not in flight any more.  The last call may come before submit
  * returns. */
-static void drop_flight(flight *f, bool ends) {
+static void drop_flight(flight *f, int n_ref, bool ends) {
     pthread_mutex_t *lock = &f->of->lock;
     bool last;
 
@@ -72,7 +72,8 @@ static void drop_flight(flight *f, bool ends) {
         if (f->next)
             f->next->at = f->at;
     }
-    last = --f->n_ref == 0;
+    f->n_ref -= n_ref;
+    last = f->n_ref == 0;
     pthread_mutex_unlock(lock);
     if (last)
         free(f);
@@ -91,7 +92,7 @@ static void on_update(void *ud, const ml_gen_update *u) {
     own.prompt.version = own.answer.version;
     own.version = t->version;
     if (u->finish != ML_FINISH_NOT)
-        drop_flight(f, true);
+        drop_flight(f, 1, true);
     fn(fn_ud, &own);
 }
 
@@ -126,9 +127,10 @@ static ml_status submit(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void 
     pthread_mutex_lock(&t->lock);
     f->ticket = st == ML_OK ? *ticket : 0;
     pthread_mutex_unlock(&t->lock);
-    if (st != ML_OK) /* there will be no call */
-        drop_flight(f, true);
-    drop_flight(f, false);
+    if (st == ML_OK)
+        drop_flight(f, 1, false);
+    else /* there will be no call, which has the other reference */
+        drop_flight(f, 2, true);
     return st;
 }
 

@@ -82,7 +82,7 @@ static ml_status find_lines(ml_jsonl *f, int64_t limit, ml_err *err) {
 /* --- arrays ------------------------------------------------------------------ */
 
 static const char *skip_space(const char *p, const char *end) {
-    while (p < end && (*p == ' ' || *p == '\t' || *p == '\r' || *p == '\n'))
+    while (p < end && ml_is_blank(*p))
         p++;
     return p;
 }

@@ -310,7 +310,7 @@ static void add_compact(ml_text *out, ml_str s) {
 
     for (size_t i = 0; i < s.len; i++) {
         char c = s.ptr[i];
-        bool space = c == ' ' || c == '\t' || c == '\r' || c == '\n';
+        bool space = ml_is_blank(c);
         if (quoted && c == '\\') {
             i++;
         } else if (c == '"') {

@@ -443,24 +443,24 @@ static ml_status move_all(mover *x, ml_err *err) {
 ml_status ml_moves_run(const ml_moves *m, ml_comm *comm, const ml_weights *from,
                        const ml_weights *to, ml_err *err) {
     size_t n_rank = (size_t)m->opts.n_rank;
-    mover x = { .m = m, .comm = comm, .from = from, .to = to };
+    int64_t *counts = calloc(3 * n_rank, sizeof *counts);
+    unsigned char *stage = malloc(m->stage_bytes + 1);
+    mover x = { .m = m, .comm = comm, .from = from, .to = to, .stage = stage };
     ml_status st;
 
-    x.n_send = calloc(n_rank, sizeof *x.n_send);
-    x.n_get = calloc(n_rank, sizeof *x.n_get);
-    x.at = calloc(n_rank, sizeof *x.at);
-    x.stage = malloc(m->stage_bytes + 1);
-    if (!x.n_send || !x.n_get || !x.at || !x.stage)
+    if (!counts || !stage) {
         st = ml_fail(err, ML_ENOMEM,
                      "out of memory for %zu bytes of weights in transit: lower "
                      "--update-weight-buffer-size",
                      m->stage_bytes);
-    else
+    } else {
+        x.n_send = counts;
+        x.n_get = counts + n_rank;
+        x.at = counts + 2 * n_rank;
         st = move_all(&x, err);
-    free(x.n_send);
-    free(x.n_get);
-    free(x.at);
-    free(x.stage);
+    }
+    free(counts);
+    free(stage);
     return st == ML_OK && to && on_device(to) ? to->be->dev->sync(to->be->stream, err) : st;
 }
 

@@ -179,7 +179,7 @@ void ml_plan_params_plan(ml_plan *p) {
         if (has_grads(p))
             keep_most(&x->grad_bytes, u->grad_bytes);
         for (int k = 0; k < KINDS; k++)
-            for (int grads = 0; grads <= has_grads(p); grads++)
+            for (int grads = 0; grads < (has_grads(p) ? 2 : 1); grads++)
                 keep_most(&x->stage_bytes[k], stage_bytes(p, u, k, grads, &a));
     }
     ml_arena_release(&a);

@@ -32,7 +32,7 @@ static coefs coefs_of(const ml_op_args *a, int64_t t) {
     const float *row =
         a->in[2].data ? (const float *)a->in[2].data + t * a->in[2].shape[1] : NULL;
     int32_t n = attr->mix.n_in + 1;
-    coefs k;
+    coefs k = { 0 };
 
     for (int32_t r = 0; r < attr->mix.n_out; r++)
         for (int32_t s = 0; s < n; s++) {

@@ -41,7 +41,7 @@ static ml_status plan_all(ml_text *out, ml_job_plan *p, const ml_config *c, ml_e
 
 ml_status ml_cmd_plan(const ml_config *c, ml_err *err) {
     ml_run_opts opts = c->run;
-    ml_loop_extensions extensions;
+    ml_loop_extensions extensions = { 0 };
     ml_job_plan plan = { 0 };
     ml_text out = { 0 }, warning = { 0 };
     ml_arena a;

@@ -182,7 +182,7 @@ ml_status ml_preference_read(ml_preference *out, ml_arena *a, const ml_sft_text 
     const ml_json *doc, *label;
     tokens prompt = { 0 }, whole[2] = { { 0 } };
     int64_t n;
-    fields f;
+    fields f = { 0 };
     ml_status st = ml_json_parse(&doc, a, row->source, "the row", err);
 
     if (st == ML_OK)

@@ -273,7 +273,7 @@ int ml_reward_model_grade(ml_reward_model *m, const miles_reward_in *in,
 
     pthread_mutex_lock(&m->lock);
     *m->last = &r;
-    m->last = &r.next;
+    m->last = &r.next; /* cppcheck-suppress autoVariables ; until r.done */
     while (!r.done)
         if (m->busy)
             pthread_cond_wait(&m->change, &m->lock);

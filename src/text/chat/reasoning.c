@@ -28,10 +28,6 @@ void ml_reasoning_release(ml_reasoning_reader *r) {
     ml_text_release(&r->held);
 }
 
-static bool is_blank(char c) {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
 static void drop(ml_reasoning_reader *r, size_t n) {
     if (!n)
         return;
@@ -42,7 +38,7 @@ static void drop(ml_reasoning_reader *r, size_t n) {
 static void skip_blanks(ml_reasoning_reader *r) {
     size_t n = 0;
 
-    while (r->skip && n < r->held.len && is_blank(r->held.ptr[n]))
+    while (r->skip && n < r->held.len && ml_is_blank(r->held.ptr[n]))
         n++;
     drop(r, n);
     r->skip = r->skip && !r->held.len;
@@ -55,7 +51,7 @@ static size_t tail_of(const ml_text *t, const char *mark) {
     n = n < t->len ? n : t->len;
     while (n && memcmp(t->ptr + t->len - n, mark, n) != 0)
         n--;
-    while (n < t->len && is_blank(t->ptr[t->len - n - 1]))
+    while (n < t->len && ml_is_blank(t->ptr[t->len - n - 1]))
         n++;
     return n;
 }
@@ -65,7 +61,7 @@ static bool begin(ml_reasoning_reader *r, bool last) {
     const char *open = r->format->open;
     size_t n = 0, len = strlen(open), common;
 
-    while (n < r->held.len && is_blank(r->held.ptr[n]))
+    while (n < r->held.len && ml_is_blank(r->held.ptr[n]))
         n++;
     common = r->held.len - n < len ? r->held.len - n : len;
     if (memcmp(r->held.ptr + n, open, common) != 0) {
@@ -90,7 +86,7 @@ static void inside(ml_reasoning_reader *r, ml_text *reasoning) {
     at = r->held.len ? memmem(r->held.ptr, r->held.len, close, strlen(close)) : NULL;
     n = at ? (size_t)(at - r->held.ptr) : r->held.len - tail_of(&r->held, close);
     end = n;
-    while (at && n && is_blank(r->held.ptr[n - 1]))
+    while (at && n && ml_is_blank(r->held.ptr[n - 1]))
         n--;
     ml_text_add(reasoning, r->held.ptr, n);
     drop(r, at ? end + strlen(close) : n);
@@ -127,7 +123,7 @@ void ml_reasoning_finish(ml_reasoning_reader *r, ml_text *reasoning, ml_text *co
     if (!r->format)
         return;
     advance(r, reasoning, content, true);
-    while (r->held.len && is_blank(r->held.ptr[r->held.len - 1]))
+    while (r->held.len && ml_is_blank(r->held.ptr[r->held.len - 1]))
         r->held.len--;
     if (r->held.len)
         ml_text_add(r->state == ML_REASONING_INSIDE ? reasoning : content, r->held.ptr,

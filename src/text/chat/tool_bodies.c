@@ -34,11 +34,11 @@ static ml_str kept(const ml_tool_reader *r, ml_str s) {
 }
 
 ml_str ml_tool_trimmed(ml_str s) {
-    while (s.len && memchr(" \t\r\n", s.ptr[0], 4)) {
+    while (s.len && ml_is_blank(s.ptr[0])) {
         s.ptr++;
         s.len--;
     }
-    while (s.len && memchr(" \t\r\n", s.ptr[s.len - 1], 4))
+    while (s.len && ml_is_blank(s.ptr[s.len - 1]))
         s.len--;
     return s;
 }
@@ -118,7 +118,7 @@ bool ml_tool_body_objects(ml_tool_reader *r, ml_str body) {
         size_t n = object_end(body.ptr + at, body.len - at);
         ok = n && ml_tool_body_json(r, (ml_str){ body.ptr + at, n });
         at += n;
-        while (ok && at < body.len && memchr("; \t\r\n", body.ptr[at], 5))
+        while (ok && at < body.len && (body.ptr[at] == ';' || ml_is_blank(body.ptr[at])))
             at++;
     }
     if (!ok)
@@ -197,7 +197,7 @@ bool ml_tool_body_harmony(ml_tool_reader *r, ml_str body) {
 
     if (!split(&body, "<|message|>", &head))
         return false;
-    while (n < head.len && !memchr(" <", head.ptr[n], 2))
+    while (n < head.len && head.ptr[n] != ' ' && head.ptr[n] != '<')
         n++;
     return add_named(r, (ml_str){ head.ptr, n }, body);
 }
@@ -321,7 +321,7 @@ typedef struct python {
 } python;
 
 static void skip_blanks(python *x) {
-    while (x->p < x->end && memchr(" \t\r\n", *x->p, 4))
+    while (x->p < x->end && ml_is_blank(*x->p))
         x->p++;
 }
 
@@ -344,21 +344,20 @@ static ml_str identifier(python *x) {
     return (ml_str){ p, (size_t)(x->p - p) };
 }
 
+static char unescaped(char c) {
+    return c == 'n' ? '\n' : c == 't' ? '\t' : c == 'r' ? '\r' : c;
+}
+
 /* A string in either kind of quotes, with the escapes that Python and JSON share. */
 static bool string_literal(python *x, ml_text *out) {
     char quote = *x->p++;
     ml_text s = { 0 };
 
     for (; x->p < x->end && *x->p != quote; x->p++) {
-        static const char from[] = "ntr", to[] = "\n\t\r";
-        const char *at;
-        if (*x->p == '\\' && x->p + 1 < x->end) {
-            x->p++;
-            at = memchr(from, *x->p, 3);
-            ml_text_add(&s, at ? to + (at - from) : x->p, 1);
-        } else {
-            ml_text_add(&s, x->p, 1);
-        }
+        char c = *x->p;
+        if (c == '\\' && x->p + 1 < x->end)
+            c = unescaped(*++x->p);
+        ml_text_add(&s, &c, 1);
     }
     ml_json_quote(out, (ml_str){ s.ptr ? s.ptr : "", s.len });
     ml_text_release(&s);

@@ -182,7 +182,7 @@ static size_t tail_of(const ml_text *t, const char *tag) {
 static size_t blanks(const ml_text *t) {
     size_t n = 0;
 
-    while (n < t->len && memchr(" \t\r\n", t->ptr[n], 4))
+    while (n < t->len && ml_is_blank(t->ptr[n]))
         n++;
     return n;
 }

@@ -74,7 +74,7 @@ const char *ml_grammar_kind_name(ml_grammar_kind k) {
                                          [ML_GRAMMAR_REGEX] = "regex",
                                          [ML_GRAMMAR_EBNF] = "ebnf",
                                          [ML_GRAMMAR_STRUCTURAL_TAG] = "structural_tag" };
-    return names[k];
+    return k < ML_N_GRAMMAR ? names[k] : NULL;
 }
 
 /* --- compilation ------------------------------------------------------------ */
