@@ -364,6 +364,7 @@ typedef struct ml_rows {
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
     const int32_t
         *adapter; /* [n_token] adapter of each row, or -1; NULL: see ml_lora_table */
+    const int32_t *by_adapter; /* ml_rows_by_adapter of these; NULL: not computed */
     /* [n_token] LORA drops inputs of adapters by these random numbers; NULL: it drops none */
     const uint64_t *dropout_key;
     float temperature;                     /* logits are divided by it */
@@ -374,6 +375,30 @@ typedef struct ml_rows {
     /* Data-parallel attention: the rows are those of all DP groups; NULL: it is not used. */
     const struct ml_dp_rows *dp;
 } ml_rows;
+
+/* The rows of each adapter, ascending: list 0 has the rows without one, list a + 1 those of adapter
+ * a.  First [ML_ADAPTER_LISTS + 1] numbers, where each list begins and ends, then [n] rows. */
+enum { ML_ADAPTER_LISTS = 65 };
+
+/* false: there are more adapters. */
+static inline bool ml_rows_by_adapter(int32_t *out, const int32_t *adapter, int32_t n) {
+    int32_t *row = out + ML_ADAPTER_LISTS + 1, at[ML_ADAPTER_LISTS];
+
+    for (int32_t i = 0; i <= ML_ADAPTER_LISTS; i++)
+        out[i] = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (adapter[i] >= ML_ADAPTER_LISTS - 1)
+            return false;
+        out[adapter[i] + 2]++;
+    }
+    for (int32_t i = 0; i < ML_ADAPTER_LISTS; i++) {
+        at[i] = out[i];
+        out[i + 1] += out[i];
+    }
+    for (int32_t i = 0; i < n; i++)
+        row[at[adapter[i] + 1]++] = i;
+    return true;
+}
 
 /* Data-parallel attention: the rows of each group of ranks that has the KV pages of some
  * sequences.  Rows of a group are contiguous. */

@@ -10,7 +10,8 @@ static int32_t padded(int32_t n) {
 
 static int32_t batch_ints(const ml_batch_caps *c) {
     return 3 * padded(c->n_token) + padded(2 * c->n_token) + 3 * padded(c->n_seq + 1) +
-           padded(c->n_page) + 2 * padded(c->n_loss);
+           padded(c->n_page) + 2 * padded(c->n_loss) +
+           padded(ML_ADAPTER_LISTS + 1 + c->n_token);
 }
 
 /* With data-parallel attention the rows of the group follow those of all. */
@@ -37,6 +38,18 @@ static const int32_t *send_padded(const ml_plan *p, const int32_t *from, int32_t
     return (const int32_t *)p->rows.ptr + (stage - p->stage);
 }
 
+/* The lists of n rows, whose adapters have been sent; NULL: there are too many adapters. */
+static const int32_t *send_lists(const ml_plan *p, const int32_t *adapter, int32_t n,
+                                 int32_t *at) {
+    int32_t *stage = p->stage + *at;
+    ptrdiff_t from = adapter - (const int32_t *)p->rows.ptr;
+
+    if (!ml_rows_by_adapter(stage, p->stage + from, n))
+        return NULL;
+    *at += padded(ML_ADAPTER_LISTS + 1 + n);
+    return (const int32_t *)p->rows.ptr + (stage - p->stage);
+}
+
 /* The rows of this rank's DP group; without logits, and never padded. */
 static void send_group(const ml_plan *p, const ml_rows *r, ml_rows *d, int32_t *at) {
     tail none = { 0, 0, 0 };
@@ -48,6 +61,8 @@ static void send_group(const ml_plan *p, const ml_rows *r, ml_rows *d, int32_t *
     d->slot = send_padded(p, r->slot, r->n_seq, none, at);
     if (r->adapter)
         d->adapter = send_padded(p, r->adapter, r->n_token, none, at);
+    if (r->adapter)
+        d->by_adapter = send_lists(p, d->adapter, r->n_token, at);
     d->page = send_padded(p, r->page, r->page_start[r->n_seq], none, at);
 }
 
@@ -75,6 +90,8 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
     d.loss_id = send_padded(p, r->loss_id, r->n_loss, (tail){ more, -1, 0 }, &at);
     if (r->adapter)
         d.adapter = send_padded(p, r->adapter, n, (tail){ more, -1, 0 }, &at);
+    if (r->adapter)
+        d.by_adapter = send_lists(p, d.adapter, d.n_token, &at);
     if (r->dropout_key) /* two words each; of training, which has no padding */
         d.dropout_key = (const uint64_t *)(const void *)send_padded(
             p, (const int32_t *)(const void *)r->dropout_key, 2 * n, (tail){ 0, 0, 0 },

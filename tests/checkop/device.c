@@ -35,7 +35,7 @@ typedef struct device_run {
     ml_rows rows;
     struct {
         size_t id, drawn, pos, seq_start, page_start, page, slot, loss_row, loss_id;
-        size_t adapter, key, order;
+        size_t adapter, by_adapter, key, order;
     } row_at;
     ml_context_rows context;
     ml_op_args args;
@@ -203,6 +203,12 @@ static void place_rows(device_run *r) {
     r->row_at.loss_row = reserve_ints(r, w->loss_row, w->n_loss);
     r->row_at.loss_id = reserve_ints(r, w->loss_id, w->n_loss);
     r->row_at.adapter = reserve_ints(r, w->adapter, w->n_token);
+    if (w->adapter) {
+        int32_t n = ML_ADAPTER_LISTS + 1 + w->n_token;
+        int32_t *lists = ML_NEW(r->c->arena, int32_t, n);
+        if (ml_rows_by_adapter(lists, w->adapter, w->n_token))
+            r->row_at.by_adapter = reserve_ints(r, lists, n);
+    }
     r->row_at.key =
         reserve_bytes(r, w->dropout_key, (size_t)w->n_token * sizeof *w->dropout_key);
     if (w->context)
@@ -226,6 +232,7 @@ static void bind_rows(device_run *r) {
     r->rows.loss_row = ints_at(r, r->row_at.loss_row);
     r->rows.loss_id = ints_at(r, r->row_at.loss_id);
     r->rows.adapter = ints_at(r, r->row_at.adapter);
+    r->rows.by_adapter = ints_at(r, r->row_at.by_adapter);
     r->rows.dropout_key = (const uint64_t *)(const void *)ints_at(r, r->row_at.key);
     if (r->rows.context) {
         r->context = *r->rows.context;

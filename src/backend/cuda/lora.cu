@@ -202,6 +202,7 @@ lora_call lora_open(ml_stream *s, const ml_op_args *a) {
     l.n_in = a->in[0].shape[1] / l.n_head;
     l.n_out = a->in[1].shape[1] / l.n_head;
     l.map.adapter = a->rows->adapter;
+    l.map.lists = a->rows->by_adapter;
     l.map.start = (const int32_t *)a->in[2].data;
     l.map.key = a->rows->dropout_key;
     l.map.n_row = a->in[0].shape[0];

@@ -12,6 +12,7 @@ enum {
 /* Which adapter a row has, and which matrices of it: those of its expert, or of the head. */
 struct row_map {
     const int32_t *adapter; /* [n_token], or NULL: see all */
+    const int32_t *lists;   /* ml_rows_by_adapter, or NULL */
     const int32_t *start;   /* MoE: the table of experts' rows, or NULL */
     const uint64_t *key;    /* dropout: [n_token] */
     int64_t n_row;

@@ -11,7 +11,7 @@
  *           GLU of the sums
  *
  * Blocks find the rows of their adapter and begin to copy its matrices before the kernel in front
- * of them has ended (PDL): rows.adapter is written by a copy before the first kernel of a step.
+ * of them has ended (PDL): the lists of rows are written by a copy before the first kernel of a step.
  * So low comes before the GEMM of the layers, while a norm or a GLU runs that reads little memory.
  * A product of rows is done for eight of them at a time, which are gathered: rows of other
  * adapters cost nothing.  Chains and roundings are those of lora_mma.cu. */
@@ -67,7 +67,7 @@ struct decode_call {
 /* ---- matrices in shared memory, f32 or bf16 ---- */
 
 /* Between rows, in numbers: fragments of eight rows are in different banks. */
-template <class W> __host__ __device__ static inline int64_t stride_of(int64_t width) {
+__host__ __device__ static inline int64_t stride_of(int64_t width) {
     return (width + DEEP - 1) / DEEP * DEEP + 8;
 }
 
@@ -118,32 +118,28 @@ __device__ static inline void multiply(float (&acc)[4], const bf16 *x, int64_t x
 
 /* ---- rows ---- */
 
+/* Some of the rows; `at` NULL: all of them. */
 struct row_list {
-    int warp[WARPS];
-    int16_t at[ML_LORA_FEW];
+    const int32_t *at;
+    int n;
+
+    __device__ int64_t operator[](int i) const {
+        return at ? at[i] : i;
+    }
 };
 
-/* The rows that `wanted`, in order; returns their number. */
-template <class F> __device__ static int list_rows(row_list &r, int64_t n_row, F wanted) {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, n = 0;
+/* List 0 has the rows without an adapter, list a + 1 those of adapter a. */
+__device__ static row_list rows_of(const row_map &m, int list) {
+    if (!m.lists)
+        return { NULL, m.all && list == 1 ? (int)m.n_row : 0 };
+    return { m.lists + ML_ADAPTER_LISTS + 1 + m.lists[list],
+             m.lists[list + 1] - m.lists[list] };
+}
 
-    for (int64_t base = 0; base < n_row; base += THREADS) {
-        int64_t row = base + threadIdx.x;
-        bool own = row < n_row && wanted(row);
-        unsigned ballot = __ballot_sync(0xffffffffu, own);
-        int before = n + __popc(ballot & ((1u << lane) - 1));
-        if (lane == 0)
-            r.warp[warp] = __popc(ballot);
-        __syncthreads();
-        for (int i = 0; i < WARPS; i++) {
-            before += i < warp ? r.warp[i] : 0;
-            n += r.warp[i];
-        }
-        if (own)
-            r.at[before] = (int16_t)row;
-        __syncthreads();
-    }
-    return n;
+/* The row of a lane: first + lane / 4; -1: there is none. */
+__device__ static int64_t lane_row(const row_list &r, int first) {
+    int i = first + (int)threadIdx.x % 32 / 4;
+    return i < r.n ? r[i] : -1;
 }
 
 /* ---- low ---- */
@@ -166,16 +162,17 @@ __device__ static void copy_a(W *to, int64_t ld, const decode_call &c,
     ml_copy_commit();
 }
 
-/* Rows first .. first + 7 of the list. */
-__device__ static void copy_x(bf16 *to, int64_t ld, const decode_call &c, const row_list &r,
-                              int first, int n_row, int64_t from, int n) {
-    int row = (int)threadIdx.x / 32, end = (n + DEEP - 1) / DEEP * DEEP;
-    bool own = first + row < n_row;
-    const bf16 *x = own ? c.x + (int64_t)r.at[first + row] * c.width + from : c.x;
+/* Eight rows, of lanes. */
+__device__ static void copy_x(bf16 *to, int64_t ld, const decode_call &c, int64_t of_lane,
+                              int64_t from, int n) {
+    int warp = (int)threadIdx.x / 32, end = (n + DEEP - 1) / DEEP * DEEP;
+    int64_t row = __shfl_sync(0xffffffffu, of_lane, 4 * warp);
+    bool own = row >= 0;
+    const bf16 *x = own ? c.x + row * c.width + from : c.x;
 
     static_assert(WARPS == TILE, "a warp copies a row");
     for (int k = (int)threadIdx.x % 32 * 8; k < end; k += 32 * 8)
-        ml_copy_async(to + row * ld + k, own && k < n ? x + k : c.x, own && k < n);
+        ml_copy_async(to + warp * ld + k, own && k < n ? x + k : c.x, own && k < n);
     ml_copy_commit();
 }
 
@@ -184,31 +181,31 @@ __global__ void __launch_bounds__(THREADS)
     decode_low_kernel(const __grid_constant__ decode_call c,
                       const __grid_constant__ decode_sites<MOST> s, row_map m) {
     extern __shared__ __align__(16) char lora_smem[];
-    __shared__ row_list r;
     int lane = (int)threadIdx.x % 32, adapter = (int)blockIdx.z;
+    int first = (int)blockIdx.y * TILE;
     int64_t from = (int64_t)blockIdx.x * c.each;
     int n = (int)(c.width - from < c.each ? c.width - from : c.each);
-    int64_t w_ld = stride_of<W>(c.each), x_ld = stride_of<bf16>(c.each);
-    int width = c.n_layer * LD, n_row;
+    int64_t w_ld = stride_of(c.each), x_ld = stride_of(c.each);
+    int width = c.n_layer * LD;
     W *w = (W *)lora_smem;
     bf16 *x = (bf16 *)(w + width * w_ld);
+    row_list r;
+    int64_t row;
 
     ml_grid_release();
-    n_row =
-        list_rows(r, m.n_row, [&](int64_t row) { return adapter_of(m, row) == adapter; });
-    if (n_row > (int)blockIdx.y * TILE)
+    r = rows_of(m, adapter + 1);
+    if (first < r.n)
         copy_a<W, LD>(w, w_ld, c, s.at[adapter], from, n);
+    row = lane_row(r, first);
     ml_grid_wait();
-    for (int first = (int)blockIdx.y * TILE; first < n_row;
-         first += (int)gridDim.y * TILE) {
-        copy_x(x, x_ld, c, r, first, n_row, from, n);
+    for (; first < r.n; first += (int)gridDim.y * TILE, row = lane_row(r, first)) {
+        copy_x(x, x_ld, c, row, from, n);
         ml_copy_wait<0>();
         __syncthreads();
         for (int tile = (int)threadIdx.x / 32; tile < width / 8; tile += WARPS) {
             float acc[4] = {};
             multiply(acc, x, x_ld, w + tile * 8 * w_ld, w_ld, n);
-            if (first + lane / 4 < n_row) {
-                int64_t row = r.at[first + lane / 4];
+            if (row >= 0) {
                 float *to = c.part + ((int64_t)blockIdx.x * m.n_row + row) * width;
                 *(float2 *)(to + tile * 8 + lane % 4 * 2) = make_float2(acc[0], acc[1]);
             }
@@ -243,18 +240,18 @@ __device__ static void copy_b(W *to, int64_t ld, const decode_site &s, int64_t f
 /* u' of eight rows for some layers: the sums of their parts in order, times the scale. */
 template <int LD, int LAYERS>
 __device__ static void sum_low(bf16 *low, const decode_call &c, const decode_site *site,
-                               const row_list &r, int first, int n_row, int64_t all_rows,
-                               int layer) {
+                               int64_t of_lane, int64_t all_rows, int layer) {
     const int each = LAYERS * TILE * LD / THREADS;
     int width = c.n_layer * LD;
     float v[each][ML_LORA_PARTS];
 
 #pragma unroll
     for (int i = 0; i < each; i++) {
-        int e = i * THREADS + (int)threadIdx.x, row = e / LD % TILE;
-        bool there = first + row < n_row;
-        const float *from = c.part + (there ? r.at[first + row] : 0) * (int64_t)width +
-                            (layer + e / (TILE * LD)) * LD + e % LD;
+        int e = i * THREADS + (int)threadIdx.x;
+        int64_t row = __shfl_sync(0xffffffffu, of_lane, e / LD % TILE * 4);
+        bool there = row >= 0;
+        const float *from =
+            c.part + (there ? row : 0) * width + (layer + e / (TILE * LD)) * LD + e % LD;
 #pragma unroll
         for (int p = 0; p < ML_LORA_PARTS; p++)
             v[i][p] = there && p < c.n_part ? from[p * all_rows * width] : 0.0f;
@@ -266,7 +263,7 @@ __device__ static void sum_low(bf16 *low, const decode_call &c, const decode_sit
 #pragma unroll
         for (int p = 0; p < ML_LORA_PARTS; p++)
             sum += v[i][p];
-        low[e / LD * stride_of<bf16>(LD) + e % LD] =
+        low[e / LD * stride_of(LD) + e % LD] =
             __float2bfloat16(sum * site[e / (TILE * LD)].scale);
     }
 }
@@ -302,15 +299,15 @@ struct eight {
     }
 };
 
-/* Rows without an adapter: z = y, or GLU of both. */
+/* Every step-th row from `first` on: z = y, or GLU of both. */
 template <bool GLU>
 __device__ static void copy_rows(const decode_call &c, int layer, const row_list &r,
-                                 int n_row, int64_t from, int64_t end) {
+                                 int first, int step, int64_t from, int64_t end) {
     const decode_layer &l = c.layer[layer];
-    int per_row = (int)(end - from) / 8;
+    int per_row = (int)(end - from) / 8, n_row = (r.n - first + step - 1) / step;
 
     for (int e = (int)threadIdx.x; e < n_row * per_row; e += THREADS) {
-        int64_t row = r.at[e / per_row], col = from + e % per_row * 8;
+        int64_t row = r[first + e / per_row * step], col = from + e % per_row * 8;
         eight y, up;
         y.load(l.y + row * l.y_ld + col, true);
         if (GLU) {
@@ -327,7 +324,7 @@ __device__ static void add_columns(eight &y, const bf16 *low, const W *b, int64_
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         float acc[4] = {};
-        multiply(acc, low, stride_of<bf16>(LD), b + j * 8 * b_ld, b_ld, LD);
+        multiply(acc, low, stride_of(LD), b + j * 8 * b_ld, b_ld, LD);
         y.add(j, acc[0], acc[1]);
     }
 }
@@ -370,21 +367,19 @@ template <class W, int LD, bool GLU> struct add_block {
     __device__ void add(eight (&y)[layers], int i) const {
 #pragma unroll
         for (int j = 0; j < layers; j++)
-            add_columns<W, LD>(y[j], low + j * TILE * stride_of<bf16>(LD),
+            add_columns<W, LD>(y[j], low + j * TILE * stride_of(LD),
                                tile(i, j) + threadIdx.x / 32 * 32 * (LD + 8), LD + 8);
         if (GLU)
             y[0].gate(y[layers - 1], c.act, c.limit);
     }
 
     /* Eight rows.  The copies of the first tiles have begun. */
-    __device__ void run(const row_list &r, int first, int n_row, int64_t all_rows) const {
-        int lane = (int)threadIdx.x % 32;
-        bool there = first + lane / 4 < n_row;
-        int64_t row = there ? r.at[first + lane / 4] : 0;
+    __device__ void run(int64_t row, int64_t all_rows) const {
+        bool there = row >= 0;
         eight y[layers], next[layers];
 
         load(y, 0, row, there);
-        sum_low<LD, layers>(low, c, site, r, first, n_row, all_rows, layer);
+        sum_low<LD, layers>(low, c, site, row, all_rows, layer);
         for (int i = 0; i < tiles(); i++) {
             ml_copy_wait<stages - 2>();
             __syncthreads();
@@ -405,12 +400,11 @@ __global__ void __launch_bounds__(THREADS)
     decode_add_kernel(const __grid_constant__ decode_call c,
                       const __grid_constant__ decode_sites<MOST> s, row_map m) {
     extern __shared__ __align__(16) char lora_smem[];
-    __shared__ row_list r, plain;
     typedef add_block<W, LD, GLU> block;
-    int adapter = (int)blockIdx.z, layer = 0, n_row, n_plain = 0;
-    int64_t from, end;
+    int adapter = (int)blockIdx.z, layer = 0, first = (int)blockIdx.y * TILE, n_row;
+    int64_t from, end, row;
     W *ring = (W *)lora_smem;
-    bool adapted;
+    row_list own, plain;
 
     ml_grid_release();
     while (!GLU && layer + 1 < c.n_layer && (int)blockIdx.x >= c.layer[layer + 1].first_run)
@@ -425,39 +419,38 @@ __global__ void __launch_bounds__(THREADS)
                 end,
                 ring,
                 (bf16 *)(ring + block::stages * block::layers * block::tile_size) };
-    adapted = b.site[0].a != NULL;
-    n_row = list_rows(
-        r, m.n_row, [&](int64_t row) { return adapted && adapter_of(m, row) == adapter; });
-    for (int i = 0; i < block::stages - 1 && n_row > (int)blockIdx.y * TILE; i++)
+    own = rows_of(m, adapter + 1);
+    n_row = b.site[0].a ? own.n : 0;
+    for (int i = 0; i < block::stages - 1 && first < n_row; i++)
         b.copy(i);
-    if (c.copies && blockIdx.y == 0)
-        n_plain = list_rows(plain, m.n_row, [&](int64_t row) {
-            int of = adapter_of(m, row);
-            return of < 0 ? row % c.n_adapter == adapter : of == adapter && !adapted;
-        });
+    row = lane_row(own, first);
+    plain = rows_of(m, 0);
     ml_grid_wait();
-    for (int first = (int)blockIdx.y * TILE; first < n_row;
-         first += (int)gridDim.y * TILE) {
+    for (; first < n_row; first += (int)gridDim.y * TILE, row = lane_row(own, first)) {
         for (int i = 0; i < block::stages - 1 && first > (int)blockIdx.y * TILE; i++)
             b.copy(i);
-        b.run(r, first, n_row, m.n_row);
+        b.run(row, m.n_row);
     }
-    copy_rows<GLU>(c, layer, plain, n_plain, from, end);
+    if (c.copies && blockIdx.y == 0) {
+        copy_rows<GLU>(c, layer, plain, adapter, c.n_adapter, from, end);
+        if (!n_row)
+            copy_rows<GLU>(c, layer, own, 0, 1, from, end);
+    }
     ml_copy_wait<0>();
 }
 
 /* ---- the op ---- */
 
 template <class W> static size_t low_bytes(const decode_call &c, int ld) {
-    return (size_t)(c.n_layer * ld * stride_of<W>(c.each)) * sizeof(W) +
-           (size_t)(TILE * stride_of<bf16>(c.each)) * sizeof(bf16);
+    return (size_t)(c.n_layer * ld * stride_of(c.each)) * sizeof(W) +
+           (size_t)(TILE * stride_of(c.each)) * sizeof(bf16);
 }
 
 /* For two layers with GLU, or one with twice as many stages. */
 template <class W> static size_t add_bytes(int ld) {
     const int stages = 4, layers = 2;
-    return (size_t)(stages * COLS * stride_of<W>(ld)) * sizeof(W) +
-           (size_t)(layers * TILE * stride_of<bf16>(ld)) * sizeof(bf16);
+    return (size_t)(stages * COLS * stride_of(ld)) * sizeof(W) +
+           (size_t)(layers * TILE * stride_of(ld)) * sizeof(bf16);
 }
 
 /* A call with its kernels' arguments. */
@@ -490,8 +483,8 @@ static bool find_sites(decode_work *w, const ml_op_args *const *a, int n) {
 }
 
 static bool is_plain(const lora_call &l) {
-    return l.any && l.n_head == 1 && !l.map.start && !l.dropped &&
-           !l.a->attr->lora.transposed && l.map.n_row <= ML_LORA_FEW &&
+    return l.any && (l.map.lists || !l.map.adapter) && l.n_head == 1 && !l.map.start &&
+           !l.dropped && !l.a->attr->lora.transposed && l.map.n_row <= ML_LORA_FEW &&
            l.a->lora->n_adapter > 0 && l.a->lora->n_adapter <= ADAPTERS &&
            ml_cuda_lora_on_tensor_cores(l.a);
 }
