@@ -47,7 +47,7 @@ typedef struct product {
     int64_t n_row, n_col, n_depth;
     bool add;
 
-    float *packed; /* [blocks of the span][tile][DEPTH_BLOCK][16] */
+    float *packed; /* [blocks of the span][tile][DEPTH_BLOCK][lanes] */
     float *b_buf;  /* [thread][np][DEPTH_BLOCK][16] */
 
     /* The current step, common to all threads. */
@@ -149,7 +149,7 @@ static void transpose_weights(const product *g, float *buf, block blk) {
             else
                 expand(g, wide, panel, k, rows);
             kern->pack_rows(buf + (i * DEPTH_BLOCK + n * ML_LANES) * ML_LANES, src,
-                            ML_LANES, rows, ML_LANES);
+                            ML_LANES, rows, ML_LANES, ML_LANES);
         }
 }
 
@@ -172,7 +172,8 @@ static const float *block_panels(const product *g, float *buf, block blk, int64_
         for (int64_t i = 0; i < blk.np; i++) {
             const int64_t col = (blk.p + i) * ML_LANES;
             kern->pack_columns(buf + i * *b_ps, (const float *)g->b + blk.d * g->b_ld + col,
-                               g->b_ld, lesser(ML_LANES, g->n_col - col), blk.depth);
+                               g->b_ld, lesser(ML_LANES, g->n_col - col), blk.depth,
+                               ML_LANES);
         }
         break;
     }
@@ -208,8 +209,8 @@ static int64_t tile_row(const product *g, int64_t tile) {
 }
 
 static float *packed_tile(const product *g, int64_t d, int64_t tile) {
-    return g->packed +
-           ((d - g->span) / DEPTH_BLOCK * g->tiles + tile) * DEPTH_BLOCK * ML_LANES;
+    return g->packed + ((d - g->span) / DEPTH_BLOCK * g->tiles + tile) * DEPTH_BLOCK *
+                           g->s->kern->gemm->lanes;
 }
 
 /* Rows of the input that FP8 products round (tensor/codes.h), packed. */
@@ -220,7 +221,7 @@ static void pack_rounded(const product *g, float *dst, int64_t row, int64_t rows
     for (int64_t i = 0; i < rows; i++)
         ml_fp8_round(g->w->dtype, g->a + (row + i) * g->a_is, g->n_depth, d, depth,
                      x + i * DEPTH_BLOCK);
-    g->s->kern->gemm->pack_rows(dst, x, DEPTH_BLOCK, rows, depth);
+    g->s->kern->gemm->pack_rows(dst, x, DEPTH_BLOCK, rows, depth, g->s->kern->gemm->lanes);
 }
 
 /* Index: tile * blocks of the span + block. */
@@ -238,9 +239,11 @@ static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
         if (g->b_source == B_PANELS && ml_dtype_rounds_inputs(g->w->dtype))
             pack_rounded(g, packed_tile(g, d, tile), row, rows, d, depth);
         else if (g->a_ks == 1)
-            kern->pack_rows(packed_tile(g, d, tile), src, g->a_is, rows, depth);
+            kern->pack_rows(packed_tile(g, d, tile), src, g->a_is, rows, depth,
+                            kern->lanes);
         else
-            kern->pack_columns(packed_tile(g, d, tile), src, g->a_ks, rows, depth);
+            kern->pack_columns(packed_tile(g, d, tile), src, g->a_ks, rows, depth,
+                               kern->lanes);
     }
 }
 
@@ -274,7 +277,7 @@ static void multiply_block(const product *g, block blk, runs next, int64_t t, in
     ml_gemm_tile tile = tile_of(g, blk);
 
     tile.a_is = 1;
-    tile.a_ks = ML_LANES;
+    tile.a_ks = g->s->kern->gemm->lanes;
     tile.b = block_panels(g, buf, blk, &tile.b_ps);
     for (; t < t_end; t++) {
         const int64_t row = tile_row(g, t), next_row = tile_row(g, t + 1);

@@ -29,7 +29,7 @@ typedef struct ml_gemm_codes {
  * kernel prefetches it when a is not packed, which leaves time for that.
  *
  * Any np is allowed; panels are processed in groups that fit the registers.  The fastest
- * a is in the order of pack_rows: a_is 1, a_ks 16. */
+ * a is in the order of pack_rows: a_is 1, a_ks its lanes (16 for more than mr rows). */
 typedef struct ml_gemm_tile {
     float *c;
     const float *a, *b;
@@ -44,13 +44,18 @@ typedef struct ml_gemm_tile {
 
 typedef struct ml_gemm_kern {
     int32_t mr, np; /* the largest tile held in registers */
+    int32_t lanes;  /* of packed tiles of up to mr rows: a_ks, 8 or 16 */
     int32_t tall;   /* rows of the tallest tile, which is one panel wide */
+    bool tall_f32;  /* f32 weights of few rows are faster with it and packed rows, too */
     void (*tile)(const ml_gemm_tile *t);
 
-    /* dst[j*16 + i] = src[i*ld + j] for i < n, j < k; lanes n .. 15 are +0; n <= 16. */
-    void (*pack_rows)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
-    /* dst[j*16 + i] = src[j*ld + i], with the same limits and padding. */
-    void (*pack_columns)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
+    /* dst[j*lanes + i] = src[i*ld + j] for i < n, j < k; lanes n and above are +0.  n <= lanes, which
+     * are 16 or the kernel's. */
+    void (*pack_rows)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k,
+                      int lanes);
+    /* dst[j*lanes + i] = src[j*ld + i], with the same limits and padding. */
+    void (*pack_columns)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k,
+                         int lanes);
     /* bf16 to f32: dst[i] = src[i] for i < 16*n. */
     void (*widen)(float *dst, const uint16_t *src, int64_t n);
     /* The same for pairs (tensor.h); n is even. */

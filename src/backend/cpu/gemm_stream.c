@@ -138,21 +138,22 @@ static void pack_span(const streaming *g) {
     float x[ML_LANES * CHUNK];
 
     if (!ml_dtype_rounds_inputs(g->out->w->dtype)) {
-        kern->pack_rows(g->packed, g->x + g->span, g->ldx, g->m, g->span_end - g->span);
+        kern->pack_rows(g->packed, g->x + g->span, g->ldx, g->m, g->span_end - g->span,
+                        ML_LANES);
         return;
     }
     for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
         const int64_t n = lesser(CHUNK, g->span_end - k);
         for (int64_t i = 0; i < g->m; i++)
             ml_fp8_round(g->out->w->dtype, g->x + i * g->ldx, g->k, k, n, x + i * CHUNK);
-        kern->pack_rows(g->packed + (k - g->span) * ML_LANES, x, CHUNK, g->m, n);
+        kern->pack_rows(g->packed + (k - g->span) * ML_LANES, x, CHUNK, g->m, n, ML_LANES);
     }
 }
 
 bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     const float *x, int64_t ldx, int64_t m, float *packed) {
     const ml_gemm_kern *kern = s->kern->gemm;
-    const bool wide = out->w->dtype == ML_F32;
+    const bool wide = out->w->dtype == ML_F32 && !kern->tall_f32;
     const bool codes = ml_dtype_codes(out->w->dtype) != NULL;
     const bool rounds = ml_dtype_rounds_inputs(out->w->dtype);
     streaming g = { .s = s,
@@ -165,7 +166,8 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     .tiles = divide_up(m, wide ? kern->mr : kern->tall),
                     .packed = (!wide && m >= PACKED) || rounds ? packed : NULL };
 
-    if (g.tiles > (wide ? TILES : ml_tensor_has_pairs(out->w) || codes))
+    if (g.tiles >
+        (wide ? TILES : out->w->dtype == ML_F32 || ml_tensor_has_pairs(out->w) || codes))
         return false;
     g.tile_rows = divide_up(m, g.tiles);
     g.pieces = pieces_of(&g);
