@@ -129,12 +129,10 @@ typedef struct layer {
 static void ours(const bench *b, const layer *l, direction d) {
     const ml_tensor w = { l->w, ML_F32, ML_PANELS, 2, { l->n, l->k } };
     const ml_tensor dw = { l->dw, ML_F32, ML_PANELS, 2, { l->n, l->k } };
+    const ml_gemm_out out = { l->y, l->n, &w, NULL };
 
     switch (d) {
-    case FORWARD:
-        const ml_gemm_out out = { l->y, l->n, &w, NULL };
-        ml_gemm_forward(b->s, &out, 1, l->x, l->k, ROWS, l->scratch);
-        break;
+    case FORWARD: ml_gemm_forward(b->s, &out, 1, l->x, l->k, ROWS, l->scratch); break;
     case DINPUT:
         ml_gemm_dinput(b->s, l->dx, l->k, l->y, l->n, &w, ROWS, false, l->scratch);
         break;

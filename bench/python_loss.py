@@ -59,7 +59,7 @@ def train_seconds(miles, root, name, *more):
                     "--save", run, *more], check=True, stdout=subprocess.DEVNULL,
                    env=dict(os.environ, PYTHONPATH=root, TIMES=root + "/times"))
     with open(run + "/timing.jsonl") as f:
-        return [row["perf/train_time"] for row in map(json.loads, f) if "perf/train_time" in row][1:]
+        return [row["perf/actor_train_time"] for row in map(json.loads, f) if "perf/actor_train_time" in row][1:]
 
 
 def compare_steps(miles, root, layers):
