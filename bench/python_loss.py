@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""python_loss.py --miles MILES [--layers N] - what a loss in Python (torch) costs.  First the CPU time of the worker
+"""python_loss.py --miles MILES [--layers N [--turns N]] - what a loss in Python (torch) costs.  First the CPU time of the worker
 for each sample, everything included (message, views of the arrays, autograd, derivatives), while `miles loss` calls
 it; with --layers, train steps of a model with the shapes of Qwen3-0.6B (28 layers) with the built-in loss and with
 the same one in Python, in turns.  Run it with the python3 that has torch first on PATH."""
@@ -62,7 +62,7 @@ def train_seconds(miles, root, name, *more):
         return [row["perf/actor_train_time"] for row in map(json.loads, f) if "perf/actor_train_time" in row][1:]
 
 
-def compare_steps(miles, root, layers):
+def compare_steps(miles, root, layers, turns):
     os.mkdir(root + "/model")
     write_model(root + "/model", Shape(hidden=1024, layers=layers, heads=16, kv_heads=8, head_dim=128, inner=3072,
                                        vocab=151936))
@@ -71,7 +71,7 @@ def compare_steps(miles, root, layers):
             f.write(json.dumps({"text": f"what is {i} + {i}? " * 20, "label": str(2 * i)}) + "\n")
     in_python = ("--loss-type", "custom_loss", "--custom-loss-function-path", "bench_loss.loss")
     built_in, python = [], []
-    for turn in range(2):
+    for turn in range(turns):
         built_in += train_seconds(miles, root, f"c{turn}")
         python += train_seconds(miles, root, f"python{turn}", *in_python)
     print(f"{layers} layers of 0.6B shapes, 4 samples: built in {min(built_in):.3f} s, in Python {min(python):.3f} s,"
@@ -82,13 +82,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--turns", type=int, default=2)
     opts = parser.parse_args()
     random.seed(1)
     with tempfile.TemporaryDirectory() as root:
         with open(root + "/bench_loss.py", "w") as f:
             f.write(LOSS)
         if opts.layers:
-            compare_steps(opts.miles, root, opts.layers)
+            compare_steps(opts.miles, root, opts.layers, opts.turns)
         for n_token in (1024, 4096):
             subprocess.run([opts.miles, "loss", "--loss-type", "custom_loss", "--custom-loss-function-path",
                             "bench_loss.loss"], input=batch(8, n_token) * 63, text=True, check=True,
