@@ -35,6 +35,10 @@ def loss(args, batch, logits, sum_of_sample_mean):
     advantages = torch.cat(batch["advantages"])
     loss = torch.maximum(-ratio * advantages, -ratio.clamp(0.8, 1.2) * advantages)
     return sum_of_sample_mean(loss), {}
+
+
+def reward(args, sample, **kwargs):  # never equal in a group: samples without a derivative have no backward pass
+    return float(sample.index)
 """
 
 
@@ -53,7 +57,8 @@ def train_seconds(miles, root, name, *more):
     """The train steps of a run; the first one also prepares memory."""
     run = f"{root}/run-{name}"
     subprocess.run([miles, "train", "--hf-checkpoint", root + "/model", "--prompt-data", root + "/prompts.jsonl",
-                    "--input-key", "text", "--label-key", "label", "--rm-type", "random", "--num-rollout", "3",
+                    "--input-key", "text", "--label-key", "label", "--custom-rm-path", "bench_loss.reward",
+                    "--num-rollout", "2",
                     "--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "16",
                     "--global-batch-size", "4", "--lr", "1e-6", "--advantage-estimator", "grpo", "--optimizer", "sgd",
                     "--save", run, *more], check=True, stdout=subprocess.DEVNULL,

@@ -184,7 +184,8 @@ static ml_status read_all(const reader *r) {
         st = read_number(r, "lora_dropout", 0, 0, 0.999, &c->dropout);
     if (st == ML_OK && rank != floor(rank))
         st = ml_fail(r->err, ML_EFORMAT, "%s: \"r\" must be a whole number", c->path);
-    c->rank = (int32_t)rank;
+    if (st == ML_OK) /* within 1 .. MAX_RANK */
+        c->rank = (int32_t)rank;
     c->rslora = rs && rs->type == ML_JSON_TRUE;
     if (st == ML_OK)
         st = read_names(r, "target_modules", &c->target);

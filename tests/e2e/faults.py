@@ -55,7 +55,7 @@ def train(miles, work, save, env=None):
                "--label-key", "label", "--apply-chat-template", "--rollout-batch-size", "2",
                "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8", "--rm-type",
                "deterministic_random", "--num-rollout", str(ROUNDS), "--save-interval", "1", "--lr", "1e-3",
-               "--save", save, "--load", save]
+               "--save", save, "--load", save, "--device", "cpu"]  # cuBLAS does not survive a failed malloc
     return subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
 
 
