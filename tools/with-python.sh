@@ -15,9 +15,13 @@ dir=${PYTHON_DIR:-build/python}
 can_import() { "$python" -c "import $imports" 2>/dev/null; }
 if ! can_import; then
     python=$dir/bin/python3
-    [ -x "$python" ] || python3 -m venv "$dir" >/dev/null 2>&1
-    # shellcheck disable=SC2086 # one word for each package
-    can_import || "$dir/bin/pip" install --quiet $packages >/dev/null 2>&1
+    mkdir -p "$dir"
+    ( # tests run two at a time; pip does not
+        flock 9
+        [ -x "$python" ] || python3 -m venv "$dir" >/dev/null 2>&1
+        # shellcheck disable=SC2086 # one word for each package
+        can_import || "$dir/bin/pip" install --quiet $packages >/dev/null 2>&1
+    ) 9> "$dir/.lock"
 fi
 if ! can_import; then
     echo "skipped: of the Python packages $imports one is missing, and pip cannot install it"
