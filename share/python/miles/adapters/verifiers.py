@@ -1,4 +1,5 @@
-"""Environments of the verifiers package, with its interface of version 0.1.8 and later 0.1.
+"""Environments of the verifiers package, with its interface of version 0.1 (tested with 0.1.14); the
+package from 0.2 on has another one and is refused.
 
     VERIFIERS_ENV=my_environment miles train ...
         --custom-generate-function-path miles.adapters.verifiers.generate
@@ -30,6 +31,8 @@ def environment():
     if _environment is None:
         import verifiers as vf
 
+        if not hasattr(vf, "MultiTurnEnv"):
+            raise ImportError("verifiers 0.2 and later has another interface: pip install 'verifiers<0.2'")
         name = os.environ.get("VERIFIERS_ENV")
         if not name:
             raise ValueError("VERIFIERS_ENV is not set: name an environment of verifiers")
