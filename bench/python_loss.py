@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""python_loss.py --miles MILES [--layers N [--turns N]] - what a loss in Python (torch) costs.  First the CPU time of the worker
-for each sample, everything included (message, views of the arrays, autograd, derivatives), while `miles loss` calls
-it; with --layers, train steps of a model with the shapes of Qwen3-0.6B (28 layers) with the built-in loss and with
-the same one in Python, in turns.  Run it with the python3 that has torch first on PATH."""
+"""python_loss.py --miles MILES [--layers N [--turns N]] - what a loss in Python (torch) costs.
+
+First, with --layers, train steps of a model with the shapes of Qwen3-0.6B (28 layers) with the built-in loss and with
+the same one in Python, in turns.  Then the CPU time of the worker for each sample, everything included (message, views
+of the arrays, autograd, derivatives), while `miles loss` calls it.  Run it with the python3 that has torch first on
+PATH."""
 import argparse
 import json
 import os
