@@ -174,7 +174,8 @@ $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --thre
 1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
 1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
 900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
-900 e2e/verifiers env PYTHON_DIR=build/python-verifiers tools/with-python.sh 'verifiers<0.2,datasets' tests/e2e/environments.py --build $(B) verifiers
+900 e2e/verifiers-v0 env PYTHON_DIR=build/python-verifiers tools/with-python.sh 'verifiers<0.2,datasets' tests/e2e/environments.py --build $(B) verifiers-v0
+900 e2e/verifiers-v1 env PYTHON_DIR=build/python-verifiers-v1 tools/with-python.sh verifiers,uv tests/e2e/environments.py --build $(B) verifiers-v1
 900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
 900 diff/trackers tools/with-python.sh wandb,mlflow,trackio tools/diff_trackers.py --build $(B)
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7

@@ -16,6 +16,8 @@ MODULE(miles_adapters, "miles/adapters/__init__.py");
 MODULE(miles_adapters_episode, "miles/adapters/episode.py");
 MODULE(miles_adapters_openenv, "miles/adapters/openenv.py");
 MODULE(miles_adapters_verifiers, "miles/adapters/verifiers.py");
+MODULE(miles_adapters_verifiers_v0, "miles/adapters/verifiers_v0.py");
+MODULE(miles_adapters_verifiers_v1, "miles/adapters/verifiers_v1.py");
 MODULE(miles_backends, "miles/backends/__init__.py");
 MODULE(miles_backends_training_utils, "miles/backends/training_utils/__init__.py");
 MODULE(miles_backends_training_utils_cp_utils, "miles/backends/training_utils/cp_utils.py");
@@ -81,6 +83,8 @@ const ml_python_module ml_python_modules[] = {
     { "miles.adapters.episode", ml_python_miles_adapters_episode },
     { "miles.adapters.openenv", ml_python_miles_adapters_openenv },
     { "miles.adapters.verifiers", ml_python_miles_adapters_verifiers },
+    { "miles.adapters.verifiers_v0", ml_python_miles_adapters_verifiers_v0 },
+    { "miles.adapters.verifiers_v1", ml_python_miles_adapters_verifiers_v1 },
     { "miles.backends", ml_python_miles_backends },
     { "miles.backends.training_utils", ml_python_miles_backends_training_utils },
     { "miles.backends.training_utils.cp_utils",

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""environments.py --build BUILD [openenv|verifiers|checkout ...] - environments of other packages train a
+"""environments.py --build BUILD [openenv|verifiers-v0|verifiers-v1|checkout ...] - environments of other packages train a
 small model: an OpenEnv server, a verifiers environment, and the example modules of a checkout of Miles
 ($MILES_CHECKOUT) that need no other package.  In each train step the log-probs of rollout and training are
 equal to the bit.  tools/with-python.sh gives the packages."""
 import argparse
+import glob
+import json
 import os
 import socket
 import subprocess
@@ -55,7 +57,7 @@ app = create_app(Letters, Say, Heard, env_name="letters", max_concurrent_envs=64
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
 """
 
-VERIFIERS = """
+VERIFIERS_V0 = """
 import verifiers as vf
 from datasets import Dataset
 
@@ -72,6 +74,52 @@ def vowels(completion, **kwargs):
 def load_environment(**kwargs):
     data = Dataset.from_list([{"question": "write vowels", "answer": "a"}])
     return Counting(dataset=data, rubric=vf.Rubric(funcs=[vowels]), max_turns=2)
+"""
+
+# Two agents play: a writer answers twice, and a critic reads what it wrote.
+VERIFIERS_V1 = """
+import itertools
+import verifiers.v1 as vf
+
+
+def vowels(trace):
+    return sum(c in "aeiou" for m in trace.assistant_messages for c in m.content or "") / 10
+
+
+class WriteTask(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+    @vf.reward
+    async def count(self, trace) -> float:
+        return vowels(trace)
+
+
+class WriteTaskset(vf.Taskset[WriteTask, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self):
+        for i in itertools.count():
+            yield WriteTask(vf.TaskData(name=f"write#{i}", prompt="write vowels"), self.config.task)
+
+
+class CriticTask(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+    pass
+
+
+class WriteEnvConfig(vf.EnvConfig):
+    writer: vf.AgentConfig = vf.AgentConfig()
+    critic: vf.AgentConfig = vf.AgentConfig()
+
+
+class WriteEnv(vf.Env[WriteEnvConfig]):
+    async def run(self, task, agents):
+        async with agents.writer.interaction(task) as writer:
+            await writer.turn()
+            await writer.turn("more")
+        said = writer.trace.last_reply or "nothing"
+        trace = await agents.critic.run(CriticTask(vf.TaskData(prompt="judge: " + said)))
+        trace.record_reward("length", len(said) / 100)
+
+
+__all__ = ["WriteTaskset", "WriteEnv"]
 """
 
 
@@ -99,6 +147,13 @@ def train(build, root, name, *flags, rollouts=2, **env):
     check(done.returncode == 0, f"{name} ends with {done.returncode}:\n{said[-3000:]}")
     check(said.count("forward_logp_max_diff 0,") == rollouts or "stale tokens" in said, f"{name}: log-probs differ:\n{said[-3000:]}")
     return said
+
+
+def trained_samples(recorded):
+    """The samples that --save-debug-rollout-data has written."""
+    text = "".join(subprocess.run(["zstdcat", f], check=True, capture_output=True, text=True).stdout
+                   for f in sorted(glob.glob(recorded)))
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def free_port():
@@ -132,17 +187,43 @@ def openenv(build, root):
     return None
 
 
-def verifiers(build, root):
+def verifiers_v0(build, root):
     try:
         import verifiers as vf
         from datasets import Dataset  # noqa: F401
         assert hasattr(vf, "MultiTurnEnv")
     except (ImportError, AssertionError):
         return "the packages verifiers (0.1) and datasets are not installed: pip install 'verifiers<0.2' datasets"
-    write(root + "/counting.py", VERIFIERS)
+    write(root + "/counting.py", VERIFIERS_V0)
     said = train(build, root, "verifiers", "--custom-generate-function-path", "miles.adapters.verifiers.generate",
                  VERIFIERS_ENV="counting")
     check("reward 0 to 0," not in said, "the environment gives no reward:\n" + said[-2000:])
+    return None
+
+
+def verifiers_v1(build, root):
+    try:
+        import uv  # noqa: F401
+        import verifiers.v1 as vf
+        assert hasattr(vf, "EnvConfig")
+    except (ImportError, AssertionError):
+        return "the packages verifiers (0.4) and uv are not installed: pip install verifiers uv"
+    write(root + "/writing.py", VERIFIERS_V1)
+    rows = [{"messages": [{"role": "user", "content": f"task {i}"}], "label": "", "metadata": {"task": i}} for i in range(8)]
+    write(root + "/tasks.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    local = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    flags = ("--custom-generate-function-path", "miles.adapters.verifiers.generate", "--use-session-server",
+             "--prompt-data", root + "/tasks.jsonl", "--save-debug-rollout-data", root + "/verifiers-{rollout_id}.jsonl.zst")
+    env = {"VERIFIERS_ENV": "writing", "VERIFIERS_ENV_ARGS": json.dumps({"writer": local, "critic": local})}
+    first = train(build, root, "verifiers", *flags, **env)
+    check("reward 0 to 0," not in first, "the environment gives no reward:\n" + first[-2000:])
+    samples = trained_samples(root + "/verifiers-*.jsonl.zst")
+    agents = [s["metadata"].get("agent") for s in samples]
+    check(agents.count("writer") == agents.count("critic") == 16, f"16 episodes of two agents gave {agents}")
+    check(all(s["reward"] is not None for s in samples), "a sample has no reward")
+    train(build, root, "again", *flags, "--save-debug-rollout-data", root + "/again-{rollout_id}.jsonl.zst", rollouts=1, **env)
+    again = trained_samples(root + "/again-0.jsonl.zst")
+    check([s["tokens"] for s in again] == [s["tokens"] for s in samples[:16]], "another run with the seed draws other tokens")
     return None
 
 
@@ -197,7 +278,7 @@ def checkout(build, root):
     return None
 
 
-CASES = {"openenv": openenv, "verifiers": verifiers, "checkout": checkout}
+CASES = {"openenv": openenv, "verifiers-v0": verifiers_v0, "verifiers-v1": verifiers_v1, "checkout": checkout}
 
 
 def main():

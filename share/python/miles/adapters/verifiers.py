@@ -1,145 +1,46 @@
-"""Environments of the verifiers package, with its interface of version 0.1 (tested with 0.1.14); the
-package from 0.2 on has another one and is refused.
+"""Environments of the verifiers package train the model of the run.
 
     VERIFIERS_ENV=my_environment miles train ...
         --custom-generate-function-path miles.adapters.verifiers.generate
 
-VERIFIERS_ENV names an installed environment (vf.load_environment) or a module with a function
-load_environment; VERIFIERS_ENV_ARGS has its arguments, as JSON.  A row of the prompt data is an
-example of the environment: its prompt (messages), the label as `answer`, and `info` and `task`
-of its metadata.  The environment drives the conversation and its rubric gives the reward."""
+VERIFIERS_ENV names the environment, VERIFIERS_ENV_ARGS has its arguments, as JSON.  The package has
+had two interfaces; which one is installed decides what these mean.
 
-import asyncio
-import importlib
+verifiers 0.1: an installed environment (vf.load_environment), or a module with a function
+load_environment, and its arguments.  A row of the prompt data is an example of the environment: its
+prompt (messages), the label as `answer`, and `info` and `task` of its metadata.
+
+verifiers.v1 (0.3 and later): an installed taskset, and the other fields of the run's `env` block (agent,
+taskset, ...).  `task` of a row's metadata is the task's index in the taskset.  Needs
+--use-session-server.
+
+The environment drives the conversation and gives the reward."""
+
 import importlib.util
-import inspect
 import json
 import os
-import re
-import time
-
-from miles.adapters.episode import Episode, Truncated, messages_of
-from miles.rollout.base_types import GenerateFnOutput
-
-CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-NAMES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
-_environment = None
 
 
-def environment():
-    global _environment
-    if _environment is None:
-        import verifiers as vf
-
-        if not hasattr(vf, "MultiTurnEnv"):
-            raise ImportError("verifiers 0.2 and later has another interface: pip install 'verifiers<0.2'")
-        name = os.environ.get("VERIFIERS_ENV")
-        if not name:
-            raise ValueError("VERIFIERS_ENV is not set: name an environment of verifiers")
-        given = json.loads(os.environ.get("VERIFIERS_ENV_ARGS", "{}"))
-        module = importlib.util.find_spec(name.replace("-", "_"))
-        if module is not None:
-            _environment = importlib.import_module(name.replace("-", "_")).load_environment(**given)
-        else:
-            _environment = vf.load_environment(name, **given)
-    return _environment
-
-
-def tool_calls(text):
-    """The tool calls in an answer, in OpenAI's form, and the text before them."""
-    calls = []
-    for i, match in enumerate(CALL.finditer(text)):
-        try:
-            call = json.loads(match.group(1))
-        except ValueError:
-            continue
-        function = {"name": str(call.get("name")), "arguments": json.dumps(call.get("arguments") or {})}
-        calls.append({"id": f"call_{i}", "type": "function", "function": function})
-    return calls, text[: text.find("<tool_call>")].strip() if calls else text
-
-
-def plain_tools(messages):
-    """Messages as chat templates read them: arguments of tool calls are objects."""
-    out = []
-    for message in messages:
-        message = {k: v for k, v in dict(message).items() if v is not None}
-        if message.get("tool_calls"):
-            message["tool_calls"] = [
-                {"type": "function", "function": {**c["function"], "arguments": json.loads(c["function"]["arguments"])}}
-                for c in (dict(c) for c in message["tool_calls"])
-            ]
-        message.setdefault("content", "")
-        out.append(message)
-    return out
-
-
-def overlong_error():
-    """What ends an episode whose prompt is too long; None: an id of the answer, as verifiers 0.1.8 wants it."""
-    import verifiers.errors
-
-    return getattr(verifiers.errors, "OverlongPromptError", None)
-
-
-class Completions:
-    """client.chat.completions of an episode."""
-
-    def __init__(self, episode):
-        self.episode, self.truncated = episode, False
-
-    async def create(self, *, messages, model="", tools=None, **params):
-        from openai.types.chat import ChatCompletion
-
-        sampling = {NAMES.get(k, k): v for k, v in params.items() if v is not None}
-        sampling = {k: v for k, v in sampling.items() if k in ("temperature", "top_p", "max_new_tokens", "stop")}
-        try:
-            text, reason = await self.episode.chat(plain_tools(messages), tools=tools, **sampling)
-        except Truncated as e:
-            overlong = overlong_error()
-            if overlong:
-                raise overlong from e
-            self.truncated, text, reason = True, "", "length"
-        calls, content = tool_calls(text) if tools else ([], text)
-        message = {"role": "assistant", "content": content, "tool_calls": calls or None}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else reason}
-        return ChatCompletion.model_validate(
-            {
-                "id": "overlong-prompt" if self.truncated else "miles",
-                "object": "chat.completion",
-                "created": int(time.time()),
-                "model": model,
-                "choices": [choice],
-            }
-        )
-
-
-def client_of(episode):
-    """An OpenAI client whose answers come from the run's engine; later versions have a class around it."""
-    from types import SimpleNamespace
-
-    from openai import AsyncOpenAI
-
-    client = AsyncOpenAI(api_key="none", base_url="http://127.0.0.1:1/v1")
-    client.__dict__["chat"] = SimpleNamespace(completions=Completions(episode))
+def selection():
+    """The environment that the user names, and its arguments."""
+    name = os.environ.get("VERIFIERS_ENV")
+    if not name:
+        raise ValueError("VERIFIERS_ENV is not set: name an environment of verifiers")
+    given = os.environ.get("VERIFIERS_ENV_ARGS") or "{}"
     try:
-        from verifiers.clients import OpenAIChatCompletionsClient
-    except ImportError:
-        return client
-    return OpenAIChatCompletionsClient(client)
+        given = json.loads(given)
+    except ValueError as e:
+        raise ValueError(f"VERIFIERS_ENV_ARGS is not JSON ({e}): {given}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"VERIFIERS_ENV_ARGS is not an object: {given}")
+    return name, given
 
 
 async def generate(input):
-    sample, env, episode = input.sample, environment(), Episode(input)
-    metadata = sample.metadata or {}
-    row = {
-        "prompt": messages_of(sample.prompt),
-        "answer": sample.label if sample.label is not None else "",
-        "info": metadata.get("info") or {},
-        "example_id": sample.index,
-    }
-    if metadata.get("task"):  # before 0.1.14 the name of a task, then an object
-        row["task"] = metadata["task"]
-    state = await env.rollout(row, client_of(episode), "miles", {})
-    score = env.rubric.score_rollout
-    limit = [asyncio.Semaphore(64)] if len(inspect.signature(score).parameters) > 1 else []
-    await score(state, *limit)
-    return GenerateFnOutput(episode.finish(reward=float(state["reward"])))
+    if importlib.util.find_spec("verifiers") is None:
+        raise ImportError("the package verifiers is not installed: pip install verifiers")
+    if importlib.util.find_spec("verifiers.v1") is None or importlib.util.find_spec("verifiers.envs") is not None:
+        from miles.adapters import verifiers_v0 as adapter
+    else:
+        from miles.adapters import verifiers_v1 as adapter
+    return await adapter.generate(input)

@@ -57,18 +57,23 @@ class OpenAIEndpointTracer:
         at = host.ask("sessions")
         call = host.call.get()
         body = {"sampling_params": sampling_params and {k: v for k, v in sampling_params.items() if k not in IGNORED}}
-        if call is not None:  # a repeated call replaces the session of the first
-            body |= {"seed": call.next_seed(), "owner": str(call.seed)}
+        if call is not None:  # a repeated call replaces the sessions of the first
+            seed = call.next_seed()
+            body |= {"seed": seed, "owner": str(seed)}
         url = f"http://{at['host']}:{at['port']}/sessions"
         made = await request("POST", url, body, {"Authorization": "Bearer " + at["key"]})
         return cls(args, at, made["session_id"])
+
+    async def delete(self):
+        """Ends the session without samples."""
+        await request("DELETE", self.base_url)
 
     async def collect_samples(self, input_sample, max_seq_len=None, agent_metadata=None):
         """The samples of the session, which is deleted."""
         try:
             made = await request("POST", self.base_url + "/samples", {"max_seq_len": max_seq_len})
         finally:
-            await request("DELETE", self.base_url)
+            await self.delete()
         metadata = made["session_metadata"]
         samples = [_sample_of(input_sample, s) for s in made["samples"]]
         if self.args.use_session_server == "v2" and samples:
