@@ -61,14 +61,12 @@ static inline void ml_cuda_launched(ml_cuda_stream *s, const char *doing) {
     ml_cuda_note(s, cudaGetLastError(), doing);
 }
 
-/* Launches a kernel with PDL (programmatic dependent launch): it may begin before the
- * previous one has ended.  The kernel calls ml_grid_release as soon as the next one may
- * begin likewise, and ml_grid_wait before it touches memory that kernels write; before
- * that it may prefetch weights. */
+/* Launches a kernel, with PDL (programmatic dependent launch) or after the dependencies of
+ * graph_edges.cuh. */
 template <class... P, class... A>
-static inline void ml_cuda_launch(ml_cuda_stream *s, const char *doing,
-                                  void (*kernel)(P...), dim3 grid, unsigned threads,
-                                  size_t smem, A... args) {
+static inline void ml_cuda_launch_as(ml_cuda_stream *s, const char *doing, bool pdl,
+                                     void (*kernel)(P...), dim3 grid, unsigned threads,
+                                     size_t smem, A... args) {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t c = {};
 
@@ -79,8 +77,18 @@ static inline void ml_cuda_launch(ml_cuda_stream *s, const char *doing,
     c.dynamicSmemBytes = smem;
     c.stream = s->stream;
     c.attrs = &early;
-    c.numAttrs = s->early ? 1 : 0;
+    c.numAttrs = pdl ? 1 : 0;
     ml_cuda_note(s, cudaLaunchKernelEx(&c, kernel, P(args)...), doing);
+}
+
+/* With PDL the kernel may begin before the previous one has ended.  It calls ml_grid_release as soon
+ * as the next one may begin likewise, and ml_grid_wait before it touches memory that kernels write;
+ * before that it may prefetch weights. */
+template <class... P, class... A>
+static inline void ml_cuda_launch(ml_cuda_stream *s, const char *doing,
+                                  void (*kernel)(P...), dim3 grid, unsigned threads,
+                                  size_t smem, A... args) {
+    ml_cuda_launch_as(s, doing, s->early, kernel, grid, threads, smem, args...);
 }
 
 __device__ static inline void ml_grid_wait(void) {

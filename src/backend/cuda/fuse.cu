@@ -260,8 +260,7 @@ static int run_adapters(ml_cuda_stream *s, const ml_op_call *c, int n) {
 
     if (k < 2 || !ml_cuda_lora_decode_supports(s, lora, k))
         return 0; /* a single one is the op itself */
-    ml_cuda_lora_decode_low(s, lora, k);
-    ml_cuda_lora_decode_add(s, lora, k, NULL, NULL);
+    ml_cuda_lora_decode(s, lora, k);
     return k;
 }
 
@@ -284,6 +283,7 @@ static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
     const ml_op_args *lora[ML_LORA_LAYERS];
     const ml_op_args *glu;
     const bf16 *joint = NULL;
+    cudaGraphNode_t low;
     products p;
     int k;
 
@@ -301,7 +301,7 @@ static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
     if (p.norm || (k > 1 && !is_joint(&p, 2 * k)) ||
         !ml_cuda_lora_decode_supports(s, lora, k))
         return 0;
-    ml_cuda_lora_decode_low(s, lora, k);
+    low = ml_cuda_lora_decode_low(s, lora, k);
     if (k > 1) {
         run_joint(s, &p);
         joint = (const bf16 *)p.linear[0]->scratch;
@@ -309,7 +309,7 @@ static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
         ml_cuda_linear_forward(&s->base, p.linear[0]);
     }
     glu = gate_after(c, n, lora, k);
-    ml_cuda_lora_decode_add(s, lora, k, joint, glu);
+    ml_cuda_lora_decode_add(s, lora, k, joint, glu, low);
     return 2 * k + (glu ? 1 : 0);
 }
 

@@ -341,8 +341,7 @@ void ml_cuda_lora_forward(ml_stream *s, const ml_op_args *a) {
     lora_call l = lora_open(s, a);
 
     if (ml_cuda_lora_decode_supports(l.s, &a, 1)) {
-        ml_cuda_lora_decode_low(l.s, &a, 1);
-        ml_cuda_lora_decode_add(l.s, &a, 1, NULL, NULL);
+        ml_cuda_lora_decode(l.s, &a, 1);
         return;
     }
     if (a->out[0].data != a->in[1].data)

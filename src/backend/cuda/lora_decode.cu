@@ -13,9 +13,12 @@
  * Blocks find the rows of their adapter and begin to copy its matrices before the kernel in front
  * of them has ended (PDL): the lists of rows are written by a copy before the first kernel of a step.
  * So low comes before the GEMM of the layers, while a norm or a GLU runs that reads little memory.
+ * The GEMM does not read what low writes: in a CUDA graph it begins when low has its rows of x,
+ * which the kernel before wrote, and add begins when the last blocks of the GEMM have.
  * A product of rows is done for eight of them at a time, which are gathered: rows of other
  * adapters cost nothing.  Chains and roundings are those of lora_mma.cu. */
 #include "backend/cuda/glu.cuh"
+#include "backend/cuda/graph_edges.cuh"
 #include "backend/cuda/lora_decode.cuh"
 #include "backend/cuda/mma.cuh"
 
@@ -192,12 +195,12 @@ __global__ void __launch_bounds__(THREADS)
     row_list r;
     int64_t row;
 
-    ml_grid_release();
     r = rows_of(m, adapter + 1);
     if (first < r.n)
         copy_a<W, LD>(w, w_ld, c, s.at[adapter], from, n);
     row = lane_row(r, first);
     ml_grid_wait();
+    ml_grid_release(); /* not earlier: a GEMM that does not wait reads x */
     for (; first < r.n; first += (int)gridDim.y * TILE, row = lane_row(r, first)) {
         copy_x(x, x_ld, c, row, from, n);
         ml_copy_wait<0>();
@@ -460,7 +463,7 @@ struct decode_work {
     row_map map;
     ml_dtype type; /* of the adapters */
     int ld, n_run;
-    bool glu;
+    bool glu, pdl;
 };
 
 /* The adapters of all layers; false: their matrices have different types. */
@@ -561,6 +564,7 @@ static bool begin(decode_work *w, ml_cuda_stream *s, const ml_op_args *const *a,
     c.n_layer = n;
     c.n_adapter = a[0]->lora->n_adapter;
     w->ld = (int)at.ld;
+    w->pdl = s->early;
     return fits(w, s);
 }
 
@@ -575,7 +579,7 @@ static void launch(ml_cuda_stream *s, const decode_work &w,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)bytes),
                  "lora");
-    ml_cuda_launch(s, "lora", kernel, grid, THREADS, bytes, w.c, sites, w.map);
+    ml_cuda_launch_as(s, "lora", w.pdl, kernel, grid, THREADS, bytes, w.c, sites, w.map);
 }
 
 template <class W, int MOST> static void run_low(ml_cuda_stream *s, const decode_work &w) {
@@ -618,7 +622,7 @@ bool ml_cuda_lora_decode_gates(const ml_op_args *const *a) {
     return true;
 }
 
-void ml_cuda_lora_decode_low(ml_cuda_stream *s, const ml_op_args *const *a, int n) {
+static void low(ml_cuda_stream *s, const ml_op_args *const *a, int n) {
     decode_work w;
 
     begin(&w, s, a, n, NULL);
@@ -630,11 +634,19 @@ void ml_cuda_lora_decode_low(ml_cuda_stream *s, const ml_op_args *const *a, int 
         run_low<bf16, FEW_ADAPTERS>(s, w);
 }
 
-void ml_cuda_lora_decode_add(ml_cuda_stream *s, const ml_op_args *const *a, int n,
-                             const bf16 *joint, const ml_op_args *glu) {
+cudaGraphNode_t ml_cuda_lora_decode_low(ml_cuda_stream *s, const ml_op_args *const *a,
+                                        int n) {
+    low(s, a, n);
+    return ml_graph_release_next(s);
+}
+
+/* after: the dependencies are those of graph_edges.cuh. */
+static void add(ml_cuda_stream *s, const ml_op_args *const *a, int n, const bf16 *joint,
+                const ml_op_args *glu, bool after) {
     decode_work w;
 
     begin(&w, s, a, n, joint);
+    w.pdl = w.pdl && !after;
     if (glu) {
         w.glu = w.c.copies = true;
         w.c.act = glu->attr->glu.act;
@@ -648,4 +660,15 @@ void ml_cuda_lora_decode_add(ml_cuda_stream *s, const ml_op_args *const *a, int 
         run_add<bf16, ADAPTERS>(s, w);
     else
         run_add<bf16, FEW_ADAPTERS>(s, w);
+}
+
+void ml_cuda_lora_decode_add(ml_cuda_stream *s, const ml_op_args *const *a, int n,
+                             const bf16 *joint, const ml_op_args *glu,
+                             cudaGraphNode_t low) {
+    add(s, a, n, joint, glu, low && ml_graph_begin_early(s, low));
+}
+
+void ml_cuda_lora_decode(ml_cuda_stream *s, const ml_op_args *const *a, int n) {
+    low(s, a, n);
+    add(s, a, n, NULL, NULL, false);
 }
