@@ -302,6 +302,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_model $(ARGS) || status=1; \
 	bench/bench_train.sh $(B)/bench/bench_train || status=1; \
 	$(B)/bench/bench_ranks || status=1; \
+	$(B)/bench/bench_prefix || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	$(B)/bench/bench_quant $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \

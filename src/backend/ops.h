@@ -350,7 +350,7 @@ static inline int32_t ml_row_id(const int32_t *id, const int32_t *drawn, int64_t
 
 /* The ragged batch as ops read it, with its arrays in device memory.  The rows of a
  * sequence are contiguous, at consecutive ascending positions; its keys 0 .. first
- * position - 1 are already in its KV pages. */
+ * position - 1 are already in its KV pages, or are those of its prefix. */
 typedef struct ml_rows {
     int32_t n_token, n_seq, n_loss;
     const int32_t *id;         /* [n_token]; ML_DEVICE_TOKEN(i): the id is drawn[i] */
@@ -358,8 +358,12 @@ typedef struct ml_rows {
     const int32_t *pos;        /* [n_token]; -1: padding row of a captured graph */
     const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
-    const int32_t *page;     /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
-    const int32_t *slot;     /* [n_seq] state slot of each sequence */
+    const int32_t *page; /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
+    const int32_t *slot; /* [n_seq] state slot of each sequence */
+    /* [n_seq] Shared prefixes, of ATTN: the sequence, an earlier one from position 0 on without a prefix
+     * of its own, whose rows are the keys of this one up to its first position; -1: none.
+     * NULL: no sequence has one. */
+    const int32_t *prefix;
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
     const int32_t

@@ -19,6 +19,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
     b->loss_row = ML_NEW(a, int32_t, caps.n_loss);
     b->loss_id = ML_NEW(a, int32_t, caps.n_loss);
     b->adapter = ML_NEW(a, int32_t, caps.n_token);
+    b->prefix = ML_NEW(a, int32_t, caps.n_seq);
     b->rows = (ml_rows){ .id = b->id,
                          .pos = b->pos,
                          .seq_start = b->seq_start,
@@ -34,6 +35,7 @@ void ml_batch_clear(ml_batch *b) {
     b->rows.n_token = b->rows.n_seq = b->rows.n_loss = b->n_page = 0;
     b->rows.adapter = NULL;
     b->rows.dropout_key = NULL;
+    b->rows.prefix = NULL;
 }
 
 static void add_targets(ml_batch *b, const int32_t *target, int32_t n) {
@@ -64,11 +66,28 @@ void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t
         b->adapter[r->n_token + i] = -1;
     }
     b->slot[r->n_seq] = r->n_seq;
+    b->prefix[r->n_seq] = -1;
     b->n_page += n_page;
     r->n_token += n;
     r->n_seq++;
     b->seq_start[r->n_seq] = r->n_token;
     b->page_start[r->n_seq] = b->n_page;
+}
+
+void ml_batch_add_suffix(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
+                         int32_t prefix) {
+    int32_t seq = b->rows.n_seq, first, shared, *page = b->page + b->n_page;
+
+    ML_BUG_IF(prefix < 0 || prefix >= seq || b->prefix[prefix] >= 0);
+    first = b->seq_start[prefix + 1] - b->seq_start[prefix];
+    shared = first / ML_PAGE;
+    ML_BUG_IF(first % ML_PAGE || b->pos[b->seq_start[prefix]] ||
+              b->n_page + ml_kv_pages_for(first + n) > b->caps.n_page);
+    for (int32_t i = 0; i < ml_kv_pages_for(first + n); i++)
+        page[i] = i < shared ? b->page[b->page_start[prefix] + i] : b->n_page + i;
+    ml_batch_add(b, id, target, n, first, page);
+    b->prefix[seq] = prefix;
+    b->rows.prefix = b->prefix;
 }
 
 void ml_batch_set_slot(ml_batch *b, int32_t slot) {

@@ -20,6 +20,7 @@ typedef struct ml_batch {
     ml_batch_caps caps;
     int32_t *id, *pos, *seq_start, *page_start, *page, *slot, *loss_row, *loss_id;
     int32_t *adapter; /* rows.adapter points here once a sequence has an adapter */
+    int32_t *prefix;  /* rows.prefix points here once a sequence has a prefix */
     int32_t n_page;   /* entries of `page` */
 } ml_batch;
 
@@ -38,6 +39,11 @@ void ml_batch_clear(ml_batch *b);
  * order, as a plan with its own KV pages requires (then first must be 0). */
 void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
                   int32_t first, const int32_t *page);
+
+/* Appends n rows of a sequence whose first keys are the rows of sequence `prefix`, which has whole
+ * pages of them: its positions go on after those.  The batch assigns pages. */
+void ml_batch_add_suffix(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
+                         int32_t prefix);
 
 /* Sets the adapter of the sequence added last; the default is -1, the base model. */
 void ml_batch_set_adapter(ml_batch *b, int32_t adapter);

@@ -17,6 +17,8 @@ typedef struct ml_context_opts {
     int32_t n_rank; /* 0: 1, sequences are not divided */
     int32_t rank;   /* this one's place in the group */
     bool contiguous;
+    bool
+        share; /* samples share the rows of their prefixes (prefix.h); not with several ranks */
 } ml_context_opts;
 
 /* Tokens first .. first+n-1 of a sequence. */

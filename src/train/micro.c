@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "train/prefix.h"
 
 static int32_t larger(int32_t a, int32_t b) {
     return a > b ? a : b;
@@ -44,6 +45,18 @@ static int32_t largest_share(const ml_train_sample *s, const ml_bin *bin,
     return most;
 }
 
+/* The rows that samples do not have because others do, less those of the prefixes. */
+static void share_rows(ml_batch_caps *c, const ml_train_sample *s, const ml_bin *bin) {
+    ml_prefix_run run;
+
+    for (int32_t i = 0; i < bin->n; i += run.n_sample) {
+        run = ml_prefix_run_at(s, bin, i);
+        c->n_token -= run.n_token * (run.n_sample - 1);
+        c->n_seq += run.n_token > 0;
+        c->n_page += ml_kv_pages_for(run.n_token);
+    }
+}
+
 ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin,
                             const ml_context_opts *context) {
     ml_batch_caps c = { .n_seq = bin->n };
@@ -54,6 +67,8 @@ ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin,
         c.n_loss += x->n_response;
         c.n_page += ml_kv_pages_for(x->n_token);
     }
+    if (context->share)
+        share_rows(&c, s, bin);
     if (is_divided(context)) {
         c.n_share = largest_share(s, bin, context);
         c.n_token = c.n_share;
@@ -152,21 +167,37 @@ static bool scored(const ml_micro *m, const ml_loss_io *io, int32_t t) {
     return m->everywhere || !io->mask || io->mask[t];
 }
 
+/* prefix: the sequence with the first `shared` tokens, or -1. */
 static void add_sample(ml_micro *m, ml_batch *b, const ml_train_sample *x,
-                       const ml_loss_io *io) {
+                       const ml_loss_io *io, int32_t prefix, int32_t shared) {
     /* the row that predicts the first token */
     int32_t first = x->n_token - x->n_response - (x->target ? 0 : 1);
     int32_t *target = m->target + b->rows.n_token;
 
     ML_BUG_IF(first < 0);
-    for (int32_t i = 0; i < x->n_token; i++) {
+    for (int32_t i = shared; i < x->n_token; i++) {
         int32_t t = i - first;
         bool response = t >= 0 && t < x->n_response;
-        target[i] = !response || !scored(m, io, t) ? ML_TARGET_SKIP
-                    : x->target                    ? x->target[t]
-                                                   : x->token[i + 1];
+        target[i - shared] = !response || !scored(m, io, t) ? ML_TARGET_SKIP
+                             : x->target                    ? x->target[t]
+                                                            : x->token[i + 1];
     }
-    ml_batch_add(b, x->token, target, x->n_token, 0, NULL);
+    if (prefix >= 0)
+        ml_batch_add_suffix(b, x->token + shared, target, x->n_token - shared, prefix);
+    else
+        ml_batch_add(b, x->token, target, x->n_token, 0, NULL);
+}
+
+/* The prefix that samples from item i on share, as a sequence of the batch. */
+static ml_prefix_run add_prefix(const ml_micro *m, ml_batch *b, const ml_train_sample *s,
+                                const ml_bin *bin, int32_t i) {
+    ml_prefix_run run = { 0, 1 };
+
+    if (m->context.share)
+        run = ml_prefix_run_at(s, bin, i);
+    if (run.n_token)
+        ml_batch_add(b, s[bin->item[i]].token, NULL, run.n_token, 0, NULL);
+    return run;
 }
 
 /* Adds this rank's pieces of the whole samples to the batch. */
@@ -258,7 +289,8 @@ static void divide(ml_micro *m) {
 void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
                    bool everywhere, float temperature) {
     ml_batch *b = is_divided(&m->context) ? &m->whole : &m->batch;
-    int32_t at = 0;
+    int32_t at = 0, prefix = -1, left = 0; /* samples that share it */
+    ml_prefix_run run = { 0, 1 };
 
     ml_batch_clear(&m->batch);
     ml_batch_clear(b);
@@ -280,7 +312,13 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
             m->io[i].dlogprob = m->dlogprob + at;
             m->io[i].dentropy = m->dentropy + at;
         }
-        add_sample(m, b, x, &m->io[i]);
+        if (left == 0) {
+            run = add_prefix(m, b, s, bin, i);
+            prefix = run.n_token ? b->rows.n_seq - 1 : -1;
+            left = run.n_sample;
+        }
+        left--;
+        add_sample(m, b, x, &m->io[i], prefix, run.n_token);
         m->piece[i] = (ml_piece){ i, 0, x->n_token };
         at += x->n_response;
     }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/philox.h"
 #include "train/flops.h"
+#include "train/prefix.h"
 
 static float temperature_of(const ml_trainer *t) {
     return t->opts.temperature > 0 ? (float)t->opts.temperature : 1.0f;
@@ -77,6 +78,32 @@ static ml_status check_dropout(const ml_trainer *t, ml_err *err) {
         t->be->name);
 }
 
+/* Rows of a prefix belong to several samples: whatever is recorded or drawn for a row of one sample
+ * excludes them. */
+static ml_status check_prefixes(const ml_trainer *t, ml_err *err) {
+    const ml_trainer_opts *o = &t->opts;
+
+    if (!o->share_prefixes)
+        return ML_OK;
+    if (!t->be->dev->host)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--use-prefix-sharing: the backend %s has no gradients of shared keys "
+            "yet; use --device cpu, or remove the flag",
+            t->be->name);
+    if (o->mtp || o->dropout || o->replay[ML_ROUTING_EXPERTS] || o->replay[ML_ROUTING_KEYS])
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--use-prefix-sharing excludes MTP training, --lora-dropout and routing "
+            "replay, which are of rows of single samples; remove one of them");
+    if (o->mesh && o->mesh->sizes.size[ML_MESH_CP] > 1)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--use-prefix-sharing excludes --context-parallel-size; remove one of "
+            "them");
+    return ml_prefix_supports(t->spec, err);
+}
+
 /* Context parallel: plans run another spec, on pieces of samples. */
 static ml_status open_context(ml_trainer *t, ml_err *err) {
     const ml_mesh *m = t->opts.mesh;
@@ -85,6 +112,7 @@ static ml_status open_context(ml_trainer *t, ml_err *err) {
 
     t->run_spec = t->spec;
     t->stage = t->opts.stage;
+    t->context.share = t->opts.share_prefixes;
     if (!m || m->sizes.size[ML_MESH_CP] == 1)
         return ML_OK;
     if (!t->be->dev->host)
@@ -142,6 +170,8 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     open_map(t);
     st = t->memory ? check_dropout(t, err)
                    : ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
+    if (st == ML_OK)
+        st = check_prefixes(t, err);
     if (st == ML_OK)
         st = open_context(t, err);
     if (st == ML_OK)
@@ -575,6 +605,7 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     int64_t *rollout = ML_NEW(a, int64_t, n);
     uint8_t *idle = ML_NEW(a, uint8_t, n);
     ml_schedule_opts opts = t->opts.batch;
+    ml_status st;
 
     for (int32_t i = 0; i < n; i++) {
         rollout[i] = s[i].rollout;
@@ -583,7 +614,11 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     opts.idle = idle;
     if (opts.by_flops)
         opts.cost = costs(t, a, s, n);
-    return ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
+    st = ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
+    for (int32_t i = 0; st == ML_OK && t->context.share && i < out->n_step; i++)
+        for (int32_t r = 0; r < out->n_rank; r++)
+            ml_prefix_group(s, &out->step[i].rank[r]);
+    return st;
 }
 
 /* --- a step ----------------------------------------------------------------- */
@@ -657,11 +692,11 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < m->n_sample; i++) {
+        x->out->n_token += x->step->sample[m->io[i].sample].n_token;
         x->terms->term[m->io[i].sample] = m->io[i].loss;
         if (!x->out->bad[0])
             look_for_bad(&m->io[i], x->out);
     }
-    x->out->n_token += m->samples->n_token;
     x->out->n_loss += m->samples->n_loss;
     /* Derivatives that are all 0 would add 0 to every gradient.  Experts on other ranks wait
      * for those of all rows that they got. */

@@ -88,6 +88,7 @@ typedef struct ml_trainer_opts {
      * ranks, which divides it.  Not with other directions than data and pipeline parallel.
      * 0: a part for each data place. */
     int32_t grad_shards;
+    bool share_prefixes; /* samples share the rows of equal prefixes (prefix.h) */
     bool contiguous;  /* context parallel: one piece of a micro-batch instead of zigzag */
     bool whole_grads; /* ranks get all gradients of their part, for inspection; false: each
                          has the sums of its own ranges only */

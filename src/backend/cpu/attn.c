@@ -5,8 +5,8 @@
  * Backward is divided into (sequence, KV head), which share no output.  Where that leaves
  * threads idle (one long sequence, few heads) backward runs twice, over ranges of
  * positions for dq and over ranges of keys for dk and dv: scores are computed twice, but
- * every FMA chain is the same.  Pieces of one sequence (context parallel) add to the same
- * keys, one piece after the other. */
+ * every FMA chain is the same.  Pieces of one sequence (context parallel) and sequences with the
+ * same prefix add to the same keys, one after the other. */
 #include "backend/cpu/cpu_priv.h"
 #include "base/bug.h"
 
@@ -46,7 +46,7 @@ size_t ml_cpu_attn_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool bac
     return (size_t)floats * sizeof(float) + (size_t)table * sizeof(int32_t);
 }
 
-/* The row of a sequence's first key. */
+/* The row of a sequence's first key; with a prefix, the row that it would have among its own. */
 static int32_t first_key(const ml_rows *r, int32_t seq) {
     return r->context ? r->context->whole.seq_start[r->context->seq[seq]]
                       : r->seq_start[seq] - r->pos[r->seq_start[seq]];
@@ -134,11 +134,17 @@ static int32_t attn_key_row(const attn_call *c, int32_t seq) {
     return c->key_row ? c->key_row[seq] : first_key(&c->rows, seq);
 }
 
+static int32_t attn_prefix(const attn_call *c, int32_t seq) {
+    return c->rows.prefix ? c->rows.prefix[seq] : -1;
+}
+
 /* Sequences with the same keys, which follow each other, take turns in adding to their
  * gradients. */
 static int32_t attn_turn(const attn_call *c, int32_t seq) {
-    int32_t n = 0;
+    int32_t n = 0, prefix = attn_prefix(c, seq);
 
+    if (prefix >= 0)
+        return seq - prefix;
     while (c->rows.context && n < seq &&
            attn_key_row(c, seq - n - 1) == attn_key_row(c, seq))
         n++;
@@ -188,6 +194,10 @@ static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
                            .pos = rows->pos[row],
                            .n = n,
                            .key_row = attn_key_row(c, seq),
+                           .own = attn_prefix(c, seq) < 0 ? 0 : rows->pos[row],
+                           .prefix_row = attn_prefix(c, seq) < 0
+                                             ? 0
+                                             : rows->seq_start[attn_prefix(c, seq)],
                            .tile1 = (rows->pos[row] + n + ML_KTILE - 1) / ML_KTILE,
                            .kv = (int32_t)(i % c->job.n_kv),
                            .heads = 1 };
@@ -357,7 +367,8 @@ static bool attn_runs_twice(const attn_call *c) {
         double n = rows->seq_start[i + 1] - rows->seq_start[i];
         double before = n > 0 ? rows->pos[rows->seq_start[i]] : 0;
         double cost = n * (n + 2 * before);
-        ML_BUG_IF(before > 0 && !rows->context); /* keys without a gradient */
+        ML_BUG_IF(before > 0 && !rows->context &&
+                  attn_prefix(c, i) < 0); /* keys without a gradient */
         longest = cost > longest ? cost : longest;
         sum += cost;
     }

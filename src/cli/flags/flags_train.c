@@ -111,6 +111,17 @@ const ml_flag ml_flags_train[] = {
       .max = 1e9,
       .group = "batches",
       .help = "Tokens per micro-batch; a longer sample gets a micro-batch of its own." },
+    { .name = "use-prefix-sharing",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.trainer.share_prefixes),
+      .group = "batches",
+      .help =
+          "Samples of a micro-batch that have the same prompt share its rows in forward "
+          "and "
+          "backward passes, in whole KV pages of 16 tokens.  Log-probs do not change; "
+          "gradients are summed in another order.  On a CPU; not with recurrent layers, "
+          "sparse or chunked attention, routing replay, MTP training, --lora-dropout or "
+          "--context-parallel-size." },
     { .name = "micro-batch-size",
       .type = ML_FLAG_I64,
       ML_AT(run.trainer.batch.micro_batch_size),
