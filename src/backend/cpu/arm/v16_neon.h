@@ -8,7 +8,7 @@
 #define V16_LEVEL neon
 #define V16_REGS 8
 #define V16_SCALES 0
-#define V16_GEMM_GROUP "backend/cpu/arm/gemm_group.inc"
+#define V16_GEMM_GROUP
 
 typedef struct v16 {
     float32x4_t a, b, c, d;
