@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 import numpy
+import safetensors.torch
 import torch
 import transformers
 from compressed_tensors.quantization import disable_quantization
@@ -70,11 +71,24 @@ def dequantize(dtype):
     return {}
 
 
+def widen_scales(model):
+    """compressed-tensors (0.20) computes code times scale in the type of the scale, bf16, and rounds the
+    product; with the same scales in f32 it does not."""
+    path = model + "/model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for name, tensor in tensors.items():
+        if name.endswith(".weight_scale"):
+            tensors[name] = tensor.float()
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
 def check(miles, source, dtype):
     with tempfile.TemporaryDirectory() as root:
         out = root + "/out"
         run(miles, "convert", "--hf-checkpoint", source, "--save-hf", out, "--dtype", dtype)
         ids = tokens_of(root, out)
+        if dtype.startswith("int4"):
+            widen_scales(out)
         compare("%s %s" % (os.path.basename(source), dtype), theirs(out, ids, **dequantize(dtype)), ours(miles, root, out))
 
 
