@@ -78,7 +78,7 @@ print(json.dumps({"prefill": PREFILL / min(prefill() for _ in range(3)), "one": 
 
 def run(command, **env):
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, **env))
-    if not done.stdout:
+    if done.returncode and not done.stdout:
         sys.exit(f"peers.py: {' '.join(command)}: {done.stderr[-2000:]}")
     return done.stdout + done.stderr
 
