@@ -115,6 +115,7 @@ const ml_flag ml_flags_train[] = {
       .type = ML_FLAG_BOOL,
       ML_AT(run.trainer.share_prefixes),
       .group = "batches",
+      .from = ML_FROM_OURS,
       .help =
           "Samples of a micro-batch that have the same prompt share its rows in forward "
           "and "
