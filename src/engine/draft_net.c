@@ -62,6 +62,14 @@ static ml_plan_opts plan_opts(const ml_spec *s, ml_batch_caps caps) {
                            .end = s->mtp ? s->n_node : 0 };
 }
 
+static size_t drawn_bytes(ml_batch_caps caps) {
+    return (size_t)caps.n_seq * sizeof(int32_t);
+}
+
+static size_t hidden_bytes(const ml_spec *s, ml_batch_caps caps, const ml_backend *be) {
+    return (size_t)caps.n_seq * (size_t)s->n_hidden * ml_dtype_bytes(be->act);
+}
+
 static ml_status open_spec(ml_spec *out, const ml_draft_opts *o, ml_err *err) {
     return o->mtp ? ml_mtp_open(out, o->mtp, err) : ml_spec_open(out, o->model, err);
 }
@@ -85,6 +93,7 @@ ml_status ml_draft_net_measure(size_t *out, ml_backend *be, const ml_engine_opts
     if (st == ML_OK)
         *out =
             ml_plan_act_bytes(p) + ml_plan_scratch_bytes(p) + ml_kv_bytes(&s, be, n_page) +
+            drawn_bytes(caps) + hidden_bytes(&s, caps, be) +
             ml_weights_part_bytes(&s, NULL, dtype == ML_WEIGHT_AUTO ? ML_WEIGHT_F32 : dtype,
                                   s.mtp ? ml_mtp_parts(&s, be->linear, &a) : NULL);
     ml_plan_free(p);
@@ -96,18 +105,27 @@ ml_status ml_draft_net_measure(size_t *out, ml_backend *be, const ml_engine_opts
 static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
     ml_plan_opts opts = plan_opts(&d->spec, e->batch.caps);
     ml_batch_caps caps = opts.caps;
+    ml_device *dev = e->be->dev;
     ml_status st;
 
     ml_batch_init(&d->batch, &d->arena, caps);
-    d->draw = ML_NEW(&d->arena, ml_draw, caps.n_seq);
-    d->of = ML_NEW(&d->arena, ml_request *, caps.n_seq);
-    d->last = ML_NEW(&d->arena, int32_t, caps.n_seq);
-    d->wants = ML_NEW(&d->arena, int32_t, caps.n_seq);
-    d->drawn = ML_NEW(&d->arena, int32_t, caps.n_seq);
+    for (int i = 0; i < 2; i++)
+        d->turn[i] = (ml_draft_turn){ .draw = ML_NEW(&d->arena, ml_draw, caps.n_seq),
+                                      .of = ML_NEW(&d->arena, ml_request *, caps.n_seq),
+                                      .loss = ML_NEW(&d->arena, int32_t, caps.n_seq),
+                                      .row = ML_NEW(&d->arena, int32_t, caps.n_seq),
+                                      .wants = ML_NEW(&d->arena, int32_t, caps.n_seq) };
+    d->id = ML_NEW(&d->arena, int32_t, caps.n_token);
     d->target = ML_NEW(&d->arena, int32_t, caps.n_token);
-    d->hidden = ML_NEW(&d->arena, float, (int64_t)caps.n_seq * d->spec.n_hidden);
     st = ml_plan_new(&d->plan, &d->spec, e->be, opts, err);
-    return st == ML_OK ? ml_plan_alloc(d->plan, err) : st;
+    if (st == ML_OK)
+        st = ml_plan_alloc(d->plan, err);
+    if (st == ML_OK)
+        st = dev->alloc(dev, &d->drawn, drawn_bytes(caps), ML_MEM_SCRATCH, err);
+    if (st == ML_OK)
+        st = dev->alloc(dev, &d->hidden, hidden_bytes(&d->spec, caps, e->be),
+                        ML_MEM_SCRATCH, err);
+    return st;
 }
 
 ml_status ml_draft_net_open(ml_engine *e, ml_err *err) {
@@ -126,10 +144,17 @@ ml_status ml_draft_net_open(ml_engine *e, ml_err *err) {
     return st == ML_OK ? make_plan(e, d, err) : st;
 }
 
+static void free_buffer(ml_buf *b) {
+    if (b->dev)
+        b->dev->free(b);
+}
+
 void ml_draft_net_close(ml_draft_net *d) {
     if (!d->on)
         return;
     ml_plan_free(d->plan);
+    free_buffer(&d->drawn);
+    free_buffer(&d->hidden);
     ml_draft_net_release_kv(d);
     ml_weights_close(&d->weights);
     ml_spec_close(&d->spec);
@@ -152,28 +177,29 @@ void ml_draft_net_release_kv(ml_draft_net *d) {
 
 /* --- rows of a step --------------------------------------------------------------- */
 
-/* Adds rows of the tokens at first .. end-1.  A module reads the token after each. */
-static void add_rows(ml_draft_net *d, const ml_request *r, int32_t first, int32_t end,
-                     bool draws) {
-    int32_t n = end - first;
-
+/* Adds n rows of a request from position `first` on; a flat row is a sequence of its own and
+ * has logits, so that CUDA graphs depend on the number of rows alone. */
+static void add_rows(ml_draft_net *d, const ml_request *r, const int32_t *id, int32_t n,
+                     int32_t first, bool draws, bool flat) {
     for (int32_t i = 0; i < n; i++)
-        d->target[i] = draws && i == n - 1 ? ML_TARGET_NONE : ML_TARGET_SKIP;
-    ml_batch_add(&d->batch, r->token + first + d->spec.mtp, d->target, n, first, r->page);
+        d->target[i] = flat || (draws && i == n - 1) ? ML_TARGET_NONE : ML_TARGET_SKIP;
+    for (int32_t i = 0, each = flat ? 1 : n; i < n; i += each)
+        ml_batch_add(&d->batch, id + i, d->target + i, each, first + i, r->page);
 }
 
 /* The rows that the step computed right and, of a model that drafts, that of the token it
- * drew.  Hidden rows of the trunk begin at row `from`. */
-static void add_entry(ml_engine *e, const ml_batch_entry *x, int32_t from, int32_t want) {
+ * drew. */
+static void add_entry(ml_engine *e, const ml_batch_entry *x, int32_t want) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor hidden;
     int32_t n = x->n_row + x->n_right, at = d->batch.rows.n_token;
 
-    add_rows(d, x->r, x->first, x->first + n + (want && !d->spec.mtp), want > 0);
+    add_rows(d, x->r, x->r->token + x->first + d->spec.mtp, n + (want && !d->spec.mtp),
+             x->first, want > 0, ml_draft_flat(e, x));
     if (!d->spec.mtp)
         return;
     hidden = ml_plan_hidden(e->plan, &e->batch.rows);
-    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, from, n, e->be);
+    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, x->row, n, e->be);
 }
 
 /* Draft tokens of the request's next step, whose pages it gets now. */
@@ -184,13 +210,18 @@ static int32_t wanted(ml_engine *e, const ml_batch_entry *x) {
     return n > 0 && ml_engine_alloc_pages(e, r, r->n_token + n) ? n : 0;
 }
 
-/* Collects the rows; returns the number of requests that draft. */
-static int32_t collect(ml_engine *e, const ml_inflight_step *f) {
-    ml_draft_net *d = &e->draft.net;
-    int32_t n = 0;
-
+static void clear(ml_draft_net *d, const ml_buf *drawn) {
     ml_batch_clear(&d->batch);
     d->batch.rows.temperature = 1;
+    d->batch.rows.drawn = drawn->ptr;
+}
+
+/* Collects the rows of a step, and the requests that draft. */
+static void collect(ml_engine *e, const ml_inflight_step *f, ml_draft_turn *t) {
+    ml_draft_net *d = &e->draft.net;
+
+    clear(d, &d->drawn);
+    t->n = 0;
     for (int32_t i = 0; i < f->n_entry; i++) {
         const ml_batch_entry *x = &f->entry[i];
         int32_t want;
@@ -198,14 +229,14 @@ static int32_t collect(ml_engine *e, const ml_inflight_step *f) {
             continue;
         x->r->n_draft = 0;
         want = wanted(e, x);
-        add_entry(e, x, e->batch.rows.seq_start[i], want);
+        add_entry(e, x, want);
         if (!want)
             continue;
-        d->of[n] = x->r;
-        d->wants[n] = want;
-        d->last[n++] = d->batch.rows.n_token - 1;
+        t->of[t->n] = x->r;
+        t->wants[t->n] = want;
+        t->loss[t->n] = d->batch.rows.n_loss - 1;
+        t->row[t->n++] = d->batch.rows.n_token - 1;
     }
-    return n;
 }
 
 /* --- draws ------------------------------------------------------------------------ */
@@ -217,84 +248,135 @@ static void forward(ml_engine *e) {
         d->plan, &(ml_run){ .weights = &d->weights, .kv = &d->kv, .rows = &d->batch.rows });
 }
 
-/* Draws the next draft token of n requests, from their rows of logits in order. */
-static void draw(ml_engine *e, int32_t n) {
+/* Begins to draw the next draft token of each request. */
+static void draw(ml_engine *e, ml_draft_turn *t) {
     ml_draft_net *d = &e->draft.net;
     int64_t vocab = e->spec->n_vocab;
 
-    for (int32_t i = 0; i < n; i++) {
-        const ml_request *r = d->of[i];
+    for (int32_t i = 0; i < t->n; i++) {
+        ml_request *r = t->of[i];
         bool ban = r->n_token + r->n_draft - r->params.n_prompt < r->params.min_new;
-        d->draw[i] = (ml_draw){ .logits = ml_plan_logits(d->plan) + i * vocab,
+        t->draw[i] = (ml_draw){ .logits = ml_plan_logits(d->plan) + t->loss[i] * vocab,
                                 .opts = &r->params.draw,
                                 .history = r->token,
-                                .n_history = r->n_token + r->n_draft,
+                                .n_history = r->n_token + r->n_draft++,
                                 .n_prompt = r->params.n_prompt,
                                 .ban = ban ? r->end_id : NULL,
                                 .n_ban = ban ? r->n_end : 0,
                                 .given = -1 };
     }
-    e->be->ops->sample(e->be->stream, d->draw, n, vocab, e->sample_scratch.ptr, d->drawn);
-    e->be->ops->sampled(e->be->stream, d->draw, n);
-    for (int32_t i = 0; i < n; i++) {
-        ml_request *r = d->of[i];
-        r->token[r->n_token + r->n_draft++] = d->draw[i].id;
-    }
+    e->be->ops->sample(e->be->stream, t->draw, t->n, vocab, e->sample_scratch.ptr,
+                       d->drawn.ptr);
 }
 
-/* The module's output at the last row of each request, before the next run overwrites it. */
-static void keep_hidden(ml_engine *e, int32_t n) {
+static void take_draws(ml_engine *e, ml_draft_turn *t) {
+    e->be->ops->sampled(e->be->stream, t->draw, t->n);
+    for (int32_t i = 0; i < t->n; i++)
+        t->of[i]->token[t->draw[i].n_history] = t->draw[i].id;
+}
+
+/* The module's output at the row of each request, before the next run overwrites it. */
+static void keep_hidden(ml_engine *e, const ml_draft_turn *t) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
     size_t row = ml_dtype_bytes(y.dtype) * (size_t)y.shape[1];
 
-    for (int32_t i = 0; i < n; i++)
-        e->be->dev->copy(e->be->stream, (unsigned char *)d->hidden + (size_t)i * row,
-                         (const unsigned char *)y.data + (size_t)d->last[i] * row, row);
+    for (int32_t i = 0, n; i < t->n; i += n) {
+        for (n = 1; i + n < t->n && t->row[i + n] == t->row[i] + n;)
+            n++;
+        e->be->dev->copy(e->be->stream, (unsigned char *)d->hidden.ptr + (size_t)i * row,
+                         (const unsigned char *)y.data + (size_t)t->row[i] * row,
+                         (size_t)n * row);
+    }
 }
 
-/* A row of each request that wants more drafts: its latest one.  Returns their number. */
-static int32_t collect_next(ml_engine *e, int32_t n) {
+/* A row of each request that wants more drafts: its latest one, whose token the host need
+ * not know. */
+static void collect_next(ml_engine *e, const ml_draft_turn *t, ml_draft_turn *next) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
-    int32_t k = 0;
 
-    y.data = d->hidden;
-    ml_batch_clear(&d->batch);
-    for (int32_t i = 0; i < n; i++) {
-        ml_request *r = d->of[i];
-        int32_t at = r->n_token - 1 - d->spec.mtp + r->n_draft;
-        if (r->n_draft >= d->wants[i])
+    y.data = d->hidden.ptr;
+    clear(d, &d->drawn);
+    next->n = 0;
+    for (int32_t i = 0; i < t->n; i++) {
+        ml_request *r = t->of[i];
+        const int32_t id = ML_DEVICE_TOKEN(i);
+        int32_t k = next->n;
+        if (r->n_draft >= t->wants[i])
             continue;
-        add_rows(d, r, at, at + 1, true);
+        add_rows(d, r, &id, 1, r->n_token - 1 - d->spec.mtp + r->n_draft, true, true);
         if (d->spec.mtp)
             ml_mtp_take(d->plan, &d->batch.rows, k, &y, i, 1, e->be);
-        d->of[k] = r;
-        d->wants[k] = d->wants[i];
-        d->last[k] = k;
-        k++;
+        next->of[k] = r;
+        next->wants[k] = t->wants[i];
+        next->loss[k] = next->row[k] = k;
+        next->n++;
     }
-    return k;
 }
 
+/* The device computes the rows of a turn while the host waits for the draws before it. */
 void ml_draft_net_run(ml_engine *e, const ml_inflight_step *f) {
     ml_draft_net *d = &e->draft.net;
-    int32_t n;
+    ml_draft_turn *now = &d->turn[0], *next = &d->turn[1], *last;
 
     if (!d->on || ml_plan_check(e->plan, &(ml_err){ 0 }) != ML_OK)
         return;
     if (d->spec.mtp)
         ml_mtp_share(&d->weights, &d->spec, e->spec, e->weights);
-    n = collect(e, f);
-    if (!d->batch.rows.n_token)
-        return;
-    forward(e);
-    while (n) {
-        draw(e, n);
+    collect(e, f, now);
+    if (d->batch.rows.n_token)
+        forward(e);
+    while (now->n) {
+        draw(e, now);
         if (d->spec.mtp)
-            keep_hidden(e, n);
-        n = collect_next(e, n);
-        if (n)
+            keep_hidden(e, now);
+        collect_next(e, now, next);
+        if (next->n)
             forward(e);
+        take_draws(e, now);
+        last = now;
+        now = next;
+        next = last;
     }
+}
+
+/* --- steps without drafts --------------------------------------------------------- */
+
+/* The tokens that the rows of an entry read: a module reads the next ones, the last of which
+ * may be the entry's draw. */
+static const int32_t *tokens_of(ml_engine *e, const ml_batch_entry *x, int32_t draw) {
+    ml_draft_net *d = &e->draft.net;
+    int32_t n = x->n_row;
+
+    if (!d->spec.mtp)
+        return e->batch.id + x->row;
+    for (int32_t i = 0; i < n - 1; i++)
+        d->id[i] = e->batch.id[x->row + i + 1];
+    d->id[n - 1] = x->draws ? ML_DEVICE_TOKEN(draw) : x->r->token[x->first + n];
+    return d->id;
+}
+
+void ml_draft_net_follow(ml_engine *e) {
+    ml_draft_net *d = &e->draft.net;
+    const ml_inflight_step *f = e->step;
+    ml_tensor hidden;
+    int32_t draw = 0;
+
+    clear(d, &e->drawn);
+    for (int32_t i = 0; i < f->n_entry; i++) {
+        const ml_batch_entry *x = &f->entry[i];
+        draw += x->n_score;
+        for (int32_t k = 0; k < x->n_row; k++)
+            d->target[k] = ML_TARGET_SKIP;
+        ml_batch_add(&d->batch, tokens_of(e, x, draw), d->target, x->n_row, x->first,
+                     x->r->page);
+        draw += x->draws;
+    }
+    if (d->spec.mtp) {
+        ml_mtp_share(&d->weights, &d->spec, e->spec, e->weights);
+        hidden = ml_plan_hidden(e->plan, &e->batch.rows);
+        ml_mtp_take(d->plan, &d->batch.rows, 0, &hidden, 0, d->batch.rows.n_token, e->be);
+    }
+    forward(e);
 }

@@ -18,6 +18,16 @@
 struct ml_engine;
 struct ml_inflight_step;
 
+/* The requests that get a further draft token, and where their rows are in the batch. */
+typedef struct ml_draft_turn {
+    int32_t n;
+    ml_draw *draw;   /* [n] */
+    ml_request **of; /* [n] */
+    int32_t *row;    /* [n] its row */
+    int32_t *loss;   /* [n] its row of logits */
+    int32_t *wants;  /* [n] draft tokens that it gets in all */
+} ml_draft_turn;
+
 typedef struct ml_draft_net {
     bool on;
     ml_spec spec;
@@ -25,13 +35,10 @@ typedef struct ml_draft_net {
     ml_plan *plan;
     ml_batch batch;
     ml_kv kv;
-    ml_draw *draw;   /* [max_running] */
-    ml_request **of; /* [max_running] the requests that draft */
-    int32_t *last;   /* [max_running] the last row of each in the batch */
-    int32_t *wants;  /* [max_running] draft tokens that it gets */
-    int32_t *target; /* [rows of a batch] */
-    int32_t *drawn;  /* [max_running] */
-    void *hidden;    /* [max_running, hidden] the module's output of these rows */
+    ml_draft_turn turn[2];
+    int32_t *id, *target; /* [rows of a batch] */
+    ml_buf drawn;         /* [sequences] the draws of the last turn, on the device */
+    ml_buf hidden;        /* [sequences, hidden] the module's output of its rows */
     ml_arena arena, kv_arena;
 } ml_draft_net;
 
@@ -50,5 +57,10 @@ void ml_draft_net_release_kv(ml_draft_net *d);
 
 /* After the outputs of a step: draft tokens for its requests' next step. */
 void ml_draft_net_run(struct ml_engine *e, const struct ml_inflight_step *f);
+
+/* For a step after which no request drafts, since there are too many: computes its rows
+ * without waiting for the draws, so that drafts are as good as ever once there are fewer.  A
+ * module reads the draws: it follows the sampler; a model precedes it. */
+void ml_draft_net_follow(struct ml_engine *e);
 
 #endif

@@ -7,7 +7,6 @@
 #include "engine/engine_priv.h"
 
 enum {
-    FREE_ROWS = 32,    /* of a step */
     PATIENCE = 2,      /* misses in a row before a pause */
     LONGEST_PAUSE = 6, /* as a power of 2 */
 };
@@ -17,13 +16,21 @@ static int32_t least(int32_t a, int32_t b) {
 }
 
 int32_t ml_draft_room(const ml_engine_opts *o) {
-    return o->draft.n ? least(FREE_ROWS, o->max_running * o->draft.n) : 0;
+    return o->draft.n ? least(o->draft.max_rows, o->max_running * o->draft.n) : 0;
 }
 
 static int32_t for_each(const ml_engine *e) {
-    int32_t n = e->running.n ? e->running.n : 1;
+    int32_t n = e->running.n ? e->running.n : 1, rows = e->opts.draft.max_rows;
 
-    return n < FREE_ROWS ? FREE_ROWS / n - 1 : 0;
+    return n < rows ? rows / n - 1 : 0;
+}
+
+bool ml_draft_fits(const ml_engine *e) {
+    return e->opts.draft.n && for_each(e) > 0;
+}
+
+bool ml_draft_flat(const ml_engine *e, const ml_batch_entry *entry) {
+    return !e->be->dev->host && entry->n_row == 1 && !e->group->slots.n;
 }
 
 void ml_draft_begin_step(ml_engine *e) {

@@ -8,6 +8,10 @@
 /* Limit of a step's logits of scored prompt tokens. */
 #define SCORE_BYTES ((size_t)32 << 20)
 
+/* Rows that a step computes in about the time of one: reading the weights takes longer than
+ * the products with so many rows. */
+enum { CPU_ROWS = 32, GPU_ROWS = 128 };
+
 /* --- sizes -------------------------------------------------------------------- */
 
 /* Maximum rows of a step that score prompt tokens. */
@@ -22,9 +26,9 @@ ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o) {
     int32_t rows = n_seq + ml_draft_room(o);
 
     return (ml_batch_caps){ .n_token = rows + ml_dp_share(s, o->chunk) * n_group,
-                            .n_seq = n_seq,
+                            .n_seq = rows,
                             .n_loss = rows + score_rows(s, o),
-                            .n_page = n_seq * ml_kv_pages_for(o->context) };
+                            .n_page = rows * ml_kv_pages_for(o->context) };
 }
 
 /* Of a DP group. */
@@ -60,11 +64,6 @@ size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be,
 static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o,
                             ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
-    if (o->draft.n && !be->dev->host)
-        return ml_fail(err, ML_EUNSUP,
-                       "--speculative-algorithm: the backend %s does not verify draft "
-                       "tokens yet; remove the flag, or use --device cpu",
-                       be->name);
     if ((o->draft.mtp || o->draft.model) && ml_dp_groups(s) > 1)
         return ml_fail(err, ML_EUNSUP,
                        "--speculative-algorithm: a network that drafts has no "
@@ -97,8 +96,17 @@ static size_t request_bytes(const ml_engine_opts *o) {
     return sizeof(ml_request) + (size_t)o->context * sizeof(int32_t) * 2;
 }
 
+static ml_engine_opts with_defaults(const ml_engine_opts *o, const ml_backend *be) {
+    ml_engine_opts with = *o;
+
+    if (!with.draft.max_rows)
+        with.draft.max_rows = be->dev->host ? CPU_ROWS : GPU_ROWS;
+    return with;
+}
+
 ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
-                            const ml_engine_opts *opts, ml_err *err) {
+                            const ml_engine_opts *asked, ml_err *err) {
+    ml_engine_opts with = with_defaults(asked, be), *opts = &with;
     ml_plan *p = NULL;
     size_t draft = 0;
     ml_status st = check_opts(s, be, opts, err);
@@ -233,7 +241,7 @@ ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
     e->weights = w;
     e->version = w->version;
     e->be = be;
-    e->opts = *opts;
+    e->opts = with_defaults(opts, be);
     ml_arena_init(&e->arena, "engine");
     ml_arena_init(&e->kv_arena, "KV cache");
     e->opts.eos = memcpy(ML_NEW(&e->arena, int32_t, opts->n_eos + 1),

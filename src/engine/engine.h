@@ -30,7 +30,8 @@ struct ml_request; /* engine/request.h */
 typedef int32_t ml_draft_fn(void *ud, const struct ml_request *r, int32_t *out, int32_t n);
 
 typedef struct ml_draft_opts {
-    int32_t n; /* most draft tokens of a request in a step; 0: plain decoding */
+    int32_t n;        /* most draft tokens of a request in a step; 0: plain decoding */
+    int32_t max_rows; /* of a step, with drafts; more cost time.  0: the backend decides */
     /* Where they come from, one of: */
     bool ngram;      /* what followed the same tokens before (ngram.h) */
     const char *mtp; /* the multi-token prediction module of the checkpoint in this

@@ -13,6 +13,7 @@
 typedef struct ml_batch_entry {
     ml_request *r;    /* NULL: it ended after this step was scheduled, or in it */
     int32_t first;    /* n_kv when it was scheduled */
+    int32_t row;      /* its first row in the batch */
     int32_t n_row;    /* tokens n_kv .. n_kv + n_row - 1 */
     int32_t n_score;  /* prompt tokens that its rows score */
     bool draws;       /* its last row draws a token */
@@ -39,6 +40,7 @@ typedef struct ml_inflight_step {
     int32_t n_entry;
     ml_draw *draw; /* [loss rows] */
     int32_t n_draw;
+    bool followed; /* the network that drafts has its rows already */
 } ml_inflight_step;
 
 struct ml_engine {
@@ -142,6 +144,12 @@ void ml_state_accept(ml_engine *e, const ml_batch_entry *entry);
 
 /* drafts.c: rows of draft tokens that a step may have. */
 int32_t ml_draft_room(const ml_engine_opts *o);
+/* Whether the batch is small enough for draft tokens. */
+bool ml_draft_fits(const ml_engine *e);
+/* Whether each row of the entry is a sequence of the batch, with the pages of all.  A GPU's
+ * kernels for decode have one row per sequence, and CUDA graphs are captured of such batches.
+ * Recurrent layers compute the rows of a sequence in order. */
+bool ml_draft_flat(const ml_engine *e, const ml_batch_entry *entry);
 void ml_draft_begin_step(ml_engine *e);
 /* Proposes draft tokens after those of the entry's request, which the entry's last row
  * draws after, and takes pages for them. */

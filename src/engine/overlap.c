@@ -47,7 +47,7 @@ static bool has_pages(const ml_engine *e, const ml_inflight_step *now) {
 static bool can_overlap(const ml_engine *e, const ml_inflight_step *now) {
     int32_t n_row = 0, n_entry = 0;
 
-    if (!e->be->async || e->opts.no_overlap || e->opts.draft.n || records_routing(e) ||
+    if (!e->be->async || e->opts.no_overlap || ml_draft_fits(e) || records_routing(e) ||
         e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
         return false;
     for (int32_t i = 0; i < now->n_entry; i++) {
@@ -80,13 +80,15 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
         if (r && continues(r)) {
             const int32_t token = ML_DEVICE_TOKEN(draw);
             ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token + 1));
-            ml_dp_add_rows(e, r, &token, &target, 1, r->n_token);
             next->entry[next->n_entry++] = (ml_batch_entry){ .r = r,
+                                                             .first = r->n_token,
+                                                             .row = e->batch.rows.n_token,
                                                              .n_row = 1,
                                                              .draws = true,
                                                              .unknown = 1,
                                                              .expected = ML_NO_PAGE,
                                                              .backup = ML_NO_SLOT };
+            ml_dp_add_rows(e, r, &token, &target, 1, r->n_token);
         }
         draw += entry->draws;
     }

@@ -169,6 +169,15 @@ static int32_t rows_of(const ml_engine *e, const ml_request *r) {
     return n;
 }
 
+static void add_rows(ml_engine *e, ml_batch_entry *entry, const int32_t *target) {
+    const ml_request *r = entry->r;
+    int32_t n = entry->n_row + entry->n_draft, each = ml_draft_flat(e, entry) ? 1 : n;
+
+    entry->row = e->batch.rows.n_token;
+    for (int32_t i = 0; i < n; i += each)
+        ml_dp_add_rows(e, r, r->token + r->n_kv + i, target + i, each, r->n_kv + i);
+}
+
 static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
     ml_batch_entry *entry = &e->step->entry[e->step->n_entry++];
     int32_t next_score = r->prompt_from + r->n_prompt_scored, *target = e->target;
@@ -187,7 +196,7 @@ static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
         ml_draft_propose(e, entry);
     for (int32_t i = 0; i < entry->n_draft; i++)
         target[n + i] = ML_TARGET_NONE;
-    ml_dp_add_rows(e, r, r->token + r->n_kv, target, n + entry->n_draft, r->n_kv);
+    add_rows(e, entry, target);
     ml_state_schedule_rows(e, entry);
     e->score_left -= entry->n_score;
     if (r->n_token - r->n_kv > 1)
@@ -311,14 +320,19 @@ static void begin(ml_engine *e) {
     ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
     double forward = ml_clock_s(), sample;
 
+    e->step->followed = e->draft.net.on && !ml_draft_fits(e);
     ml_dp_count_rows(e);
     ml_routing_record_bind(&e->routing_record, &run);
     ml_plan_forward(e->plan, &run);
     ml_routing_record_store(&e->routing_record, &e->batch.rows);
+    if (e->step->followed && !e->draft.net.spec.mtp)
+        ml_draft_net_follow(e);
     sample = ml_clock_s();
     prepare_draws(e);
     e->be->ops->sample(e->be->stream, e->step->draw, e->step->n_draw, e->spec->n_vocab,
                        e->sample_scratch.ptr, e->drawn.ptr);
+    if (e->step->followed && e->draft.net.spec.mtp)
+        ml_draft_net_follow(e);
     e->stats.model_s += sample - forward;
     e->stats.sample_s += ml_clock_s() - sample;
 }
@@ -355,7 +369,8 @@ static void complete_step(ml_engine *e, const ml_inflight_step *f) {
             ml_engine_process_output(e, entry, d);
         d += entry->n_score + entry->draws + entry->n_draft;
     }
-    ml_draft_net_run(e, f);
+    if (!f->followed)
+        ml_draft_net_run(e, f);
 }
 
 void ml_engine_complete_pending(ml_engine *e) {

@@ -49,7 +49,7 @@ typedef struct ml_plan_unit {
 typedef struct ml_plan_recording {
     int32_t n_token, n_seq, n_loss;
     float temperature;
-    const void *weights, *lora, *kv; /* their addresses */
+    const void *weights, *head, *lora, *kv; /* their addresses */
     uint64_t lora_version;
     bool adapters; /* rows have their own */
     void *work;    /* NULL: seen once, not captured yet */

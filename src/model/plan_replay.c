@@ -8,7 +8,7 @@ enum {
 static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
     return a->n_token == b->n_token && a->n_seq == b->n_seq && a->n_loss == b->n_loss &&
            a->temperature == b->temperature && a->weights == b->weights &&
-           a->lora == b->lora && a->lora_version == b->lora_version &&
+           a->head == b->head && a->lora == b->lora && a->lora_version == b->lora_version &&
            a->adapters == b->adapters && a->kv == b->kv;
 }
 
@@ -36,11 +36,18 @@ int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {
     const ml_batch_caps *c = &p->opts.caps;
     int32_t n = r->rows->n_token, all = (n + EXACT_ROWS - 1) / EXACT_ROWS * EXACT_ROWS;
 
-    if (!is_recorded(p, r) || r->rows->n_loss != n || n <= EXACT_ROWS)
+    if (!is_recorded(p, r) || (r->rows->n_loss && r->rows->n_loss != n) || n <= EXACT_ROWS)
         return n;
     if (all > c->n_token || all > c->n_seq || all > c->n_loss)
         return n;
     return all;
+}
+
+/* A multi-token prediction module has the LM head of a trunk, whose weights may move. */
+static const void *head_of(const ml_plan *p, const ml_run *r) {
+    int32_t w = p->spec->node[p->spec->n_node - 1].w[0];
+
+    return w == ML_NONE ? NULL : r->weights->t[w].data;
 }
 
 ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
@@ -49,6 +56,7 @@ ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
                               .n_loss = r->rows->n_loss,
                               .temperature = r->rows->temperature,
                               .weights = r->weights->buf.ptr,
+                              .head = head_of(p, r),
                               .lora = r->weights->lora,
                               .adapters = r->rows->adapter != NULL,
                               .kv = r->kv ? r->kv->buf.ptr : NULL };

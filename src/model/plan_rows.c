@@ -79,15 +79,17 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
     more = ml_plan_rows_of(p, run) - n;
     d.n_token += more;
     d.n_seq += more;
-    d.n_loss += more;
+    d.n_loss += r->n_loss ? more : 0;
     d.id = send_padded(p, r->id, n, (tail){ more, 0, 0 }, &at);
     d.pos = send_padded(p, r->pos, n, (tail){ more, -1, 0 }, &at);
     d.seq_start = send_padded(p, r->seq_start, r->n_seq + 1, (tail){ more, n + 1, 1 }, &at);
     d.page_start =
         send_padded(p, r->page_start, r->n_seq + 1, (tail){ more, n_page, 0 }, &at);
     d.slot = send_padded(p, r->slot, r->n_seq, (tail){ more, 0, 0 }, &at);
-    d.loss_row = send_padded(p, r->loss_row, r->n_loss, (tail){ more, n, 1 }, &at);
-    d.loss_id = send_padded(p, r->loss_id, r->n_loss, (tail){ more, -1, 0 }, &at);
+    d.loss_row =
+        send_padded(p, r->loss_row, r->n_loss, (tail){ d.n_loss - r->n_loss, n, 1 }, &at);
+    d.loss_id =
+        send_padded(p, r->loss_id, r->n_loss, (tail){ d.n_loss - r->n_loss, -1, 0 }, &at);
     if (r->adapter)
         d.adapter = send_padded(p, r->adapter, n, (tail){ more, -1, 0 }, &at);
     if (r->adapter)
