@@ -3,6 +3,7 @@
  *
  *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]
  *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
+ *     bench_gpu MODEL_DIR speculate STREAMS IN OUT DRAFTS
  *
  * Made-up weights of the shape that MODEL_DIR/config.json has, in bf16 with f32 masters; a loss at
  * every position.  Prints lines of a name and a number: the median step, tokens per second, the
@@ -12,14 +13,19 @@
  * parameters, since the weights have no gradients, and the adapter alone is published.
  *
  * Decode: tokens per second of decode steps alone, of the weights, and with an adapter for each
- * stream, in turn, in the same batch. */
+ * stream, in turn, in the same batch.
+ *
+ * Speculate: the same with at most DRAFTS draft tokens of the model's multi-token prediction layer.
+ * The layer and its head are computed for each draft token, which is then replaced: by the token
+ * that plain decoding has drawn, with a probability of 60, 70 and 80 percent, else by a wrong one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/request.h"
+#include "model/mtp.h"
 #include "run/memory_plan.h"
 #include "train/memory.h"
 
@@ -200,8 +206,8 @@ static void on_update(void *ud, const ml_gen_update *u) {
     *n_token += u->answer.n;
 }
 
-static void submit(ml_engine *e, const load *l, int32_t *prompt, int32_t i,
-                   int64_t *n_token) {
+static void submit(ml_engine *e, const load *l, int32_t *prompt, int32_t i, ml_gen_fn *fn,
+                   void *ud) {
     ml_gen_request r = { .prompt = prompt,
                          .n_prompt = l->n_in,
                          .draw = { .temperature = 1.0f,
@@ -217,7 +223,7 @@ static void submit(ml_engine *e, const load *l, int32_t *prompt, int32_t i,
         r.adapter = r.adapter_id = 1 + i % l->n_adapter;
     for (int32_t t = 0; t < l->n_in; t++)
         prompt[t] = (int32_t)(((uint32_t)t * 2654435761u + (uint32_t)i * 40503u) % 10007u);
-    if (ml_engine_submit(e, &r, on_update, n_token, (uint64_t)i, &err))
+    if (ml_engine_submit(e, &r, fn, ud, (uint64_t)i, &err))
         die(err.msg);
 }
 
@@ -228,7 +234,7 @@ static double decode(ml_engine *e, const load *l, ml_arena *a) {
     double start = 0, now = 0;
 
     for (int32_t i = 0; i < l->n_stream; i++)
-        submit(e, l, prompt, i, &n_token);
+        submit(e, l, prompt, i, on_update, &n_token);
     while (ml_engine_step(e)) {
         now = ml_clock_s();
         if (!before && n_token >= l->n_stream * 8) { /* all decode, and graphs exist */
@@ -316,6 +322,125 @@ static int bench_decode(const char *dir, load l) {
     return 0;
 }
 
+/* ---- speculative decoding ---- */
+
+enum { MOST_STREAMS = 1024 };
+
+/* What plain decoding has drawn, and how often draft tokens are right. */
+typedef struct spoken {
+    int32_t *token[MOST_STREAMS], n[MOST_STREAMS];
+    int32_t n_in, percent;
+    int64_t n_token, n_vocab;
+} spoken;
+
+static void on_spoken(void *ud, const ml_gen_update *u) {
+    spoken *s = ud;
+
+    if (u->finish == ML_FINISH_ABORT)
+        die("a request was aborted");
+    for (int32_t i = 0; s->token[u->ticket] && !s->percent && i < u->answer.n; i++)
+        s->token[u->ticket][s->n[u->ticket]++] = u->answer.id[i];
+    s->n_token += u->answer.n;
+}
+
+static int32_t forced(void *ud, const struct ml_request *r, int32_t *out, int32_t n) {
+    const spoken *s = ud;
+    int32_t i = 0;
+
+    for (; i < n && r->n_token - s->n_in + i < s->n[r->ticket]; i++) {
+        int32_t at = r->n_token - s->n_in + i;
+        uint64_t mix = ((uint64_t)r->ticket << 32 | (uint32_t)at) * 0x9e3779b97f4a7c15u;
+        bool right = (mix >> 40) % 100 < (uint64_t)s->percent;
+        out[i] = (int32_t)((s->token[r->ticket][at] + !right) % s->n_vocab);
+    }
+    return i;
+}
+
+/* Tokens per second of decode steps alone; percent 0: without drafts. */
+static double speak(const char *dir, const ml_spec *spec, const ml_weights *w,
+                    const ml_weights *mtp, ml_backend *be, const load *l, int32_t n_draft,
+                    spoken *s, ml_arena *a) {
+    ml_engine_opts opts = { .context = l->n_in + l->n_out + 16,
+                            .max_running = l->n_stream,
+                            .max_waiting = l->n_stream,
+                            .chunk = 8192 };
+    int32_t *prompt = ML_NEW(a, int32_t, l->n_in);
+    int64_t before = 0;
+    double start = 0, now = 0;
+    ml_gen_stats stats;
+    ml_engine *e;
+    ml_err err;
+
+    if (s->percent)
+        opts.draft = (ml_draft_opts){ .n = n_draft,
+                                      .mtp = dir,
+                                      .mtp_weights = mtp,
+                                      .dtype = ML_WEIGHT_BF16,
+                                      .fn = forced,
+                                      .ud = s };
+    s->n_token = 0;
+    if (ml_engine_open(&e, spec, w, be, &opts, &err))
+        die(err.msg);
+    for (int32_t i = 0; i < l->n_stream; i++)
+        submit(e, l, prompt, i, on_spoken, s);
+    while (ml_engine_step(e)) {
+        now = ml_clock_s();
+        /* all decode, and graphs exist */
+        if (!before && s->n_token >= (int64_t)l->n_stream * (l->n_out / 4)) {
+            before = s->n_token;
+            start = now;
+        }
+    }
+    ml_engine_stats(e, &stats);
+    if (s->percent)
+        fprintf(stderr, "%lld of %lld draft tokens right, %.2f tokens a step\n",
+                (long long)stats.n_accepted, (long long)stats.n_draft,
+                (double)stats.n_answer_token / (double)stats.n_verify);
+    ml_engine_close(e);
+    return (double)(s->n_token - before) / (now - start);
+}
+
+static int bench_speculate(const char *dir, load l, int32_t n_draft) {
+    ml_spec spec, mtp_spec;
+    ml_weights w, mtp;
+    spoken s = { .n_in = l.n_in };
+    double plain;
+    ml_backend be;
+    ml_arena a;
+    ml_err err;
+
+    if (l.n_stream < 1 || l.n_stream > MOST_STREAMS || l.n_in < 1 || l.n_out < 16 ||
+        n_draft < 1)
+        die("STREAMS is 1 to 1024, IN and DRAFTS are at least 1, OUT 16");
+    ml_arena_init(&a, "bench");
+    if (ml_backend_open(
+            &be,
+            &(ml_backend_opts){ .device = "cuda",
+                                .n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN) },
+            &err) ||
+        ml_spec_open(&spec, dir, &err) || ml_mtp_open(&mtp_spec, dir, &err) ||
+        ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err) ||
+        ml_weights_dummy(&mtp, &mtp_spec, ML_WEIGHT_BF16, 2, &be, &a, &err))
+        die(err.msg);
+    s.n_vocab = spec.n_vocab;
+    for (int32_t i = 0; i < l.n_stream; i++)
+        s.token[i] = ML_NEW(&a, int32_t, l.n_out);
+    plain = speak(dir, &spec, &w, NULL, &be, &l, 0, &s, &a);
+    printf("plain_tokens_per_s %.0f\n", plain);
+    for (s.percent = 60; s.percent <= 80; s.percent += 10) {
+        double speed = speak(dir, &spec, &w, &mtp, &be, &l, n_draft, &s, &a);
+        printf("tokens_per_s_%d %.0f\nratio_%d %.3f\n", s.percent, speed, s.percent,
+               speed / plain);
+    }
+    ml_weights_close(&mtp);
+    ml_weights_close(&w);
+    ml_backend_close(&be);
+    ml_spec_close(&mtp_spec);
+    ml_spec_close(&spec);
+    ml_arena_release(&a);
+    return 0;
+}
+
 /* ---- training ---- */
 
 static int bench_train(int argc, char **argv) {
@@ -395,6 +520,10 @@ static int bench_train(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 7 && strcmp(argv[2], "speculate") == 0)
+        return bench_speculate(argv[1],
+                               (load){ atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), 0, 0 },
+                               atoi(argv[6]));
     if (argc == 8 && strcmp(argv[2], "decode") == 0)
         return bench_decode(argv[1], (load){ atoi(argv[3]), atoi(argv[4]), atoi(argv[5]),
                                              atoi(argv[6]), atoi(argv[7]) });

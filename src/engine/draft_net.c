@@ -4,6 +4,7 @@
 
 #include "base/bug.h"
 #include "engine/engine_priv.h"
+#include "tensor/codes.h"
 
 /* --- open and close ------------------------------------------------------------- */
 
@@ -32,17 +33,31 @@ static void refer_to(ml_draft_net *d, const ml_weights *w) {
     memcpy(d->weights.t, w->t, (size_t)w->n * sizeof *w->t);
 }
 
+/* Keys and values as the trunk has them; codes are for the trunk alone. */
+static void keep_kv_like(ml_spec *s, const ml_spec *trunk) {
+    ml_dtype dtype = ML_F32;
+
+    for (int32_t i = 0; i < trunk->n_node; i++)
+        if (trunk->node[i].op == ML_OP_ATTN)
+            dtype = trunk->value[trunk->node[i].out[2]].dtype;
+    ml_spec_keep_kv(s, ml_dtype_is_kv_codes(dtype) ? ML_BF16 : dtype);
+}
+
 static ml_status load(ml_engine *e, ml_draft_net *d, ml_err *err) {
     const ml_draft_opts *o = &e->opts.draft;
     ml_checkpoint *c;
-    ml_status st = ml_checkpoint_open(&c, o->mtp ? o->mtp : o->model, err);
+    ml_status st;
 
+    if (o->mtp_weights) {
+        keep_kv_like(&d->spec, e->spec);
+        refer_to(d, o->mtp_weights);
+        return ML_OK;
+    }
+    st = ml_checkpoint_open(&c, o->mtp ? o->mtp : o->model, err);
     if (st != ML_OK)
         return st;
     ml_spec_keep_kv(&d->spec, ml_weights_kv_dtype(&d->spec, c, o->dtype));
-    if (o->mtp_weights)
-        refer_to(d, o->mtp_weights);
-    else if (o->mtp)
+    if (o->mtp)
         st = ml_mtp_load(&d->weights, &d->spec, c, o->dtype, e->spec, e->weights, e->be,
                          &d->arena, err);
     else

@@ -11,6 +11,11 @@ enum {
     LONGEST_PAUSE = 6, /* as a power of 2 */
 };
 
+/* A network drafts as long as its next token is right with at least this probability: about
+ * the part of a step that a draft token takes, times the tokens of a step. */
+#define WORTHWHILE 0.2f
+#define MEMORY 0.9f /* of earlier steps in a request's rate of right tokens */
+
 static int32_t least(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
@@ -80,13 +85,37 @@ void ml_draft_propose(ml_engine *e, ml_batch_entry *entry) {
     e->draft.left -= entry->n_draft;
 }
 
+/* The length at which a chain of tokens, each right at the request's rate so far, is just
+ * worthwhile. */
+static int32_t length_by_rate(ml_request *r, const ml_batch_entry *entry, int32_t most) {
+    float rate, chain;
+    int32_t n = 1;
+
+    r->draft_hits = MEMORY * r->draft_hits + (float)entry->n_right;
+    r->draft_tries = MEMORY * r->draft_tries +
+                     (float)(entry->n_right + (entry->n_right < entry->n_draft));
+    rate = r->draft_hits / r->draft_tries;
+    for (chain = rate * rate; n < most && chain >= WORTHWHILE; n++)
+        chain *= rate;
+    return n;
+}
+
+/* What prompt lookup finds costs nothing until it is verified: it doubles while it is right. */
+static int32_t length_by_success(const ml_batch_entry *entry, int32_t most) {
+    int32_t n = entry->n_right;
+
+    return n == entry->n_draft ? least(2 * n, most) : n + 1;
+}
+
 void ml_draft_learn(ml_engine *e, const ml_batch_entry *entry) {
+    const ml_draft_opts *o = &e->opts.draft;
     ml_request *r = entry->r;
     int32_t n = entry->n_right;
 
     r->draft_misses = n ? 0 : r->draft_misses + 1;
     if (r->draft_misses > PATIENCE)
         r->draft_pause = 1 << least(r->draft_misses - PATIENCE, LONGEST_PAUSE);
-    r->draft_len = n == entry->n_draft ? least(2 * n, e->opts.draft.n) : n + 1;
+    r->draft_len = o->mtp || o->model ? length_by_rate(r, entry, o->n)
+                                      : length_by_success(entry, o->n);
     free_rest(e, r);
 }

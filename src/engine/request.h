@@ -58,6 +58,8 @@ typedef struct ml_request {
     uint64_t prompt_hash; /* of its prompt */
     int32_t n_draft;      /* tokens after its own in `token`: drafts of a network */
     int32_t draft_len; /* draft tokens of its next step, by the success of the last ones */
+    float draft_hits,
+        draft_tries;      /* right and verified draft tokens; older ones count less */
     int32_t draft_misses; /* steps in a row without a right one */
     int32_t draft_pause;  /* steps until it drafts again */
 

@@ -7,13 +7,16 @@
  * steps begun ahead);
  * then the trainer scores the same tokens, packed, and every log-prob must have the same bits.  With
  * adapters (LoRA), requests of a batch have different ones, or none; the engine's are rounded as
- * far as the backend rounds them, the trainer's are not. */
+ * far as the backend rounds them, the trainer's are not.  Speculative decoding of the same requests
+ * must give the same tokens and log-probs: with draft tokens by prompt lookup, and with those of a
+ * multi-token prediction module, if the model has one, most of which are replaced by right ones. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/request.h"
 #include "model/lora.h"
+#include "model/mtp.h"
 #include "train/trainer.h"
 
 enum {
@@ -39,7 +42,7 @@ typedef struct answer {
     bool ended;
 } answer;
 
-static answer answers[MAX_REQ];
+static answer answers[MAX_REQ], plain[MAX_REQ];
 
 static int32_t ends[MAX_ENDS]; /* ids whose draw ends some answers, which nobody foresees */
 
@@ -48,10 +51,11 @@ static _Noreturn void die(const char *what) {
     exit(1);
 }
 
+static uint32_t dice_state;
+
 static uint32_t dice(void) {
-    static uint32_t state = 7;
-    state = state * 1664525u + 1013904223u;
-    return state >> 8;
+    dice_state = dice_state * 1664525u + 1013904223u;
+    return dice_state >> 8;
 }
 
 static void on_update(void *ud, const ml_gen_update *u) {
@@ -153,6 +157,7 @@ static void close_adapters(void) {
 static void generate(ml_engine *e, int64_t vocab, int n_req) {
     ml_err err;
 
+    dice_state = (uint32_t)n_req;
     memset(answers, 0, sizeof answers);
     for (int32_t i = 0; i < MAX_ENDS; i++)
         ends[i] = (int32_t)((int64_t)i * 61 % vocab);
@@ -219,33 +224,112 @@ static int compare(ml_trainer *t, int n_req) {
     return bad;
 }
 
-static int check(const load *l, const ml_spec *spec, const ml_weights *w, ml_backend *be,
-                 ml_trainer *trainer) {
+/* What is checked, and on what. */
+typedef struct model {
+    const char *dir;
+    const ml_spec *spec;
+    const ml_weights *weights;
+    ml_backend *be;
+    ml_trainer *trainer;
+    const ml_weights *mtp; /* NULL: it has no such module */
+} model;
+
+static ml_gen_stats run(const model *m, const load *l, ml_draft_opts draft) {
     ml_engine_opts opts = { .context = CONTEXT,
                             .max_running = l->running,
                             .max_waiting = l->n_req,
-                            .chunk = l->chunk };
+                            .chunk = l->chunk,
+                            .draft = draft };
     ml_gen_stats stats;
-    ml_weights with = *w;
+    ml_weights with = *m->weights;
     ml_engine *engine;
     ml_err err;
 
     with.lora = adapters.n ? &adapters.table : NULL;
     opts.kv_bytes =
-        ml_kv_bytes(spec, be, l->running * ml_kv_pages_for(CONTEXT) / l->short_of);
-    if (ml_engine_open(&engine, spec, &with, be, &opts, &err))
+        ml_kv_bytes(m->spec, m->be, l->running * ml_kv_pages_for(CONTEXT) / l->short_of);
+    if (ml_engine_open(&engine, m->spec, &with, m->be, &opts, &err))
         die(err.msg);
-    generate(engine, spec->n_vocab, l->n_req);
+    generate(engine, m->spec->n_vocab, l->n_req);
     ml_engine_stats(engine, &stats);
     printf("%lld tokens in %lld steps, %lld of them begun ahead, %lld requests put back, "
-           "%lld prompt tokens shared\n",
+           "%lld prompt tokens shared, %lld of %lld draft tokens right\n",
            (long long)stats.n_answer_token, (long long)stats.n_step,
            (long long)stats.n_overlapped, (long long)stats.n_preempt,
-           (long long)stats.n_cached_token);
+           (long long)stats.n_cached_token, (long long)stats.n_accepted,
+           (long long)stats.n_draft);
     ml_engine_close(engine);
+    return stats;
+}
+
+/* The tokens that plain decoding has drawn, with errors. */
+static int32_t known_tokens(void *ud, const struct ml_request *r, int32_t *out, int32_t n) {
+    const answer *a = &plain[r->ticket];
+    const int64_t *vocab = ud;
+    int32_t i = 0;
+
+    for (; i < n && r->n_token + i < a->n; i++) {
+        uint32_t mix =
+            (uint32_t)(r->n_token + i) * 2654435761u + (uint32_t)r->ticket * 40503u;
+        bool wrong = (mix >> 16) % 4 == 0;
+        out[i] = (int32_t)((a->token[r->n_token + i] + wrong) % *vocab);
+    }
+    return i;
+}
+
+static int compare_with_plain(int n_req) {
+    int bad = 0, n = 0;
+
+    for (int i = 0; i < n_req; i++) {
+        const answer *a = &answers[i], *b = &plain[i];
+        bad += a->n != b->n;
+        for (int32_t k = a->n_prompt; k < a->n && k < b->n; k++, n++)
+            bad += a->token[k] != b->token[k] ||
+                   memcmp(&a->logprob[k], &b->logprob[k], sizeof(float)) != 0;
+    }
+    printf("%d of %d tokens and log-probs differ with draft tokens\n", bad, n);
+    return bad;
+}
+
+static int check_drafts(const model *m, const load *l) {
+    int64_t vocab = m->spec->n_vocab;
+    ml_draft_opts known = { .n = 5, .fn = known_tokens, .ud = &vocab };
+    ml_gen_stats stats;
+    int bad;
+
+    memcpy(plain, answers, sizeof plain);
+    if (m->mtp) {
+        known.mtp = m->dir;
+        known.mtp_weights = m->mtp;
+        known.dtype = ML_WEIGHT_BF16;
+    }
+    stats = run(m, l, known);
+    if (!stats.n_accepted || stats.n_accepted == stats.n_draft)
+        die("draft tokens were not right and wrong");
+    bad = compare_with_plain(l->n_req);
+    run(m, l, (ml_draft_opts){ .n = 7, .ngram = true });
+    return bad + compare_with_plain(l->n_req);
+}
+
+static int check(const model *m, const load *l) {
+    ml_gen_stats stats = run(m, l, (ml_draft_opts){ 0 });
+    int bad;
+
     if (!stats.n_overlapped)
         die("no step was begun before the draws of the one before were known");
-    return compare(trainer, l->n_req);
+    bad = compare(m->trainer, l->n_req);
+    return bad + check_drafts(m, l);
+}
+
+/* Weights of the module; false: the family has none. */
+static bool open_mtp(ml_weights *w, ml_spec *spec, const model *m, ml_arena *a) {
+    ml_err err;
+
+    if (ml_mtp_open(spec, m->dir, &err))
+        return false;
+    if (ml_weights_dummy(w, spec, ML_WEIGHT_BF16, 9, m->be, a, &err))
+        die(err.msg);
+    return true;
 }
 
 int main(int argc, char **argv) {
@@ -256,10 +340,12 @@ int main(int argc, char **argv) {
     };
     const int n_load = (int)(sizeof loads / sizeof *loads);
     ml_arena a;
-    ml_spec spec;
+    ml_spec spec, mtp_spec;
     ml_backend be;
-    ml_weights w;
+    ml_weights w, mtp;
     ml_trainer *trainer;
+    model m;
+    bool has_mtp;
     ml_status st;
     ml_err err;
     int failed = 0;
@@ -288,8 +374,17 @@ int main(int argc, char **argv) {
     }
     if (st != ML_OK)
         die(err.msg);
+    m = (model){
+        .dir = argv[1], .spec = &spec, .weights = &w, .be = &be, .trainer = trainer
+    };
+    has_mtp = open_mtp(&mtp, &mtp_spec, &m, &a);
+    m.mtp = has_mtp ? &mtp : NULL;
     for (int i = 0; i < n_load; i++)
-        failed += check(&loads[i], &spec, &w, &be, trainer) != 0;
+        failed += check(&m, &loads[i]) != 0;
+    if (has_mtp) {
+        ml_weights_close(&mtp);
+        ml_spec_close(&mtp_spec);
+    }
     printf("%d passed, %d failed, 0 skipped\n", n_load - failed, failed);
     ml_trainer_close(trainer);
     close_adapters();

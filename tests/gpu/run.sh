@@ -74,8 +74,8 @@ check "$build/tests/gpu/check_engine" "$work/two-layers" 16 32
 check "$build/tests/gpu/check_engine" "$work/two-layers" 3 64
 check "$build/tests/gpu/check_engine" "$work/two-layers" 1 5
 check "$build/tests/gpu/check_engine" "$work/one-layer" 5 16
-# Every family, as tiny models; with adapters, too.
-for family in tests/golden/data/*/; do
+# Every family, as tiny models, with their multi-token prediction layers; with adapters, too.
+for family in tests/golden/data/*/ tests/golden/mtp/*/; do
     check "$build/tests/gpu/check_engine" "$family"
     check "$build/tests/gpu/check_engine" "$family" 3 4
 done

@@ -25,6 +25,18 @@ small_shape() { # small_shape DIR: SmolLM2-135M, whose widths are not multiples 
 JSON
 }
 
+mtp_shape() { # mtp_shape DIR: 8B with a multi-token prediction layer, as MiMo has it
+    mkdir -p "$1"
+    cat > "$1/config.json" << JSON
+{"model_type": "mimo", "architectures": ["MiMoForCausalLM"], "vocab_size": 151936,
+ "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+ "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+ "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+ "tie_word_embeddings": false, "hidden_act": "silu", "attention_bias": true,
+ "num_nextn_predict_layers": 1}
+JSON
+}
+
 moe_shape() { # moe_shape DIR LAYERS [VOCABULARY]: layers of Qwen3-30B-A3B
     mkdir -p "$1"
     cat > "$1/config.json" << JSON
@@ -58,6 +70,7 @@ shapes() { # shapes DIR: the Qwen3 dense models, layers of one with experts; a f
     shape "$1/0.6B" 1024 3072 28 16 true
     shape "$1/4B" 2560 9728 36 32 true
     shape "$1/8B" 4096 12288 36 32 false
+    mtp_shape "$1/8B-mtp"
     shape "$1/8B-part" 4096 12288 8 32 false
     shape "$1/32B" 5120 25600 64 64 false
     moe_shape "$1/experts" 6

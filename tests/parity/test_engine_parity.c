@@ -788,6 +788,11 @@ static void mtp_deepseek_v3(void) {
                 MTP_DRAFTS);
 }
 
+static void mtp_mimo(void) {
+    check_mixes("tests/golden/mtp/mimo", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                MTP_DRAFTS);
+}
+
 static void mtp_qwen3_next(void) {
     check_mixes("tests/golden/mtp/qwen3_next", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
                 MTP_DRAFTS);
@@ -839,6 +844,7 @@ int main(int argc, char **argv) {
                 MODELS(KV_ROWS) MODELS(DRAFT_ROWS) MORE_MODELS(DRAFT_ROWS){
                     "drafts of DeepSeek-V3's multi-token prediction change no bit",
                     mtp_deepseek_v3, 300 },
+        { "drafts of MiMo's multi-token prediction change no bit", mtp_mimo, 300 },
         { "drafts of Qwen3-Next's multi-token prediction change no bit", mtp_qwen3_next,
           300 },
         { "drafts of a draft model change no bit", twin_llama, 300 },

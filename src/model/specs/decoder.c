@@ -205,7 +205,8 @@ int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, ml_layer
     return ml_build_add(b, x, named_norm(b, d, h, norms->after_ffn));
 }
 
-const ml_mtp_names ml_mtp_nextn = { .embed_norm = "enorm",
+const ml_mtp_names ml_mtp_nextn = { .inside = true,
+                                    .embed_norm = "enorm",
                                     .hidden_norm = "hnorm",
                                     .project = "eh_proj",
                                     .norm = "shared_head.norm" };
@@ -219,6 +220,11 @@ static int32_t embed_again(ml_builder *b) {
     n->attr = b->spec->node[0].attr;
     n->out[0] = out;
     return out;
+}
+
+static void begin_mtp_layer(ml_builder *b, const ml_mtp_names *m, int32_t index) {
+    b->layers = m->layers;
+    ml_build_begin_layer(b, index);
 }
 
 /* Parameters of the trunk are not trained; the module's layer is its only one. */
@@ -237,23 +243,26 @@ static void finish_mtp(ml_spec *s) {
 }
 
 /* norm(layer(project([norm(embedding of the next token); norm(hidden state)]))) and the
- * trunk's head.  The layer is built like the trunk's last one. */
+ * trunk's head; some families project the two in the other order.  The layer is built like
+ * the trunk's last one. */
 static void build_mtp(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
                       const void *ud, const ml_model_opts *o) {
     const ml_mtp_names *m = o->mtp;
     int32_t hidden = ml_build_embed(b, "model.embed_tokens.weight",
                                     o->embed_scale == 0.0f ? 1.0f : o->embed_scale);
-    int32_t x = embed_again(b);
+    int32_t x = embed_again(b), index = m->layers ? 0 : d->n_layer;
 
-    if (!m->layers)
-        ml_build_begin_layer(b, d->n_layer);
+    if (m->inside)
+        begin_mtp_layer(b, m, index);
     x = ml_decoder_norm(b, d, x, m->embed_norm);
-    x = ml_build_concat(b, x, ml_decoder_norm(b, d, hidden, m->hidden_norm), 1);
+    hidden = ml_decoder_norm(b, d, hidden, m->hidden_norm);
+    x = m->hidden_first ? ml_build_concat(b, hidden, x, 1)
+                        : ml_build_concat(b, x, hidden, 1);
     x = ml_build_linear(b, x, (ml_linear_opts){ .name = m->project, .n_out = d->n_hidden });
-    b->layers = m->layers;
-    ml_build_begin_layer(b, m->layers ? 0 : d->n_layer);
+    if (!m->inside)
+        begin_mtp_layer(b, m, index);
     x = layer(b, d, x, d->n_layer - 1, ud);
-    if (m->layers)
+    if (!m->inside)
         ml_build_end_layer(b);
     x = ml_decoder_norm(b, d, x, m->norm);
     ml_build_end_layer(b);

@@ -131,8 +131,10 @@ typedef int32_t ml_layer_fn(ml_builder *b, const ml_decoder *d, int32_t x, int32
 /* Names of the module that predicts the token after the next one (mtp.h).  Without
  * `layers` they are relative to the layer after the last one, which the module contains. */
 typedef struct ml_mtp_names {
-    const char *layers; /* prefix of the module's layer 0, or NULL */
+    const char *layers; /* prefix of the module's layer 0; NULL: after the trunk's layers */
+    bool inside;        /* the names below are within the layer's */
     const char *embed_norm, *hidden_norm, *project, *norm;
+    bool hidden_first; /* project reads the hidden state, then the embedding */
 } ml_mtp_names;
 extern const ml_mtp_names ml_mtp_nextn; /* DeepSeek's, if the config has such a layer */
 

@@ -1,5 +1,5 @@
-/* Qwen2 (biases in q, k, v), Qwen3 (QK-norm per head), Qwen3-MoE (experts instead of
- * MLPs). */
+/* Qwen2 (biases in q, k, v), MiMo (Qwen2 with a multi-token prediction layer), Qwen3 (QK-norm
+ * per head), Qwen3-MoE (experts instead of MLPs). */
 #include <string.h>
 
 #include "model/specs/families.h"
@@ -33,16 +33,37 @@ static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
                          .ffn = { .moe = q->sparse && q->sparse[i] ? &q->moe : NULL } });
 }
 
-static void build_dense(ml_builder *b, const ml_decoder *d) {
+static void build_dense(ml_builder *b, const ml_decoder *d, const ml_mtp_names *mtp) {
     qwen q = { .rope = read_rope(b, d), .window = ml_windows_read_qwen(b, d->n_layer) };
-    ml_decoder_model(b, d, layer, &q, (ml_model_opts){ 0 });
+    ml_decoder_model(b, d, layer, &q, (ml_model_opts){ .mtp = mtp });
 }
 
 static void build_qwen2(ml_builder *b) {
     ml_decoder d;
     ml_decoder_read(b, &d, &qwen2_defaults);
     d.qkv_bias = true;
-    build_dense(b, &d);
+    build_dense(b, &d, NULL);
+}
+
+static const char *const carried_mimo[] = { "model.mtp_layers.", NULL };
+static const ml_mtp_names mtp_mimo = { .layers = "model.mtp_layers",
+                                       .inside = true,
+                                       .embed_norm = "token_layernorm",
+                                       .hidden_norm = "hidden_layernorm",
+                                       .project = "input_proj",
+                                       .norm = "final_layernorm",
+                                       .hidden_first = true };
+
+static void build_mimo(ml_builder *b) {
+    bool has_mtp;
+    ml_decoder d;
+
+    ml_decoder_read(b, &d, &qwen2_defaults);
+    d.qkv_bias = ml_hf_config_bool(b->config, "attention_bias", true);
+    has_mtp = b->spec->n_nextn > 0;
+    b->spec->n_nextn = 0; /* their names are not those of further layers */
+    b->spec->carried = carried_mimo;
+    build_dense(b, &d, has_mtp ? &mtp_mimo : NULL);
 }
 
 static void build_qwen3(ml_builder *b) {
@@ -50,7 +71,7 @@ static void build_qwen3(ml_builder *b) {
     ml_decoder_read(b, &d, &qwen3_defaults);
     d.qk_norm = ML_QK_NORM_HEAD;
     d.qkv_bias = d.o_bias = ml_hf_config_bool(b->config, "attention_bias", false);
-    build_dense(b, &d);
+    build_dense(b, &d, NULL);
 }
 
 static const int32_t *read_moe_windows(ml_builder *b, int32_t n_layer) {
@@ -81,6 +102,7 @@ static const char *const ignored_moe[] = { "output_router_logits", "router_aux_l
                                            "max_window_layers", NULL };
 
 const ml_family ml_family_qwen2 = { "qwen2", "Qwen2ForCausalLM", build_qwen2, ignored };
+const ml_family ml_family_mimo = { "mimo", "MiMoForCausalLM", build_mimo, ignored };
 const ml_family ml_family_qwen3 = { "qwen3", "Qwen3ForCausalLM", build_qwen3, ignored };
 const ml_family ml_family_qwen3_moe = { "qwen3_moe", "Qwen3MoeForCausalLM", build_qwen3_moe,
                                         ignored_moe };
