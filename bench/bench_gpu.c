@@ -365,7 +365,7 @@ static double speak(const char *dir, const ml_spec *spec, const ml_weights *w,
                             .max_waiting = l->n_stream,
                             .chunk = 8192 };
     int32_t *prompt = ML_NEW(a, int32_t, l->n_in);
-    int64_t before = 0;
+    int64_t before = 0, first_step = 0;
     double start = 0, now = 0;
     ml_gen_stats stats;
     ml_engine *e;
@@ -387,15 +387,16 @@ static double speak(const char *dir, const ml_spec *spec, const ml_weights *w,
         now = ml_clock_s();
         /* all decode, and graphs exist */
         if (!before && s->n_token >= (int64_t)l->n_stream * (l->n_out / 4)) {
+            ml_engine_stats(e, &stats);
             before = s->n_token;
+            first_step = stats.n_step;
             start = now;
         }
     }
     ml_engine_stats(e, &stats);
-    if (s->percent)
-        fprintf(stderr, "%lld of %lld draft tokens right, %.2f tokens a step\n",
-                (long long)stats.n_accepted, (long long)stats.n_draft,
-                (double)stats.n_answer_token / (double)stats.n_verify);
+    fprintf(stderr, "%lld of %lld draft tokens right, %.2f ms a step\n",
+            (long long)stats.n_accepted, (long long)stats.n_draft,
+            1e3 * (now - start) / (double)(stats.n_step - first_step));
     ml_engine_close(e);
     return (double)(s->n_token - before) / (now - start);
 }

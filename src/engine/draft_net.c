@@ -117,6 +117,24 @@ ml_status ml_draft_net_measure(size_t *out, ml_backend *be, const ml_engine_opts
     return st;
 }
 
+/* The nodes up to the last that writes KV pages. */
+static int32_t end_of_keys(const ml_spec *s) {
+    int32_t end = 0;
+
+    for (int32_t i = 0; i < s->n_node; i++)
+        for (int k = 0; k < ML_OP_OUT; k++)
+            if (s->node[i].out[k] != ML_NONE &&
+                s->value[s->node[i].out[k]].axis == ML_PER_PAGE)
+                end = i + 1;
+    return end;
+}
+
+static ml_status open_plan(ml_plan **out, ml_engine *e, ml_plan_opts opts, ml_err *err) {
+    ml_status st = ml_plan_new(out, &e->draft.net.spec, e->be, opts, err);
+
+    return st == ML_OK ? ml_plan_alloc(*out, err) : st;
+}
+
 static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
     ml_plan_opts opts = plan_opts(&d->spec, e->batch.caps);
     ml_batch_caps caps = opts.caps;
@@ -132,9 +150,13 @@ static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
                                       .wants = ML_NEW(&d->arena, int32_t, caps.n_seq) };
     d->id = ML_NEW(&d->arena, int32_t, caps.n_token);
     d->target = ML_NEW(&d->arena, int32_t, caps.n_token);
-    st = ml_plan_new(&d->plan, &d->spec, e->be, opts, err);
-    if (st == ML_OK)
-        st = ml_plan_alloc(d->plan, err);
+    opts.memory = &d->memory;
+    st = open_plan(&d->plan, e, opts, err);
+    if (st == ML_OK && d->spec.mtp) {
+        opts.logits = opts.hidden = false;
+        opts.end = end_of_keys(&d->spec);
+        st = open_plan(&d->keys, e, opts, err);
+    }
     if (st == ML_OK)
         st = dev->alloc(dev, &d->drawn, drawn_bytes(caps), ML_MEM_SCRATCH, err);
     if (st == ML_OK)
@@ -167,7 +189,9 @@ static void free_buffer(ml_buf *b) {
 void ml_draft_net_close(ml_draft_net *d) {
     if (!d->on)
         return;
+    ml_plan_free(d->keys);
     ml_plan_free(d->plan);
+    ml_plan_memory_free(&d->memory);
     free_buffer(&d->drawn);
     free_buffer(&d->hidden);
     ml_draft_net_release_kv(d);
@@ -256,11 +280,9 @@ static void collect(ml_engine *e, const ml_inflight_step *f, ml_draft_turn *t) {
 
 /* --- draws ------------------------------------------------------------------------ */
 
-static void forward(ml_engine *e) {
-    ml_draft_net *d = &e->draft.net;
-
+static void forward(ml_draft_net *d, ml_plan *plan) {
     ml_plan_forward(
-        d->plan, &(ml_run){ .weights = &d->weights, .kv = &d->kv, .rows = &d->batch.rows });
+        plan, &(ml_run){ .weights = &d->weights, .kv = &d->kv, .rows = &d->batch.rows });
 }
 
 /* Begins to draw the next draft token of each request. */
@@ -341,14 +363,14 @@ void ml_draft_net_run(ml_engine *e, const ml_inflight_step *f) {
         ml_mtp_share(&d->weights, &d->spec, e->spec, e->weights);
     collect(e, f, now);
     if (d->batch.rows.n_token)
-        forward(e);
+        forward(d, d->plan);
     while (now->n) {
         draw(e, now);
         if (d->spec.mtp)
             keep_hidden(e, now);
         collect_next(e, now, next);
         if (next->n)
-            forward(e);
+            forward(d, d->plan);
         take_draws(e, now);
         last = now;
         now = next;
@@ -391,7 +413,7 @@ void ml_draft_net_follow(ml_engine *e) {
     if (d->spec.mtp) {
         ml_mtp_share(&d->weights, &d->spec, e->spec, e->weights);
         hidden = ml_plan_hidden(e->plan, &e->batch.rows);
-        ml_mtp_take(d->plan, &d->batch.rows, 0, &hidden, 0, d->batch.rows.n_token, e->be);
+        ml_mtp_take(d->keys, &d->batch.rows, 0, &hidden, 0, d->batch.rows.n_token, e->be);
     }
-    forward(e);
+    forward(d, d->spec.mtp ? d->keys : d->plan);
 }

@@ -33,6 +33,8 @@ typedef struct ml_draft_net {
     ml_spec spec;
     ml_weights weights;
     ml_plan *plan;
+    ml_plan *keys; /* of a module: its part that writes keys and values */
+    ml_plan_memory memory;
     ml_batch batch;
     ml_kv kv;
     ml_draft_turn turn[2];

@@ -14,6 +14,7 @@ enum {
 /* A network drafts as long as its next token is right with at least this probability: about
  * the part of a step that a draft token takes, times the tokens of a step. */
 #define WORTHWHILE 0.2f
+#define RARE 0.1f   /* below this rate of right tokens a network pauses */
 #define MEMORY 0.9f /* of earlier steps in a request's rate of right tokens */
 
 static int32_t least(int32_t a, int32_t b) {
@@ -95,6 +96,8 @@ static int32_t length_by_rate(ml_request *r, const ml_batch_entry *entry, int32_
     r->draft_tries = MEMORY * r->draft_tries +
                      (float)(entry->n_right + (entry->n_right < entry->n_draft));
     rate = r->draft_hits / r->draft_tries;
+    if (rate < RARE)
+        r->draft_pause = 1 << LONGEST_PAUSE;
     for (chain = rate * rate; n < most && chain >= WORTHWHILE; n++)
         chain *= rate;
     return n;
@@ -102,19 +105,19 @@ static int32_t length_by_rate(ml_request *r, const ml_batch_entry *entry, int32_
 
 /* What prompt lookup finds costs nothing until it is verified: it doubles while it is right. */
 static int32_t length_by_success(const ml_batch_entry *entry, int32_t most) {
-    int32_t n = entry->n_right;
-
-    return n == entry->n_draft ? least(2 * n, most) : n + 1;
-}
-
-void ml_draft_learn(ml_engine *e, const ml_batch_entry *entry) {
-    const ml_draft_opts *o = &e->opts.draft;
     ml_request *r = entry->r;
     int32_t n = entry->n_right;
 
     r->draft_misses = n ? 0 : r->draft_misses + 1;
     if (r->draft_misses > PATIENCE)
         r->draft_pause = 1 << least(r->draft_misses - PATIENCE, LONGEST_PAUSE);
+    return n == entry->n_draft ? least(2 * n, most) : n + 1;
+}
+
+void ml_draft_learn(ml_engine *e, const ml_batch_entry *entry) {
+    const ml_draft_opts *o = &e->opts.draft;
+    ml_request *r = entry->r;
+
     r->draft_len = o->mtp || o->model ? length_by_rate(r, entry, o->n)
                                       : length_by_success(entry, o->n);
     free_rest(e, r);

@@ -268,6 +268,8 @@ ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n
     q->queued_s = -1;
     q->slot = ML_NO_SLOT;
     q->draft_len = opts->draft.n;
+    q->draft_hits = 2; /* as if half of a few had been right */
+    q->draft_tries = 4;
     if (opts->draft.ngram || opts->comm)
         q->prompt_hash = ml_ngram_hash(q->token, r->n_prompt);
     score_first_token(q);

@@ -2,8 +2,22 @@
 
 enum {
     MOST_ROWS = 512, /* above this the GPU time exceeds the launch time */
-    EXACT_ROWS = 16, /* up to this, each row count is captured; above, multiples of it */
+    MANY_ROWS = 16,  /* above this, multiples of it are captured */
 };
+
+/* Row counts that are captured, up to MANY_ROWS.  A kernel for few rows takes as long for one
+ * count as for the next smaller one. */
+static const int32_t few_rows[] = { 1, 2, 4, 8, 12, MANY_ROWS };
+
+static int32_t captured_rows(int32_t n) {
+    int i = 0;
+
+    if (n > MANY_ROWS)
+        return (n + MANY_ROWS - 1) / MANY_ROWS * MANY_ROWS;
+    while (few_rows[i] < n)
+        i++;
+    return few_rows[i];
+}
 
 static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
     return a->n_token == b->n_token && a->n_seq == b->n_seq && a->n_loss == b->n_loss &&
@@ -34,9 +48,9 @@ static bool is_recorded(const ml_plan *p, const ml_run *r) {
 
 int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {
     const ml_batch_caps *c = &p->opts.caps;
-    int32_t n = r->rows->n_token, all = (n + EXACT_ROWS - 1) / EXACT_ROWS * EXACT_ROWS;
+    int32_t n = r->rows->n_token, n_loss = r->rows->n_loss, all = captured_rows(n);
 
-    if (!is_recorded(p, r) || (r->rows->n_loss && r->rows->n_loss != n) || n <= EXACT_ROWS)
+    if (!is_recorded(p, r) || (n_loss && n_loss != n))
         return n;
     if (all > c->n_token || all > c->n_seq || all > c->n_loss)
         return n;
