@@ -331,6 +331,7 @@ typedef struct spoken {
     int32_t *token[MOST_STREAMS], n[MOST_STREAMS];
     int32_t n_in, percent;
     int64_t n_token, n_vocab;
+    bool ended; /* one of the streams */
 } spoken;
 
 static void on_spoken(void *ud, const ml_gen_update *u) {
@@ -341,6 +342,7 @@ static void on_spoken(void *ud, const ml_gen_update *u) {
     for (int32_t i = 0; s->token[u->ticket] && !s->percent && i < u->answer.n; i++)
         s->token[u->ticket][s->n[u->ticket]++] = u->answer.id[i];
     s->n_token += u->answer.n;
+    s->ended = s->ended || u->finish != ML_FINISH_NOT;
 }
 
 static int32_t forced(void *ud, const struct ml_request *r, int32_t *out, int32_t n) {
@@ -356,7 +358,8 @@ static int32_t forced(void *ud, const struct ml_request *r, int32_t *out, int32_
     return i;
 }
 
-/* Tokens per second of decode steps alone; percent 0: without drafts. */
+/* Tokens per second of decode steps of all streams, until the first one ends; percent 0: without
+ * drafts. */
 static double speak(const char *dir, const ml_spec *spec, const ml_weights *w,
                     const ml_weights *mtp, ml_backend *be, const load *l, int32_t n_draft,
                     spoken *s, ml_arena *a) {
@@ -365,7 +368,7 @@ static double speak(const char *dir, const ml_spec *spec, const ml_weights *w,
                             .max_waiting = l->n_stream,
                             .chunk = 8192 };
     int32_t *prompt = ML_NEW(a, int32_t, l->n_in);
-    int64_t before = 0, first_step = 0;
+    int64_t before = 0, tokens = 0, first_step = 0, steps = 0;
     double start = 0, now = 0;
     ml_gen_stats stats;
     ml_engine *e;
@@ -379,26 +382,31 @@ static double speak(const char *dir, const ml_spec *spec, const ml_weights *w,
                                       .fn = forced,
                                       .ud = s };
     s->n_token = 0;
+    s->ended = false;
     if (ml_engine_open(&e, spec, w, be, &opts, &err))
         die(err.msg);
     for (int32_t i = 0; i < l->n_stream; i++)
         submit(e, l, prompt, i, on_spoken, s);
     while (ml_engine_step(e)) {
+        if (s->ended)
+            continue;
+        ml_engine_stats(e, &stats);
         now = ml_clock_s();
+        tokens = s->n_token;
+        steps = stats.n_step;
         /* all decode, and graphs exist */
-        if (!before && s->n_token >= (int64_t)l->n_stream * (l->n_out / 4)) {
-            ml_engine_stats(e, &stats);
-            before = s->n_token;
-            first_step = stats.n_step;
+        if (!before && tokens >= (int64_t)l->n_stream * (l->n_out / 4)) {
+            before = tokens;
+            first_step = steps;
             start = now;
         }
     }
     ml_engine_stats(e, &stats);
     fprintf(stderr, "%lld of %lld draft tokens right, %.2f ms a step\n",
             (long long)stats.n_accepted, (long long)stats.n_draft,
-            1e3 * (now - start) / (double)(stats.n_step - first_step));
+            1e3 * (now - start) / (double)(steps - first_step));
     ml_engine_close(e);
-    return (double)(s->n_token - before) / (now - start);
+    return (double)(tokens - before) / (now - start);
 }
 
 static int bench_speculate(const char *dir, load l, int32_t n_draft) {
