@@ -9,7 +9,7 @@ static int32_t padded(int32_t n) {
 }
 
 static int32_t batch_ints(const ml_batch_caps *c) {
-    return 3 * padded(c->n_token) + padded(2 * c->n_token) + 3 * padded(c->n_seq + 1) +
+    return 3 * padded(c->n_token) + padded(2 * c->n_token) + 4 * padded(c->n_seq + 1) +
            padded(c->n_page) + 2 * padded(c->n_loss) +
            padded(ML_ADAPTER_LISTS + 1 + c->n_token);
 }
@@ -90,6 +90,8 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
         send_padded(p, r->loss_row, r->n_loss, (tail){ d.n_loss - r->n_loss, n, 1 }, &at);
     d.loss_id =
         send_padded(p, r->loss_id, r->n_loss, (tail){ d.n_loss - r->n_loss, -1, 0 }, &at);
+    if (r->prefix) /* of training, which has no padding */
+        d.prefix = send_padded(p, r->prefix, r->n_seq, (tail){ 0, 0, 0 }, &at);
     if (r->adapter)
         d.adapter = send_padded(p, r->adapter, n, (tail){ more, -1, 0 }, &at);
     if (r->adapter)

@@ -85,12 +85,6 @@ static ml_status check_prefixes(const ml_trainer *t, ml_err *err) {
 
     if (!o->share_prefixes)
         return ML_OK;
-    if (!t->be->dev->host)
-        return ml_fail(
-            err, ML_EUNSUP,
-            "--use-prefix-sharing: the backend %s has no gradients of shared keys "
-            "yet; use --device cpu, or remove the flag",
-            t->be->name);
     if (o->mtp || o->dropout || o->replay[ML_ROUTING_EXPERTS] || o->replay[ML_ROUTING_KEYS])
         return ml_fail(
             err, ML_EUNSUP,

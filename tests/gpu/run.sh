@@ -79,6 +79,9 @@ for family in tests/golden/data/*/ tests/golden/mtp/*/; do
     check "$build/tests/gpu/check_engine" "$family"
     check "$build/tests/gpu/check_engine" "$family" 3 4
 done
+for family in llama qwen2 qwen3 qwen3_moe mixtral gemma2 gemma3_text gpt_oss glm4_moe olmo2 deepseek_v3; do
+    check "$build/tests/gpu/check_prefix" "tests/golden/data/$family"
+done
 check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"
 # Ranks share the GPU.

@@ -103,6 +103,7 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     c.seq_start = a->rows->seq_start;
     c.page_start = a->rows->page_start;
     c.page = a->rows->page;
+    c.prefix = a->rows->prefix;
     c.n_token = a->rows->n_token;
     c.n_seq = a->rows->n_seq;
     c.n_head = a->attr->attn.n_head;

@@ -22,6 +22,7 @@ template <class T> struct attn_call {
     float *stat; /* [n_token, n_head, 2] row max m, and sum of exp(score - m); or NULL */
     const float *sink; /* [n_head] or NULL: one more score of each row, without a value */
     const int32_t *pos, *seq_start, *page_start, *page;
+    const int32_t *prefix; /* as in ml_rows; backward, training */
     int n_token, n_seq;
     int n_head, n_kv, group, d, dv, window; /* dv: a value's width in its page */
     int e;                                  /* size of a value; d in most kernels */
@@ -96,6 +97,43 @@ template <class T>
 __device__ static inline int attn_end_token(const attn_call<T> &c, int key, int n) {
     int end = c.chunk ? (key / c.chunk + 1) * c.chunk : c.window ? key + c.window : n;
     return end < n ? end : n;
+}
+
+/* ---- keys of a sequence, in backward: key and token i are those of its row i ---- */
+
+/* The tokens that attend to the keys of a sequence: its own and, behind them in the batch,
+ * those of the sequences whose prefix it is. */
+template <class T>
+__device__ static inline int attn_readers(const attn_call<T> &c, int seq) {
+    int end = seq + 1;
+    if (c.prefix && c.prefix[seq] < 0)
+        while (end < c.n_seq && c.prefix[end] == seq)
+            end++;
+    return c.seq_start[end] - c.seq_start[seq];
+}
+
+/* The position of the sequence's key 0. */
+template <class T>
+__device__ static inline int attn_base(const attn_call<T> &c, int first_row) {
+    return c.prefix ? c.pos[first_row] : 0;
+}
+
+/* The first key that a reader attends to; it attends to all keys from there up to its own
+ * number. */
+template <class T>
+__device__ static inline int attn_first_read(const attn_call<T> &c, int first_row,
+                                             int token) {
+    if (!c.prefix)
+        return attn_first_key(c, token);
+    return c.window ? attn_first_key(c, c.pos[first_row + token]) - c.pos[first_row] : 0;
+}
+
+/* The reader after the last that attends to a key up to `key`, of n of the sequence itself
+ * and of all readers. */
+template <class T>
+__device__ static inline int attn_end_reader(const attn_call<T> &c, int key, int n,
+                                             int readers) {
+    return readers > n ? readers : attn_end_token(c, key, n);
 }
 
 /* Adds a sink to the max m and the sum l of a row; returns the factor of its sums of

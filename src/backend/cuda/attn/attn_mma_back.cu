@@ -159,8 +159,8 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
     }
 }
 
-/* A plan with a backward has all keys of a sequence in its batch: token i is at
- * position i. */
+/* A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
+ * that is a sequence of its batch (attn_readers). */
 template <int D, bool CAP>
 __global__ void __launch_bounds__(ATTN_THREADS) mma_back_keys(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) mma_back_keys(attn_call<bf16> c)
     ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, ML_KTILE, (int)blockIdx.x);
     int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16;
-    int head = (int)blockIdx.y, n_row = p.rows * c.group, tile = p.index * ML_KTILE;
-    int row, end;
+    int head = (int)blockIdx.y, tile = p.index * ML_KTILE;
+    int row, end, n_row, base;
     int32_t id[ATTN_TILE_PAGES];
     const int32_t *page;
     float dk[D / 8][4] = {}, dv[D / 8][4] = {};
@@ -177,11 +177,14 @@ __global__ void __launch_bounds__(ATTN_THREADS) mma_back_keys(attn_call<bf16> c)
     if (p.index < 0)
         return;
     page = c.page + c.page_start[p.owner];
+    base = attn_base(c, p.first_row);
+    n_row = attn_readers(c, p.owner) * c.group;
     row = tile * c.group / STEP * STEP;
-    end = attn_end_token(c, tile + ML_KTILE - 1, p.rows) * c.group;
-    attn_tile_pages(id, page, tile, 0, p.rows - 1);
-    attn_fetch_keys<D, false>(smem.keys, c, id, head, tile, 0, p.rows - 1);
-    attn_fetch_keys<D, true>(smem.values, c, id, head, tile, 0, p.rows - 1);
+    end = attn_end_reader(c, tile + ML_KTILE - 1, p.rows, n_row / c.group) * c.group;
+    attn_tile_pages(id, page, base + tile, base, base + p.rows - 1);
+    attn_fetch_keys<D, false>(smem.keys, c, id, head, base + tile, base, base + p.rows - 1);
+    attn_fetch_keys<D, true>(smem.values, c, id, head, base + tile, base,
+                             base + p.rows - 1);
     fetch_step<D>(smem, 0, c, p, head, row, n_row);
     ml_copy_commit();
     for (int n = 0; row < end; row += STEP, n++) {
@@ -199,7 +202,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) mma_back_keys(attn_call<bf16> c)
         for (int j = 0; j < STEP / 8; j++)
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                int key = tile + own + lane / 4 + 8 * (k / 2),
+                int key = base + tile + own + lane / 4 + 8 * (k / 2),
                     col = j * 8 + lane % 4 * 2 + k % 2;
                 int pos = smem.pos[n % 2][col];
                 bool seen = key <= pos && key >= attn_first_key(c, pos);

@@ -219,7 +219,7 @@ template <class T, int D> __global__ void plain_back_key(attn_call<T> c) {
     __shared__ float key_row[WARPS][D], value_row[WARPS][D];
     int warp = (int)threadIdx.x / 32;
     int64_t i = (int64_t)blockIdx.x * WARPS + warp;
-    int token, head, seq, key;
+    int token, head, seq, key, end;
     const int32_t *page;
     float dk[D / 32] = {}, dv[D / 32] = {};
 
@@ -232,8 +232,9 @@ template <class T, int D> __global__ void plain_back_key(attn_call<T> c) {
     key = c.pos[token];
     stage_row(key_row[warp], attn_key(c, page, head, key), c.d);
     stage_row(value_row[warp], attn_value(c, page, head, key), c.e);
-    for (int t = token; t < c.seq_start[seq + 1] && attn_first_key(c, c.pos[t]) <= key; t++)
-        for (int g = 0; g < c.group; g++) {
+    end = c.seq_start[seq] + attn_readers(c, seq);
+    for (int t = token; t < end; t++)
+        for (int g = attn_first_key(c, c.pos[t]) <= key ? 0 : c.group; g < c.group; g++) {
             int64_t at = (int64_t)t * c.n_head + head * c.group + g;
             float p, ds;
             weigh(c, key_row[warp], value_row[warp], at, p, ds);

@@ -5,8 +5,8 @@
  * writer and one order of sums.  A block is two warpgroups with 64 rows each of its tile;
  * the products of a step are issued before the arithmetic between them, and overlap it.
  *
- * A plan with a backward has all keys of a sequence in its batch: token i is at
- * position i. */
+ * A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
+ * that is a sequence of its batch (attn_readers). */
 #include "backend/cuda/attn/attn_fold.cuh"
 #include "backend/cuda/attn/attn_wgmma.cuh"
 
@@ -71,32 +71,33 @@ __device__ static inline void fetch_rows(key_smem<D> &smem, int n, const attn_sh
 template <int D>
 __device__ static inline void fetch_keys(key_smem<D> &smem, const attn_share<D> &own,
                                          const attn_call<bf16> &c, const ml_piece &p,
-                                         int head, int tile) {
+                                         int head, int base, int tile) {
     for (int i = 0; i < TEAMS; i++) {
         int32_t id[attn_share<D>::n];
-        attn_stage_pages<D>(id, own, c.page + c.page_start[p.owner], tile + i * ATTN_ROWS,
-                            0, p.rows - 1);
+        attn_stage_pages<D>(id, own, c.page + c.page_start[p.owner],
+                            base + tile + i * ATTN_ROWS, base, base + p.rows - 1);
         attn_stage_keys<D>(smem.keys[i], smem.values[i], own, id, c, head);
     }
 }
 
 /* Masks the scores of 64 keys from `key` on with rows `row` .. that do not attend to
  * them; keys are the rows of s. */
-__device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> &c, int key,
-                                        int row, int n_row) {
+__device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> &c,
+                                        int first_row, int key, int row, int n_row) {
     int lane = (int)threadIdx.x % 32;
     int last = row + ATTN_ROWS < n_row ? row + ATTN_ROWS - 1 : n_row - 1;
 
     if (attn_token(c, row) >= key + ATTN_ROWS - 1 &&
-        attn_first_key(c, attn_token(c, last)) <= key)
+        attn_first_read(c, first_row, attn_token(c, last)) <= key &&
+        !(c.prefix && c.window))
         return;
     key += (int)threadIdx.x % ML_WARPGROUP / 32 * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            int pos = attn_token(c, row + j * 8 + lane % 4 * 2 + k);
-            int first = attn_first_key(c, pos);
+            int at = row + j * 8 + lane % 4 * 2 + k, pos = attn_token(c, at);
+            int first = at < n_row ? attn_first_read(c, first_row, pos) : 0;
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 if (key + 8 * r > pos || key + 8 * r < first)
@@ -156,19 +157,21 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
     ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, OWN, (int)blockIdx.x / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
-    int n_row = p.rows * c.group, tile = p.index * OWN, key = tile + team * ATTN_ROWS;
+    int tile = p.index * OWN, key = tile + team * ATTN_ROWS;
     uint32_t keys = ml_panel(smem.keys[team]), values = ml_panel(smem.values[team]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
     float dk[D / 8][4], dv[D / 8][4];
     row_source from;
-    int row, end;
+    int row, end, n_row, base;
 
     if (p.index < 0)
         return;
     from = open_rows<D>(own, c, p, head);
+    base = attn_base(c, p.first_row);
+    n_row = attn_readers(c, p.owner) * c.group;
     row = tile * c.group / ATTN_ROWS * ATTN_ROWS;
-    end = attn_end_token(c, tile + OWN - 1, p.rows) * c.group;
-    fetch_keys<D>(smem, own, c, p, head, tile);
+    end = attn_end_reader(c, tile + OWN - 1, p.rows, n_row / c.group) * c.group;
+    fetch_keys<D>(smem, own, c, p, head, base, tile);
     fetch_rows<D>(smem, 0, own, from, c, row, n_row);
     fetch_rows<D>(smem, 1, own, from, c, row + ATTN_ROWS, n_row);
     attn_await_copies<1>();
@@ -182,7 +185,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
         ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
         if (CAP)
             attn_cap(s, c);
-        hide_rows(s, c, key, row, n_row);
+        hide_rows(s, c, p.first_row, key, row, n_row);
         weigh_columns<CAP>(w, s, smem.number[now], to_log2, c.softcap);
         ml_wgmma_fence(w);
         attn_start_sums<D>(dv, w, ml_panel(smem.stage[now].dout), n != 0);

@@ -199,13 +199,14 @@ template <int D, int E, bool IN_KEY> struct key_smem {
 struct key_block {
     ml_piece p;
     int head, first, n, ratio;
+    int base, readers; /* attn_base, attn_readers; with lists there are no prefixes */
     bool compressed;
 };
 
 /* Bits of the keys that a row attends to. */
 __device__ static uint32_t causal_mask(const attn_call<bf16> &c, const key_block &b,
                                        int token) {
-    int lo = attn_first_key(c, token) - b.first, hi = token - b.first;
+    int lo = attn_first_read(c, b.p.first_row, token) - b.first, hi = token - b.first;
     uint32_t upto = hi < 0 ? 0u : hi >= 31 ? ~0u : (2u << hi) - 1;
 
     return lo <= 0 ? upto : lo > 31 ? 0u : upto & ~((1u << lo) - 1);
@@ -305,7 +306,11 @@ __device__ static bool open_keys(key_block &b, const attn_call<bf16> &c, bool co
     b.compressed = compressed;
     b.ratio = LIST && compressed ? c.ratio : 1;
     b.n = b.p.rows / b.ratio;
-    return b.p.index >= 0 && b.first < b.n;
+    if (b.p.index < 0 || b.first >= b.n)
+        return false;
+    b.base = attn_base(c, b.p.first_row);
+    b.readers = attn_readers(c, b.p.owner);
+    return true;
 }
 
 template <int D, int E, bool IN_KEY, bool LIST>
@@ -322,8 +327,8 @@ __device__ static void find_keys(key_smem<D, E, IN_KEY> &smem, const attn_call<b
         smem.key[threadIdx.x] = there ? pages + attn_slot(page, key, b.ratio) * c.d : NULL;
         return;
     }
-    smem.key[threadIdx.x] = there ? attn_key(c, page, b.head, key) : NULL;
-    smem.value[threadIdx.x] = there ? attn_value(c, page, b.head, key) : NULL;
+    smem.key[threadIdx.x] = there ? attn_key(c, page, b.head, b.base + key) : NULL;
+    smem.value[threadIdx.x] = there ? attn_value(c, page, b.head, b.base + key) : NULL;
 }
 
 /* Stores a warp's 16 keys x N tiles of columns from `col` on, in rows of `step` numbers. */
@@ -360,8 +365,8 @@ __device__ static inline void put_weights(bf16 *weight, bf16 *slope,
     }
 }
 
-/* A plan with a backward has all keys of a sequence in its batch: token i is at
- * position i. */
+/* A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
+ * that is a sequence of its batch (attn_readers). */
 template <int D, int E, bool IN_KEY, bool LIST>
 __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_back_keys(attn_call<bf16> c, bool compressed) {
@@ -377,10 +382,11 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
 
     if (!open_keys<LIST>(b, c, compressed))
         return;
-    n_row = b.p.rows * c.group;
+    n_row = b.readers * c.group;
     row = ((b.first + 1) * b.ratio - 1) * c.group / WIDE_ROWS * WIDE_ROWS;
-    end = LIST && compressed ? n_row
-                             : attn_end_token(c, b.first + KEYS - 1, b.p.rows) * c.group;
+    end = LIST && compressed
+              ? n_row
+              : attn_end_reader(c, b.first + KEYS - 1, b.p.rows, b.readers) * c.group;
     find_keys<D, E, IN_KEY, LIST>(smem, c, b);
     __syncthreads();
     wide_fetch<D, KEYS>(smem.keys, smem.key, c.d, c.kpage);
