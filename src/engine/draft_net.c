@@ -100,7 +100,9 @@ static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
 
     ml_batch_init(&d->batch, &d->arena, caps);
     d->draw = ML_NEW(&d->arena, ml_draw, caps.n_seq);
-    d->of = ML_NEW(&d->arena, ml_request *, caps.n_seq);
+    d->of = ML_NEW(&d->arena, ml_chain, caps.n_seq);
+    d->top_id = ML_NEW(&d->arena, int32_t, (int64_t)caps.n_seq * e->opts.draft.topk);
+    d->top_logprob = ML_NEW(&d->arena, float, (int64_t)caps.n_seq * e->opts.draft.topk);
     d->last = ML_NEW(&d->arena, int32_t, caps.n_seq);
     d->wants = ML_NEW(&d->arena, int32_t, caps.n_seq);
     d->drawn = ML_NEW(&d->arena, int32_t, caps.n_seq);
@@ -153,27 +155,29 @@ void ml_draft_net_release_kv(ml_draft_net *d) {
 /* --- rows of a step --------------------------------------------------------------- */
 
 /* Adds rows of the tokens at first .. end-1.  A module reads the token after each. */
-static void add_rows(ml_draft_net *d, const ml_request *r, int32_t first, int32_t end,
-                     bool draws) {
+static void add_rows(ml_draft_net *d, ml_chain c, int32_t first, int32_t end, bool draws) {
     int32_t n = end - first;
 
     for (int32_t i = 0; i < n; i++)
         d->target[i] = draws && i == n - 1 ? ML_TARGET_NONE : ML_TARGET_SKIP;
-    ml_batch_add(&d->batch, r->token + first + d->spec.mtp, d->target, n, first, r->page);
+    ml_batch_add(&d->batch, c.token + first + d->spec.mtp, d->target, n, first, c.page);
 }
 
 /* The rows that the step computed right and, of a model that drafts, that of the token it
- * drew.  Hidden rows of the trunk begin at row `from`. */
-static void add_entry(ml_engine *e, const ml_batch_entry *x, int32_t from, int32_t want) {
+ * drew. */
+static void add_entry(ml_engine *e, const ml_batch_entry *x, int32_t want) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor hidden;
     int32_t n = x->n_row + x->n_right, at = d->batch.rows.n_token;
 
-    add_rows(d, x->r, x->first, x->first + n + (want && !d->spec.mtp), want > 0);
+    add_rows(d, ml_chain_of(x->r, 0), x->first, x->first + n + (want && !d->spec.mtp),
+             want > 0);
     if (!d->spec.mtp)
         return;
     hidden = ml_plan_hidden(e->plan, &e->batch.rows);
-    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, from, n, e->be);
+    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, x->row, x->n_row, e->be);
+    ml_mtp_take(d->plan, &d->batch.rows, at + x->n_row, &hidden, x->draft_row, x->n_right,
+                e->be);
 }
 
 /* Draft tokens of the request's next step, whose pages it gets now. */
@@ -198,10 +202,10 @@ static int32_t collect(ml_engine *e, const ml_inflight_step *f) {
             continue;
         x->r->n_draft = 0;
         want = wanted(e, x);
-        add_entry(e, x, e->batch.rows.seq_start[i], want);
+        add_entry(e, x, want);
         if (!want)
             continue;
-        d->of[n] = x->r;
+        d->of[n] = ml_chain_of(x->r, 0);
         d->wants[n] = want;
         d->last[n++] = d->batch.rows.n_token - 1;
     }
@@ -217,32 +221,37 @@ static void forward(ml_engine *e) {
         d->plan, &(ml_run){ .weights = &d->weights, .kv = &d->kv, .rows = &d->batch.rows });
 }
 
-/* Draws the next draft token of n requests, from their rows of logits in order. */
-static void draw(ml_engine *e, int32_t n) {
+/* Draws the next draft token of n chains, from their rows of logits in order; and the n_top
+ * most probable tokens of each. */
+static void draw(ml_engine *e, int32_t n, int32_t n_top) {
     ml_draft_net *d = &e->draft.net;
     int64_t vocab = e->spec->n_vocab;
 
     for (int32_t i = 0; i < n; i++) {
-        const ml_request *r = d->of[i];
-        bool ban = r->n_token + r->n_draft - r->params.n_prompt < r->params.min_new;
+        const ml_request *r = d->of[i].r;
+        int32_t n_known = r->n_token + *d->of[i].n_draft;
+        bool ban = n_known - r->params.n_prompt < r->params.min_new;
         d->draw[i] = (ml_draw){ .logits = ml_plan_logits(d->plan) + i * vocab,
                                 .opts = &r->params.draw,
-                                .history = r->token,
-                                .n_history = r->n_token + r->n_draft,
+                                .history = d->of[i].token,
+                                .n_history = n_known,
                                 .n_prompt = r->params.n_prompt,
                                 .ban = ban ? r->end_id : NULL,
                                 .n_ban = ban ? r->n_end : 0,
-                                .given = -1 };
+                                .given = -1,
+                                .n_top = n_top,
+                                .top_id = d->top_id + (size_t)i * (size_t)n_top,
+                                .top_logprob = d->top_logprob + (size_t)i * (size_t)n_top };
     }
     e->be->ops->sample(e->be->stream, d->draw, n, vocab, e->sample_scratch.ptr, d->drawn);
     e->be->ops->sampled(e->be->stream, d->draw, n);
     for (int32_t i = 0; i < n; i++) {
-        ml_request *r = d->of[i];
-        r->token[r->n_token + r->n_draft++] = d->draw[i].id;
+        ml_chain c = d->of[i];
+        c.token[c.r->n_token + (*c.n_draft)++] = d->draw[i].id;
     }
 }
 
-/* The module's output at the last row of each request, before the next run overwrites it. */
+/* The module's output at the last row of each chain, before the next run overwrites it. */
 static void keep_hidden(ml_engine *e, int32_t n) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
@@ -253,7 +262,7 @@ static void keep_hidden(ml_engine *e, int32_t n) {
                          (const unsigned char *)y.data + (size_t)d->last[i] * row, row);
 }
 
-/* A row of each request that wants more drafts: its latest one.  Returns their number. */
+/* A row of each chain that wants more drafts: its latest one.  Returns their number. */
 static int32_t collect_next(ml_engine *e, int32_t n) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
@@ -262,14 +271,14 @@ static int32_t collect_next(ml_engine *e, int32_t n) {
     y.data = d->hidden;
     ml_batch_clear(&d->batch);
     for (int32_t i = 0; i < n; i++) {
-        ml_request *r = d->of[i];
-        int32_t at = r->n_token - 1 - d->spec.mtp + r->n_draft;
-        if (r->n_draft >= d->wants[i])
+        ml_chain c = d->of[i];
+        int32_t at = c.r->n_token - 1 - d->spec.mtp + *c.n_draft;
+        if (*c.n_draft >= d->wants[i])
             continue;
-        add_rows(d, r, at, at + 1, true);
+        add_rows(d, c, at, at + 1, true);
         if (d->spec.mtp)
             ml_mtp_take(d->plan, &d->batch.rows, k, &y, i, 1, e->be);
-        d->of[k] = r;
+        d->of[k] = c;
         d->wants[k] = d->wants[i];
         d->last[k] = k;
         k++;
@@ -289,8 +298,10 @@ void ml_draft_net_run(ml_engine *e, const ml_inflight_step *f) {
     if (!d->batch.rows.n_token)
         return;
     forward(e);
-    while (n) {
-        draw(e, n);
+    for (bool first = true; n; first = false) {
+        draw(e, n, first && e->opts.draft.topk > 1 ? e->opts.draft.topk : 0);
+        if (first)
+            n = ml_tree_fork(e, n);
         if (d->spec.mtp)
             keep_hidden(e, n);
         n = collect_next(e, n);

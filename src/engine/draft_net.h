@@ -5,6 +5,7 @@
  * numbers of the requests' own pages, and then draws draft tokens one by one.  A draft is
  * drawn with the random number of its position and the request's sampling parameters, so
  * that it is the token that follows whenever the two networks have the same distribution.
+ * The further branches of a tree begin with the most probable other tokens, and go on alike.
  * Pages that requests share may hold keys for the token after another request's page; this
  * costs accepted tokens, never exactness.
  *
@@ -12,7 +13,7 @@
 #ifndef ML_ENGINE_DRAFT_NET_H
 #define ML_ENGINE_DRAFT_NET_H
 
-#include "engine/request.h"
+#include "engine/draft_tree.h"
 #include "model/mtp.h"
 
 struct ml_engine;
@@ -25,13 +26,15 @@ typedef struct ml_draft_net {
     ml_plan *plan;
     ml_batch batch;
     ml_kv kv;
-    ml_draw *draw;   /* [max_running] */
-    ml_request **of; /* [max_running] the requests that draft */
-    int32_t *last;   /* [max_running] the last row of each in the batch */
-    int32_t *wants;  /* [max_running] draft tokens that it gets */
+    ml_draw *draw;   /* [sequences] */
+    ml_chain *of;    /* [sequences] the chains that draft */
+    int32_t *last;   /* [sequences] the last row of each in the batch */
+    int32_t *wants;  /* [sequences] draft tokens that it gets */
     int32_t *target; /* [rows of a batch] */
-    int32_t *drawn;  /* [max_running] */
-    void *hidden;    /* [max_running, hidden] the module's output of these rows */
+    int32_t *drawn;  /* [sequences] */
+    int32_t *top_id; /* [sequences, topk] of trees: the most probable first drafts */
+    float *top_logprob;
+    void *hidden; /* [sequences, hidden] the module's output of these rows */
     ml_arena arena, kv_arena;
 } ml_draft_net;
 

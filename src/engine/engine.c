@@ -19,12 +19,12 @@ static int32_t score_rows(const ml_spec *s, const ml_engine_opts *o) {
 
 ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o) {
     int32_t n_group = ml_dp_groups(s), n_seq = ml_dp_share(s, o->max_running) * n_group;
-    int32_t rows = n_seq + ml_draft_room(o);
+    int32_t rows = n_seq + ml_draft_room(o), n_all = n_seq + ml_tree_branches(o);
 
     return (ml_batch_caps){ .n_token = rows + ml_dp_share(s, o->chunk) * n_group,
-                            .n_seq = n_seq,
+                            .n_seq = n_all,
                             .n_loss = rows + score_rows(s, o),
-                            .n_page = n_seq * ml_kv_pages_for(o->context) };
+                            .n_page = n_all * ml_kv_pages_for(o->context) };
 }
 
 /* Of a DP group. */
@@ -70,6 +70,12 @@ static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_eng
                        "--speculative-algorithm: a network that drafts has no "
                        "data-parallel attention; remove --enable-dp-attention, or use "
                        "NGRAM");
+    if (o->draft.topk > 1 && ml_kv_slot_bytes(s, be))
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--speculative-eagle-topk %d: a %s model has recurrent layers, which "
+            "verify chains of draft tokens only; use --speculative-eagle-topk 1",
+            o->draft.topk, s->family);
     if (pool_pages(s, be, o) < ml_kv_pages_for(o->context))
         return ml_fail(err, ML_ENOMEM,
                        "a KV cache of %.1f MiB holds %d tokens, less than one context of "

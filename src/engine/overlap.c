@@ -80,7 +80,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
         if (r && continues(r)) {
             const int32_t token = ML_DEVICE_TOKEN(draw);
             ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token + 1));
-            ml_dp_add_rows(e, r, &token, &target, 1, r->n_token);
+            ml_dp_add_rows(e, r, r->page, &token, &target, 1, r->n_token);
             next->entry[next->n_entry++] = (ml_batch_entry){ .r = r,
                                                              .n_row = 1,
                                                              .draws = true,
