@@ -345,10 +345,12 @@ static void on_spoken(void *ud, const ml_gen_update *u) {
     s->ended = s->ended || u->finish != ML_FINISH_NOT;
 }
 
-static int32_t forced(void *ud, const struct ml_request *r, int32_t *out, int32_t n) {
+static int32_t forced(void *ud, const struct ml_request *r, int32_t chain, int32_t *out,
+                      int32_t n) {
     const spoken *s = ud;
     int32_t i = 0;
 
+    (void)chain;
     for (; i < n && r->n_token - s->n_in + i < s->n[r->ticket]; i++) {
         int32_t at = r->n_token - s->n_in + i;
         uint64_t mix = ((uint64_t)r->ticket << 32 | (uint32_t)at) * 0x9e3779b97f4a7c15u;

@@ -74,23 +74,24 @@ int32_t ml_dp_choose(ml_engine *e, const ml_request *r) {
 }
 
 static void add_rows(const ml_engine *e, ml_batch *b, const ml_request *r,
-                     const int32_t *id, const int32_t *target, int32_t n, int32_t first) {
-    ml_batch_add(b, id, target, n, first, r->page);
+                     const int32_t *page, const int32_t *id, const int32_t *target,
+                     int32_t n, int32_t first) {
+    ml_batch_add(b, id, target, n, first, page);
     ml_batch_set_adapter(b, r->params.adapter - 1);
     if (e->group->slots.n)
         ml_batch_set_slot(b, r->slot);
 }
 
 /* In the batch of all groups, pages have numbers of their own. */
-void ml_dp_add_rows(ml_engine *e, const ml_request *r, const int32_t *id,
-                    const int32_t *target, int32_t n, int32_t first) {
+void ml_dp_add_rows(ml_engine *e, const ml_request *r, const int32_t *page,
+                    const int32_t *id, const int32_t *target, int32_t n, int32_t first) {
     ml_batch *b = &e->batch;
 
-    add_rows(e, b, r, id, target, n, first);
+    add_rows(e, b, r, page, id, target, n, first);
     for (int32_t i = b->page_start[b->rows.n_seq - 1]; r->group && i < b->n_page; i++)
         b->page[i] += r->group * e->group->prefix_cache.n;
     if (e->n_group > 1 && ml_is_own(e, r))
-        add_rows(e, &e->dp.batch, r, id, NULL, n, first);
+        add_rows(e, &e->dp.batch, r, page, id, NULL, n, first);
 }
 
 void ml_dp_clear(ml_engine *e) {
@@ -108,7 +109,8 @@ void ml_dp_count_rows(ml_engine *e) {
     for (int32_t g = 0; g <= e->n_group; g++)
         start[g] = 0;
     for (int32_t i = 0; i < f->n_entry; i++)
-        start[f->entry[i].r->group + 1] += f->entry[i].n_row + f->entry[i].n_draft;
+        start[f->entry[i].r->group + 1] +=
+            f->entry[i].n_row + f->entry[i].n_draft + f->entry[i].n_tree_row;
     for (int32_t g = 0; g < e->n_group; g++)
         start[g + 1] += start[g];
     ML_BUG_IF(start[e->n_group] != e->batch.rows.n_token ||

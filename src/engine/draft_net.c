@@ -144,10 +144,12 @@ static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
     ml_batch_init(&d->batch, &d->arena, caps);
     for (int i = 0; i < 2; i++)
         d->turn[i] = (ml_draft_turn){ .draw = ML_NEW(&d->arena, ml_draw, caps.n_seq),
-                                      .of = ML_NEW(&d->arena, ml_request *, caps.n_seq),
+                                      .of = ML_NEW(&d->arena, ml_chain, caps.n_seq),
                                       .loss = ML_NEW(&d->arena, int32_t, caps.n_seq),
                                       .row = ML_NEW(&d->arena, int32_t, caps.n_seq),
                                       .wants = ML_NEW(&d->arena, int32_t, caps.n_seq) };
+    d->top_id = ML_NEW(&d->arena, int32_t, (int64_t)caps.n_seq * e->opts.draft.topk);
+    d->top_logprob = ML_NEW(&d->arena, float, (int64_t)caps.n_seq * e->opts.draft.topk);
     d->id = ML_NEW(&d->arena, int32_t, caps.n_token);
     d->target = ML_NEW(&d->arena, int32_t, caps.n_token);
     opts.memory = &d->memory;
@@ -216,14 +218,14 @@ void ml_draft_net_release_kv(ml_draft_net *d) {
 
 /* --- rows of a step --------------------------------------------------------------- */
 
-/* Adds n rows of a request from position `first` on; a flat row is a sequence of its own and
+/* Adds n rows of a chain from position `first` on; a flat row is a sequence of its own and
  * has logits, so that CUDA graphs depend on the number of rows alone. */
-static void add_rows(ml_draft_net *d, const ml_request *r, const int32_t *id, int32_t n,
+static void add_rows(ml_draft_net *d, ml_chain c, const int32_t *id, int32_t n,
                      int32_t first, bool draws, bool flat) {
     for (int32_t i = 0; i < n; i++)
         d->target[i] = flat || (draws && i == n - 1) ? ML_TARGET_NONE : ML_TARGET_SKIP;
     for (int32_t i = 0, each = flat ? 1 : n; i < n; i += each)
-        ml_batch_add(&d->batch, id + i, d->target + i, each, first + i, r->page);
+        ml_batch_add(&d->batch, id + i, d->target + i, each, first + i, c.page);
 }
 
 /* The rows that the step computed right and, of a model that drafts, that of the token it
@@ -233,12 +235,14 @@ static void add_entry(ml_engine *e, const ml_batch_entry *x, int32_t want) {
     ml_tensor hidden;
     int32_t n = x->n_row + x->n_right, at = d->batch.rows.n_token;
 
-    add_rows(d, x->r, x->r->token + x->first + d->spec.mtp, n + (want && !d->spec.mtp),
-             x->first, want > 0, ml_draft_flat(e, x));
+    add_rows(d, ml_chain_of(x->r, 0), x->r->token + x->first + d->spec.mtp,
+             n + (want && !d->spec.mtp), x->first, want > 0, ml_draft_flat(e, x));
     if (!d->spec.mtp)
         return;
     hidden = ml_plan_hidden(e->plan, &e->batch.rows);
-    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, x->row, n, e->be);
+    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, x->row, x->n_row, e->be);
+    ml_mtp_take(d->plan, &d->batch.rows, at + x->n_row, &hidden, x->draft_row, x->n_right,
+                e->be);
 }
 
 /* Draft tokens of the request's next step, whose pages it gets now. */
@@ -271,7 +275,7 @@ static void collect(ml_engine *e, const ml_inflight_step *f, ml_draft_turn *t) {
         add_entry(e, x, want);
         if (!want)
             continue;
-        t->of[t->n] = x->r;
+        t->of[t->n] = ml_chain_of(x->r, 0);
         t->wants[t->n] = want;
         t->loss[t->n] = d->batch.rows.n_loss - 1;
         t->row[t->n++] = d->batch.rows.n_token - 1;
@@ -285,34 +289,40 @@ static void forward(ml_draft_net *d, ml_plan *plan) {
         plan, &(ml_run){ .weights = &d->weights, .kv = &d->kv, .rows = &d->batch.rows });
 }
 
-/* Begins to draw the next draft token of each request. */
-static void draw(ml_engine *e, ml_draft_turn *t) {
+/* Begins to draw the next draft token of each chain, and its n_top most probable tokens. */
+static void draw(ml_engine *e, ml_draft_turn *t, int32_t n_top) {
     ml_draft_net *d = &e->draft.net;
     int64_t vocab = e->spec->n_vocab;
 
     for (int32_t i = 0; i < t->n; i++) {
-        ml_request *r = t->of[i];
-        bool ban = r->n_token + r->n_draft - r->params.n_prompt < r->params.min_new;
+        const ml_request *r = t->of[i].r;
+        int32_t n_known = r->n_token + (*t->of[i].n_draft)++;
+        bool ban = n_known - r->params.n_prompt < r->params.min_new;
         t->draw[i] = (ml_draw){ .logits = ml_plan_logits(d->plan) + t->loss[i] * vocab,
                                 .opts = &r->params.draw,
-                                .history = r->token,
-                                .n_history = r->n_token + r->n_draft++,
+                                .history = t->of[i].token,
+                                .n_history = n_known,
                                 .n_prompt = r->params.n_prompt,
                                 .ban = ban ? r->end_id : NULL,
                                 .n_ban = ban ? r->n_end : 0,
-                                .given = -1 };
+                                .given = -1,
+                                .n_top = n_top,
+                                .top_id = d->top_id + (size_t)i * (size_t)n_top,
+                                .top_logprob = d->top_logprob + (size_t)i * (size_t)n_top };
     }
     e->be->ops->sample(e->be->stream, t->draw, t->n, vocab, e->sample_scratch.ptr,
                        d->drawn.ptr);
+    t->n_draw = t->n;
 }
 
 static void take_draws(ml_engine *e, ml_draft_turn *t) {
-    e->be->ops->sampled(e->be->stream, t->draw, t->n);
-    for (int32_t i = 0; i < t->n; i++)
-        t->of[i]->token[t->draw[i].n_history] = t->draw[i].id;
+    e->be->ops->sampled(e->be->stream, t->draw, t->n_draw);
+    for (int32_t i = 0; i < t->n_draw; i++)
+        t->of[i].token[t->draw[i].n_history] = t->draw[i].id;
+    t->n_draw = 0;
 }
 
-/* The module's output at the row of each request, before the next run overwrites it. */
+/* The module's output at the row of each chain, before the next run overwrites it. */
 static void keep_hidden(ml_engine *e, const ml_draft_turn *t) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
@@ -327,8 +337,8 @@ static void keep_hidden(ml_engine *e, const ml_draft_turn *t) {
     }
 }
 
-/* A row of each request that wants more drafts: its latest one, whose token the host need
- * not know. */
+/* A row of each chain that wants more drafts: its latest one, whose token the host may not
+ * know yet. */
 static void collect_next(ml_engine *e, const ml_draft_turn *t, ml_draft_turn *next) {
     ml_draft_net *d = &e->draft.net;
     ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
@@ -337,18 +347,31 @@ static void collect_next(ml_engine *e, const ml_draft_turn *t, ml_draft_turn *ne
     clear(d, &d->drawn);
     next->n = 0;
     for (int32_t i = 0; i < t->n; i++) {
-        ml_request *r = t->of[i];
-        const int32_t id = ML_DEVICE_TOKEN(i);
-        int32_t k = next->n;
-        if (r->n_draft >= t->wants[i])
+        ml_chain c = t->of[i];
+        int32_t k = next->n, last = c.r->n_token + *c.n_draft - 1;
+        const int32_t id = t->n_draw ? ML_DEVICE_TOKEN(i) : c.token[last];
+        if (*c.n_draft >= t->wants[i])
             continue;
-        add_rows(d, r, &id, 1, r->n_token - 1 - d->spec.mtp + r->n_draft, true, true);
+        add_rows(d, c, &id, 1, last - d->spec.mtp, true, true);
         if (d->spec.mtp)
             ml_mtp_take(d->plan, &d->batch.rows, k, &y, i, 1, e->be);
-        next->of[k] = r;
+        next->of[k] = c;
         next->wants[k] = t->wants[i];
         next->loss[k] = next->row[k] = k;
         next->n++;
+    }
+}
+
+/* The first draft tokens, and the branches that begin beside them. */
+static void draw_first(ml_engine *e, ml_draft_turn *t) {
+    int32_t topk = e->opts.draft.topk;
+
+    if (!t->n)
+        return;
+    draw(e, t, topk > 1 ? topk : 0);
+    if (topk > 1) {
+        take_draws(e, t);
+        ml_tree_fork(e, t);
     }
 }
 
@@ -364,14 +387,17 @@ void ml_draft_net_run(ml_engine *e, const ml_inflight_step *f) {
     collect(e, f, now);
     if (d->batch.rows.n_token)
         forward(d, d->plan);
+    draw_first(e, now);
     while (now->n) {
-        draw(e, now);
         if (d->spec.mtp)
             keep_hidden(e, now);
         collect_next(e, now, next);
         if (next->n)
             forward(d, d->plan);
-        take_draws(e, now);
+        if (now->n_draw)
+            take_draws(e, now);
+        if (next->n)
+            draw(e, next, 0);
         last = now;
         now = next;
         next = last;

@@ -5,6 +5,7 @@
  * numbers of the requests' own pages, and then draws draft tokens one by one.  A draft is
  * drawn with the random number of its position and the request's sampling parameters, so
  * that it is the token that follows whenever the two networks have the same distribution.
+ * The further branches of a tree begin with the most probable other tokens, and go on alike.
  * Pages that requests share may hold keys for the token after another request's page; this
  * costs accepted tokens, never exactness.
  *
@@ -12,20 +13,21 @@
 #ifndef ML_ENGINE_DRAFT_NET_H
 #define ML_ENGINE_DRAFT_NET_H
 
-#include "engine/request.h"
+#include "engine/draft_tree.h"
 #include "model/mtp.h"
 
 struct ml_engine;
 struct ml_inflight_step;
 
-/* The requests that get a further draft token, and where their rows are in the batch. */
+/* The chains that get a further draft token, and where their rows are in the batch. */
 typedef struct ml_draft_turn {
     int32_t n;
-    ml_draw *draw;   /* [n] */
-    ml_request **of; /* [n] */
-    int32_t *row;    /* [n] its row */
-    int32_t *loss;   /* [n] its row of logits */
-    int32_t *wants;  /* [n] draft tokens that it gets in all */
+    ml_draw *draw;  /* [n] */
+    int32_t n_draw; /* of the first chains, begun and not awaited */
+    ml_chain *of;   /* [n] */
+    int32_t *row;   /* [n] its row */
+    int32_t *loss;  /* [n] its row of logits */
+    int32_t *wants; /* [n] draft tokens that it gets in all */
 } ml_draft_turn;
 
 typedef struct ml_draft_net {
@@ -39,8 +41,10 @@ typedef struct ml_draft_net {
     ml_kv kv;
     ml_draft_turn turn[2];
     int32_t *id, *target; /* [rows of a batch] */
-    ml_buf drawn;         /* [sequences] the draws of the last turn, on the device */
-    ml_buf hidden;        /* [sequences, hidden] the module's output of its rows */
+    int32_t *top_id;      /* [sequences, topk] of trees: the most probable first drafts */
+    float *top_logprob;
+    ml_buf drawn;  /* [sequences] the draws of the last turn, on the device */
+    ml_buf hidden; /* [sequences, hidden] the module's output of its rows */
     ml_arena arena, kv_arena;
 } ml_draft_net;
 

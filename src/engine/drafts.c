@@ -22,7 +22,8 @@ static int32_t least(int32_t a, int32_t b) {
 }
 
 int32_t ml_draft_room(const ml_engine_opts *o) {
-    return o->draft.n ? least(o->draft.max_rows, o->max_running * o->draft.n) : 0;
+    return o->draft.n ? least(o->draft.max_rows, o->max_running * ml_draft_rows(&o->draft))
+                      : 0;
 }
 
 static int32_t for_each(const ml_engine *e) {
@@ -51,16 +52,32 @@ int32_t ml_draft_allowed(const ml_engine *e, const ml_request *r) {
     return least(least(r->draft_len, for_each(e)), r->cap - r->n_token - 1);
 }
 
-static int32_t propose(ml_engine *e, ml_request *r, int32_t *out, int32_t n) {
+int32_t ml_draft_rows_allowed(const ml_engine *e) {
+    return least(for_each(e), ml_draft_rows(&e->opts.draft));
+}
+
+/* What followed the latest tokens earlier, a chain for each next token. */
+static void look_up(ml_engine *e, ml_request *r, int32_t n) {
+    ml_ngram_match m[ML_DRAFT_CHAINS];
+    int32_t n_match = ml_ngram_find(&e->draft.ngram, &e->running, r, m, 1 + r->n_branch);
+
+    for (int32_t i = 0; i <= r->n_branch; i++) {
+        ml_chain c = ml_chain_of(r, i);
+        *c.n_draft = i < n_match ? ml_ngram_read(&m[i], c.token + r->n_token, n) : 0;
+    }
+}
+
+/* Writes drafts of up to n tokens to the chains of a request; those of a network are in their
+ * places. */
+static void propose(ml_engine *e, ml_request *r, int32_t n) {
     const ml_draft_opts *o = &e->opts.draft;
 
-    if (o->fn)
-        return o->fn(o->ud, r, out, n);
+    for (int32_t i = 0; o->fn && i <= r->n_branch; i++) {
+        ml_chain c = ml_chain_of(r, i);
+        *c.n_draft = o->fn(o->ud, r, i, c.token + r->n_token, n);
+    }
     if (o->ngram)
-        return ml_ngram_propose(&e->draft.ngram, &e->running, r, out, n);
-    n = least(n, r->n_draft); /* they are in their place */
-    r->n_draft = 0;
-    return n;
+        look_up(e, r, n);
 }
 
 /* Gives back the pages after those of the request's tokens. */
@@ -76,7 +93,10 @@ void ml_draft_propose(ml_engine *e, ml_batch_entry *entry) {
     int32_t n = least(ml_draft_allowed(e, r), e->draft.left);
 
     r->draft_pause -= r->draft_pause > 0;
-    n = n > 0 ? propose(e, r, r->token + r->n_token, n) : 0;
+    if (n > 0)
+        propose(e, r, n);
+    n = least(n, r->n_draft);
+    r->n_draft = 0;
     while (n > 0 && !ml_engine_alloc_pages(e, r, r->n_token + n))
         n = r->n_page * ML_PAGE - r->n_token;
     if (n > 0 && ml_state_may_draft(e, entry))
@@ -84,6 +104,7 @@ void ml_draft_propose(ml_engine *e, ml_batch_entry *entry) {
     else
         free_rest(e, r);
     e->draft.left -= entry->n_draft;
+    ml_tree_schedule(e, entry);
 }
 
 /* The length at which a chain of tokens, each right at the request's rate so far, is just

@@ -69,6 +69,12 @@ static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_eng
                        "--speculative-algorithm: a network that drafts has no "
                        "data-parallel attention; remove --enable-dp-attention, or use "
                        "NGRAM");
+    if (o->draft.topk > 1 && ml_kv_slot_bytes(s, be))
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--speculative-eagle-topk %d: a %s model has recurrent layers, which "
+            "verify chains of draft tokens only; use --speculative-eagle-topk 1",
+            o->draft.topk, s->family);
     if (pool_pages(s, be, o) < ml_kv_pages_for(o->context))
         return ml_fail(err, ML_ENOMEM,
                        "a KV cache of %.1f MiB holds %d tokens, less than one context of "

@@ -25,12 +25,18 @@ struct ml_request; /* engine/request.h */
  * drawn in its place.  Tokens and log-probs therefore have the bits of plain decoding,
  * whatever the drafts are.
  *
- * A draft function writes up to n tokens that may follow the request's own, and returns how
- * many.  It must be a function of the engine's state: ranks call it in lock step. */
-typedef int32_t ml_draft_fn(void *ud, const struct ml_request *r, int32_t *out, int32_t n);
+ * A draft function writes up to n tokens that may follow the request's own, as chain number
+ * `chain` of topk, and returns how many.  It must be a function of the engine's state: ranks
+ * call it in lock step. */
+typedef int32_t ml_draft_fn(void *ud, const struct ml_request *r, int32_t chain,
+                            int32_t *out, int32_t n);
+
+enum { ML_DRAFT_CHAINS = 16 }; /* the largest topk */
 
 typedef struct ml_draft_opts {
-    int32_t n;        /* most draft tokens of a request in a step; 0: plain decoding */
+    int32_t n;    /* most draft tokens of a chain; 0: plain decoding */
+    int32_t topk; /* most chains of a request in a step; up to 1: no tree (draft_tree.h) */
+    int32_t rows; /* of a tree, besides those of the request's own tokens, at least n */
     int32_t max_rows; /* of a step, with drafts; more cost time.  0: the backend decides */
     /* Where they come from, one of: */
     bool ngram;      /* what followed the same tokens before (ngram.h) */
@@ -44,6 +50,11 @@ typedef struct ml_draft_opts {
     void *ud;
     ml_weight_dtype dtype; /* of these weights */
 } ml_draft_opts;
+
+/* Rows that a request's drafts may have in a step. */
+static inline int32_t ml_draft_rows(const ml_draft_opts *o) {
+    return o->topk > 1 ? o->rows : o->n;
+}
 
 typedef struct ml_engine_opts {
     int32_t context;      /* tokens of prompt and answer together */

@@ -3,6 +3,7 @@
 #define ML_ENGINE_ENGINE_PRIV_H
 
 #include "engine/draft_net.h"
+#include "engine/draft_tree.h"
 #include "engine/ngram.h"
 #include "engine/prefix_cache.h"
 #include "engine/request.h"
@@ -11,14 +12,17 @@
 
 /* A request's part of a step. */
 typedef struct ml_batch_entry {
-    ml_request *r;    /* NULL: it ended after this step was scheduled, or in it */
-    int32_t first;    /* n_kv when it was scheduled */
-    int32_t row;      /* its first row in the batch */
-    int32_t n_row;    /* tokens n_kv .. n_kv + n_row - 1 */
-    int32_t n_score;  /* prompt tokens that its rows score */
-    bool draws;       /* its last row draws a token */
-    int32_t n_draft;  /* rows of draft tokens after these; each draws a token, too */
-    int32_t n_right;  /* of these, the right ones, once the outputs are processed */
+    ml_request *r;        /* NULL: it ended after this step was scheduled, or in it */
+    int32_t first;        /* n_kv when it was scheduled */
+    int32_t n_row;        /* tokens n_kv .. n_kv + n_row - 1 */
+    int32_t n_score;      /* prompt tokens that its rows score */
+    bool draws;           /* its last row draws a token */
+    int32_t n_draft;      /* rows of draft tokens after these; each draws a token, too */
+    int32_t n_right;      /* of these, the right ones, once the outputs are processed */
+    int32_t row;          /* its first row in the batch */
+    int32_t draft_row;    /* the first row of its draft tokens: those that count */
+    int32_t n_tree_draft; /* draft tokens of branches, and their rows */
+    int32_t n_tree_row;
     int32_t backup;   /* slot with the state before its rows, or ML_NO_SLOT */
     int32_t unknown;  /* device tokens among its input (the host lacks the draw): 0 or 1 */
     int32_t expected; /* page after which its recurrent state is copied, or ML_NO_PAGE */
@@ -36,7 +40,7 @@ typedef struct ml_dp_group {
 
 /* A step, from scheduling until its outputs are processed. */
 typedef struct ml_inflight_step {
-    ml_batch_entry *entry; /* [max_running], in the order of the batch */
+    ml_batch_entry *entry; /* [sequences], in the order of the batch */
     int32_t n_entry;
     ml_draw *draw; /* [loss rows] */
     int32_t n_draw;
@@ -105,9 +109,10 @@ ml_status ml_dp_open(ml_engine *e, ml_err *err);
 void ml_dp_close(ml_engine *e);
 /* The group of a request that arrives. */
 int32_t ml_dp_choose(ml_engine *e, const ml_request *r);
-/* Appends n rows of a request to the batch; requests of a group follow each other. */
-void ml_dp_add_rows(ml_engine *e, const ml_request *r, const int32_t *id,
-                    const int32_t *target, int32_t n, int32_t first);
+/* Appends n rows of a request to the batch; requests of a group follow each other.  page: the
+ * request's own, or those of a branch. */
+void ml_dp_add_rows(ml_engine *e, const ml_request *r, const int32_t *page,
+                    const int32_t *id, const int32_t *target, int32_t n, int32_t first);
 void ml_dp_clear(ml_engine *e);
 /* The rows of each group in the batch of the step being launched. */
 void ml_dp_count_rows(ml_engine *e);
@@ -154,6 +159,8 @@ void ml_draft_begin_step(ml_engine *e);
 /* Proposes draft tokens after those of the entry's request, which the entry's last row
  * draws after, and takes pages for them. */
 void ml_draft_propose(ml_engine *e, ml_batch_entry *entry);
+/* Rows of draft tokens that the request may have in its next step. */
+int32_t ml_draft_rows_allowed(const ml_engine *e);
 /* Draft tokens that the request may have in its next step. */
 int32_t ml_draft_allowed(const ml_engine *e, const ml_request *r);
 /* The entry's draft tokens were verified: gives back the pages of the wrong ones. */

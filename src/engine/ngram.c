@@ -38,12 +38,13 @@ void ml_ngram_keep(ml_ngram *g, const ml_request *r) {
 
 /* --- lookup ------------------------------------------------------------------- */
 
-/* The best match so far. */
-typedef struct match {
-    const int32_t *next; /* the tokens after it */
-    int32_t n_next, len;
+/* The best matches so far, the longest first. */
+typedef struct matches {
+    const ml_request *r;
+    ml_ngram_match *at;
+    int32_t n, most;
     int32_t n_read;
-} match;
+} matches;
 
 /* Tokens before and including text[at] that equal the request's latest. */
 static int32_t match_at(const int32_t *text, int32_t at, const ml_request *r) {
@@ -56,62 +57,74 @@ static int32_t match_at(const int32_t *text, int32_t at, const ml_request *r) {
     return n;
 }
 
-/* Looks in text, whose last token is followed by nothing; the latest of equal matches is
- * the best one. */
-static void look_in(match *m, const int32_t *text, int32_t n, const ml_request *r) {
-    int32_t last = r->token[r->n_token - 1];
+/* Whether no match could be better. */
+static bool is_full(const matches *m) {
+    return m->n == m->most && m->at[m->n - 1].len == MAX_MATCH;
+}
 
-    for (int32_t at = n - 2; at >= 0 && m->len < MAX_MATCH && m->n_read < MAX_READ;
+/* Replaces a shorter match with the same next token, or the last of too many. */
+static void add(matches *m, ml_ngram_match x) {
+    int32_t i = 0;
+
+    while (i < m->n && m->at[i].next[0] != x.next[0])
+        i++;
+    if (i == m->most)
+        i--;
+    if (i < m->n && m->at[i].len >= x.len)
+        return;
+    m->n += i == m->n;
+    for (; i > 0 && m->at[i - 1].len < x.len; i--)
+        m->at[i] = m->at[i - 1];
+    m->at[i] = x;
+}
+
+/* Looks in text, whose last token is followed by nothing, from its end on. */
+static void look_in(matches *m, const int32_t *text, int32_t n, bool own) {
+    int32_t last = m->r->token[m->r->n_token - 1];
+
+    for (int32_t at = n - 2; at >= 0 && !is_full(m) && m->n_read < MAX_READ;
          at--, m->n_read++) {
-        int32_t len = text[at] == last ? match_at(text, at, r) : 0;
-        if (len >= MIN_MATCH && len > m->len) {
-            m->len = len;
-            m->next = text + at + 1;
-            m->n_next = n - at - 1;
-        }
+        int32_t len = text[at] == last ? match_at(text, at, m->r) : 0;
+        if (len >= MIN_MATCH)
+            add(m, (ml_ngram_match){ text + at + 1, n - at - 1, len, own });
     }
 }
 
-static void look_in_group(match *m, const ml_request_list *running, const ml_request *r) {
+static void look_in_group(matches *m, const ml_request_list *running) {
     for (const ml_request *q = running->last; q; q = q->prev) {
         int32_t from = q->params.n_prompt - MAX_MATCH;
         from = from < 0 ? 0 : from;
-        if (q != r && q->prompt_hash == r->prompt_hash)
-            look_in(m, q->token + from, q->n_token - from, r);
+        if (q != m->r && q->prompt_hash == m->r->prompt_hash)
+            look_in(m, q->token + from, q->n_token - from, false);
     }
 }
 
-static void look_in_kept(match *m, const ml_ngram *g, const ml_request *r) {
+static void look_in_kept(matches *m, const ml_ngram *g) {
     int64_t oldest = g->n_answer - ML_NGRAM_ANSWERS;
 
     for (int64_t i = g->n_answer - 1; i >= 0 && i >= oldest; i--) {
         const ml_ngram_answer *x = &g->answer[i % ML_NGRAM_ANSWERS];
         if (x->at < g->n_token - ML_NGRAM_TOKENS)
             return; /* overwritten, as all before it */
-        if (x->prompt_hash == r->prompt_hash)
-            look_in(m, g->token + x->at % ML_NGRAM_TOKENS, x->n, r);
+        if (x->prompt_hash == m->r->prompt_hash)
+            look_in(m, g->token + x->at % ML_NGRAM_TOKENS, x->n, false);
     }
 }
 
-/* Where the match is at the end of the request's own tokens, they are taken to repeat. */
-int32_t ml_ngram_propose(const ml_ngram *g, const ml_request_list *running,
-                         const ml_request *r, int32_t *out, int32_t n) {
-    match m = { 0 };
-    bool own;
+int32_t ml_ngram_find(const ml_ngram *g, const ml_request_list *running,
+                      const ml_request *r, ml_ngram_match *out, int32_t n) {
+    matches m = { .r = r, .at = out, .most = n };
 
-    look_in(&m, r->token, r->n_token, r);
-    own = m.len > 0;
-    if (m.len < MAX_MATCH) {
-        int32_t len = m.len;
-        look_in_group(&m, running, r);
-        look_in_kept(&m, g, r);
-        own = own && m.len == len;
-    }
-    if (!m.len)
-        return 0;
-    if (!own && m.n_next < n)
-        n = m.n_next;
+    look_in(&m, r->token, r->n_token, true);
+    look_in_group(&m, running);
+    look_in_kept(&m, g);
+    return m.n;
+}
+
+int32_t ml_ngram_read(const ml_ngram_match *m, int32_t *out, int32_t n) {
+    if (!m->repeats && m->n_next < n)
+        n = m->n_next;
     for (int32_t i = 0; i < n; i++)
-        out[i] = i < m.n_next ? m.next[i] : out[i - m.n_next];
+        out[i] = i < m->n_next ? m->next[i] : out[i - m->n_next];
     return n;
 }

@@ -3,7 +3,7 @@
  * The longest match of a request's latest tokens is looked up in its own tokens, in the
  * answers of running requests with the same prompt (the samples of a group), and in answers
  * to the same prompt that ended earlier (RL asks a prompt again and again).  The tokens after
- * the match are the draft.  Ended answers are kept in a ring buffer of fixed size.
+ * the match are the draft; the branches of a tree follow other matches.  Ended answers are kept in a ring buffer of fixed size.
  *
  * thread: the engine's owner; ml_ngram_hash: any. */
 #ifndef ML_ENGINE_NGRAM_H
@@ -33,8 +33,19 @@ uint64_t ml_ngram_hash(const int32_t *token, int32_t n);
 /* Keeps the answer of a request that ends. */
 void ml_ngram_keep(ml_ngram *g, const ml_request *r);
 
-/* Up to n tokens that may follow those of r; returns how many. */
-int32_t ml_ngram_propose(const ml_ngram *g, const ml_request_list *running,
-                         const ml_request *r, int32_t *out, int32_t n);
+/* A place where the latest tokens of a request occur. */
+typedef struct ml_ngram_match {
+    const int32_t *next; /* [n_next] the tokens after it */
+    int32_t n_next;
+    int32_t len;  /* of the match */
+    bool repeats; /* the request's own tokens, which are taken to repeat */
+} ml_ngram_match;
+
+/* The longest matches of r's latest tokens, at most n, with different next tokens; of equally
+ * long ones the latest.  Returns how many.  They are valid until requests change. */
+int32_t ml_ngram_find(const ml_ngram *g, const ml_request_list *running,
+                      const ml_request *r, ml_ngram_match *out, int32_t n);
+/* Up to n tokens that may follow those of the request; returns how many. */
+int32_t ml_ngram_read(const ml_ngram_match *m, int32_t *out, int32_t n);
 
 #endif

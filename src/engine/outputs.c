@@ -116,17 +116,19 @@ static bool put_token(ml_engine *e, const ml_batch_entry *entry, const ml_draw *
 static void put_tokens(ml_engine *e, ml_batch_entry *entry, const ml_draw *d) {
     ml_request *r = entry->r;
     ml_state_slots *slots = ml_slots_of(e, r);
+    const ml_draw *rest, *x = d;
     int32_t k = 0;
     bool right = true;
 
     e->stats.n_verify += entry->draws && e->opts.draft.n;
-    e->stats.n_draft += entry->n_draft;
-    for (; right; k++, d++) {
-        right = k < entry->n_draft && r->token[r->n_token] == d->id;
+    e->stats.n_draft += entry->n_draft + entry->n_tree_draft;
+    rest = ml_tree_choose(e, entry, d);
+    for (; right; x = rest + k, k++) {
+        right = k < entry->n_draft && r->token[r->n_token] == x->id;
         e->stats.n_accepted += right;
         if (k)
             ml_engine_cache_pages(e, r, r->n_kv, true);
-        if (!put_token(e, entry, d, k)) {
+        if (!put_token(e, entry, x, (int32_t)(x - d))) {
             ml_state_slots_drop(slots, entry->backup);
             entry->r = NULL;
             return;

@@ -88,7 +88,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
                                                              .unknown = 1,
                                                              .expected = ML_NO_PAGE,
                                                              .backup = ML_NO_SLOT };
-            ml_dp_add_rows(e, r, &token, &target, 1, r->n_token);
+            ml_dp_add_rows(e, r, r->page, &token, &target, 1, r->n_token);
         }
         draw += entry->draws;
     }

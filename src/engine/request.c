@@ -189,6 +189,17 @@ static void take_ends(block *b, ml_request *q, const ml_engine_opts *o,
     q->n_end = n + r->n_stop_id;
 }
 
+static void take_branches(block *b, ml_request *q, const ml_engine_opts *o) {
+    q->n_branch = o->draft.topk > 1 ? o->draft.topk - 1 : 0;
+    q->branch = take(b, (size_t)q->n_branch, sizeof *q->branch);
+    for (int32_t i = 0; i < q->n_branch; i++) {
+        int32_t *token = take(b, (size_t)q->cap, sizeof *token);
+        int32_t *page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *page);
+        if (q->branch)
+            q->branch[i] = (ml_branch){ .token = token, .page = page };
+    }
+}
+
 static ml_request *lay_out(block *b, const ml_engine_opts *o, int64_t n_vocab,
                            const ml_gen_request *r, ml_request *q) {
     int64_t all = (int64_t)r->n_prompt + r->max_new;
@@ -200,6 +211,7 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, int64_t n_vocab,
     q->prompt_from = r->score_from < 0 ? r->n_prompt : r->score_from;
     q->token = take(b, (size_t)q->cap, sizeof *q->token);
     q->page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *q->page);
+    take_branches(b, q, o);
     q->params.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
     q->params.also = copied(b, r->also, also_ids(r), sizeof(int32_t));
     q->params.grammar.text.ptr =
@@ -209,9 +221,9 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, int64_t n_vocab,
     take_ends(b, q, o, r);
     take_stops(b, q, r);
     take_scores(b, &q->prompt, (size_t)(r->n_prompt - q->prompt_from), r);
-    take_scores(b, &q->answer, 1 + (size_t)o->draft.n, r);
+    take_scores(b, &q->answer, 1 + (size_t)ml_draft_rows(&o->draft), r);
     if (r->support)
-        take_supports(b, &q->answer, 1 + (size_t)o->draft.n, n_vocab);
+        take_supports(b, &q->answer, 1 + (size_t)ml_draft_rows(&o->draft), n_vocab);
     return self;
 }
 

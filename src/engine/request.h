@@ -22,6 +22,15 @@ typedef struct ml_scores {
     size_t support_room;
 } ml_scores;
 
+/* A further chain of draft tokens after a request's own (draft_tree.h). */
+typedef struct ml_branch {
+    int32_t *token;  /* [cap] the request's tokens, then the drafts */
+    int32_t n_draft; /* 0: the branch is not in use */
+    int32_t *page;   /* [ml_kv_pages_for(cap)] */
+    int32_t n_own;   /* pages that are not the request's, the last ones of n_page */
+    int32_t n_page;
+} ml_branch;
+
 typedef struct ml_request {
     struct ml_request *prev, *next; /* of the list that contains it */
     uint64_t ticket;
@@ -57,6 +66,8 @@ typedef struct ml_request {
 
     uint64_t prompt_hash; /* of its prompt */
     int32_t n_draft;      /* tokens after its own in `token`: drafts of a network */
+    ml_branch *branch;    /* [n_branch] */
+    int32_t n_branch;     /* chains besides that in `token`, in use or not */
     int32_t draft_len; /* draft tokens of its next step, by the success of the last ones */
     float draft_hits,
         draft_tries;      /* right and verified draft tokens; older ones count less */

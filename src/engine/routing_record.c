@@ -70,6 +70,17 @@ void ml_routing_record_bind(const ml_routing_record *r, ml_run *run) {
     }
 }
 
+void ml_routing_record_copy_page(ml_routing_record *r, int32_t group, int32_t to,
+                                 int32_t from) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        int64_t width = width_of(r, i) * ML_PAGE, first = (int64_t)group * r->n_page;
+        if (r->of[i].page)
+            memcpy(r->of[i].page + (first + to) * width,
+                   r->of[i].page + (first + from) * width,
+                   (size_t)width * sizeof *r->of[i].page);
+    }
+}
+
 /* Transposes one row of the step: [n_layer][row][top_k] to [n_layer][top_k]. */
 static void gather(const ml_routing_record *r, int route, int64_t row, int64_t n_token,
                    int32_t *to) {

@@ -37,6 +37,10 @@ void ml_routing_record_close(ml_routing_record *r); /* a zeroed record is allowe
 void ml_routing_record_bind(const ml_routing_record *r, ml_run *run);
 void ml_routing_record_store(ml_routing_record *r, const ml_rows *rows);
 
+/* Copies the records of a page of a DP group to another. */
+void ml_routing_record_copy_page(ml_routing_record *r, int32_t group, int32_t to,
+                                 int32_t from);
+
 /* Sets u->routed to the records the request wants; rows of tokens without keys are -1. */
 void ml_routing_record_report(ml_routing_record *r, const ml_request *q, ml_gen_update *u);
 

@@ -6,6 +6,7 @@
 /* --- pages -------------------------------------------------------------------- */
 
 void ml_engine_free_pages(ml_engine *e, ml_request *r) {
+    ml_tree_close(e, r);
     while (r->n_page)
         ml_prefix_cache_unref(ml_pages_of(e, r), r->page[--r->n_page]);
     ml_state_slots_drop(ml_slots_of(e, r), r->slot);
@@ -174,8 +175,10 @@ static void add_rows(ml_engine *e, ml_batch_entry *entry, const int32_t *target)
     int32_t n = entry->n_row + entry->n_draft, each = ml_draft_flat(e, entry) ? 1 : n;
 
     entry->row = e->batch.rows.n_token;
+    entry->draft_row = entry->row + entry->n_row;
     for (int32_t i = 0; i < n; i += each)
-        ml_dp_add_rows(e, r, r->token + r->n_kv + i, target + i, each, r->n_kv + i);
+        ml_dp_add_rows(e, r, r->page, r->token + r->n_kv + i, target + i, each,
+                       r->n_kv + i);
 }
 
 static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
@@ -197,6 +200,7 @@ static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
     for (int32_t i = 0; i < entry->n_draft; i++)
         target[n + i] = ML_TARGET_NONE;
     add_rows(e, entry, target);
+    ml_tree_add_rows(e, entry);
     ml_state_schedule_rows(e, entry);
     e->score_left -= entry->n_score;
     if (r->n_token - r->n_kv > 1)
@@ -271,8 +275,8 @@ static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32
                       .n_also = r->params.n_also };
 }
 
-/* The draw of a request's next token, or of the k-th one after draft tokens, which a request
- * with a grammar does not have. */
+/* The draw of a request's next token, or of one after draft tokens, which a request with a
+ * grammar does not have.  k: the place of its results. */
 static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t k,
                          int32_t loss) {
     ml_draw d = draw_of(e, r, n, loss);
@@ -288,6 +292,20 @@ static ml_draw next_draw(const ml_engine *e, ml_request *r, int32_t n, int32_t k
     if (r->params.support)
         d.support = r->answer.support + (size_t)k * r->answer.support_room;
     return d;
+}
+
+/* The draws after the draft tokens of branches; their results follow those of the entry's
+ * own rows. */
+static void prepare_branches(ml_engine *e, const ml_batch_entry *entry) {
+    ml_inflight_step *f = e->step;
+    ml_request *r = entry->r;
+    int32_t place = 1 + entry->n_draft;
+
+    for (int32_t i = 0; entry->n_tree_row && i < r->n_branch; i++)
+        for (int32_t k = 1; k <= r->branch[i].n_draft; k++, f->n_draw++) {
+            f->draw[f->n_draw] = next_draw(e, r, r->n_token + k, place++, f->n_draw);
+            f->draw[f->n_draw].history = r->branch[i].token;
+        }
 }
 
 static void prepare_draws(ml_engine *e) {
@@ -309,6 +327,7 @@ static void prepare_draws(ml_engine *e) {
             d[f->n_draw] = next_draw(e, r, n, k, f->n_draw);
             f->n_draw++;
         }
+        prepare_branches(e, entry);
     }
     ML_BUG_IF(f->n_draw != e->batch.rows.n_loss);
 }
@@ -365,9 +384,11 @@ static void complete_step(ml_engine *e, const ml_inflight_step *f) {
     }
     for (int32_t i = 0; i < f->n_entry; i++) {
         ml_batch_entry *entry = &f->entry[i];
+        const ml_draw *next =
+            d + entry->n_score + entry->draws + entry->n_draft + entry->n_tree_draft;
         if (entry->r)
             ml_engine_process_output(e, entry, d);
-        d += entry->n_score + entry->draws + entry->n_draft;
+        d = next;
     }
     if (!f->followed)
         ml_draft_net_run(e, f);

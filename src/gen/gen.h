@@ -117,7 +117,8 @@ typedef struct ml_gen_stats {
     int64_t n_finished, n_aborted;
     int64_t n_verify, n_draft, n_accepted; /* speculative decoding: draws of requests with
                                               or without draft tokens; these; right ones */
-    double step_s, model_s, sample_s;      /* in steps: total, model forward, sampling */
+    int64_t n_branched; /* steps of requests whose right draft tokens were a branch's */
+    double step_s, model_s, sample_s; /* in steps: total, model forward, sampling */
     uint64_t version;
     bool paused;
     int32_t page_tokens, context, max_running;

@@ -48,13 +48,23 @@ void ml_kv_close(ml_kv *kv) {
     *kv = (ml_kv){ 0 };
 }
 
-void ml_kv_copy_slot(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
-                     int32_t from) {
+static void copy_rows(const ml_kv *kv, const ml_spec *s, ml_backend *be, ml_axis axis,
+                      int32_t to, int32_t from) {
     for (int32_t i = 0; i < s->n_value; i++) {
-        size_t bytes = row_bytes(s, be, i, ML_PER_SLOT);
+        size_t bytes = row_bytes(s, be, i, axis);
         unsigned char *rows = (unsigned char *)kv->buf.ptr + kv->at[i];
         if (bytes)
             be->dev->copy(be->stream, rows + (size_t)to * bytes,
                           rows + (size_t)from * bytes, bytes);
     }
+}
+
+void ml_kv_copy_page(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
+                     int32_t from) {
+    copy_rows(kv, s, be, ML_PER_PAGE, to, from);
+}
+
+void ml_kv_copy_slot(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
+                     int32_t from) {
+    copy_rows(kv, s, be, ML_PER_SLOT, to, from);
 }

@@ -23,6 +23,9 @@ ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, int32_t n_slot
                      ml_backend *be, ml_arena *a, ml_err *err);
 void ml_kv_close(ml_kv *kv);
 
+/* Copies the keys and values of all layers from one page to another. */
+void ml_kv_copy_page(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
+                     int32_t from);
 /* Copies the state of all recurrent layers from one slot to another. */
 void ml_kv_copy_slot(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
                      int32_t from);

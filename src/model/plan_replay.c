@@ -37,20 +37,22 @@ static int32_t most_rows(const ml_plan *p) {
     return asked && asked < MOST_ROWS ? asked : MOST_ROWS;
 }
 
-/* Only decode is captured, one row per sequence: its shapes repeat. */
+/* Only decode is captured, one row per sequence with logits, or none: its shapes repeat. */
 static bool is_recorded(const ml_plan *p, const ml_run *r) {
+    int32_t n = r->rows->n_token, n_loss = r->rows->n_loss;
+
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->chosen[i] || r->given[i]) /* copied between host and device within the run */
             return false;
     return p->be->replay && !p->dump && !p->opts.group[ML_GROUP_TP] && !p->experts.n &&
-           r->kv && r->rows->n_token == r->rows->n_seq && r->rows->n_token <= most_rows(p);
+           r->kv && n == r->rows->n_seq && n <= most_rows(p) && (n_loss == n || !n_loss);
 }
 
 int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {
     const ml_batch_caps *c = &p->opts.caps;
-    int32_t n = r->rows->n_token, n_loss = r->rows->n_loss, all = captured_rows(n);
+    int32_t n = r->rows->n_token, all = captured_rows(n);
 
-    if (!is_recorded(p, r) || (n_loss && n_loss != n))
+    if (!is_recorded(p, r))
         return n;
     if (all > c->n_token || all > c->n_seq || all > c->n_loss)
         return n;

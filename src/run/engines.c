@@ -75,7 +75,7 @@ ml_status ml_engines_route(ml_generator *g, const ml_run_opts *c, ml_err *err) {
 /* A command line under construction. */
 typedef struct words {
     ml_arena *arena;
-    const char *word[56];
+    const char *word[58];
     int n;
 } words;
 
@@ -99,6 +99,8 @@ static void add_speculative(words *w, const ml_speculative_opts *o) {
         add_flag(w, "--speculative-draft-model-path", o->draft_path);
     if (o->n_step)
         add_number(w, "--speculative-num-steps", o->n_step);
+    if (o->topk)
+        add_number(w, "--speculative-eagle-topk", o->topk);
     if (o->n_token)
         add_number(w, "--speculative-num-draft-tokens", o->n_token);
 }

@@ -10,7 +10,7 @@ static bool is(const char *a, const char *b) {
     return a && !strcmp(a, b);
 }
 
-/* Draft tokens of a step.  SGLang's number of draft tokens counts the verified one, too. */
+/* Draft tokens of a chain.  SGLang's number of draft tokens counts the verified one, too. */
 static int32_t drafts_of(const ml_speculative_opts *o, bool ngram) {
     int64_t n = ngram        ? (o->n_token ? o->n_token : NGRAM_TOKENS) - 1
                 : o->n_step  ? o->n_step
@@ -18,6 +18,24 @@ static int32_t drafts_of(const ml_speculative_opts *o, bool ngram) {
                              : NET_STEPS;
 
     return (int32_t)(n < 1 ? 1 : n > MOST_DRAFTS ? MOST_DRAFTS : n);
+}
+
+static int32_t least(int64_t a, int64_t b) {
+    return (int32_t)(a < b ? a : b);
+}
+
+/* A tree of topk chains.  Its rows are those besides the request's own; each further chain has
+ * the request's last token again. */
+static void make_tree(ml_draft_opts *d, const ml_speculative_opts *o, bool ngram) {
+    int32_t usual = ngram ? NGRAM_TOKENS - 1 : NET_STEPS;
+    int64_t n = o->n_step ? o->n_step : usual;
+
+    d->topk = (int32_t)o->topk;
+    d->rows =
+        o->n_token ? (int32_t)o->n_token - 1 : least(MOST_DRAFTS, o->topk * (n + 1) - 1);
+    if (!o->n_step)
+        n = least(n, (d->rows + 1) / d->topk - 1);
+    d->n = least(n < 1 ? 1 : n, d->rows);
 }
 
 static ml_status check(const ml_speculative_opts *o, const char *dir, ml_err *err) {
@@ -32,11 +50,6 @@ static ml_status check(const ml_speculative_opts *o, const char *dir, ml_err *er
                        "lookup), EAGLE or NEXTN (the model's multi-token prediction layer) "
                        "or STANDALONE (a draft model)",
                        o->algorithm);
-    if (o->topk > 1)
-        return ml_fail(err, ML_EUSAGE,
-                       "--speculative-eagle-topk %lld: trees of draft tokens are not "
-                       "supported; use 1",
-                       (long long)o->topk);
     if (alone && !o->draft_path)
         return ml_fail(err, ML_EUSAGE,
                        "--speculative-algorithm STANDALONE needs a draft model: add "
@@ -64,6 +77,8 @@ ml_status ml_speculative_resolve(ml_draft_opts *out, const ml_speculative_opts *
     if (st != ML_OK)
         return st;
     *out = (ml_draft_opts){ .n = drafts_of(o, ngram), .dtype = dtype };
+    if (o->topk > 1)
+        make_tree(out, o, ngram || several);
     if (several && !ngram)
         ml_log(ML_LOG_WARN,
                "--speculative-algorithm %s: an engine of several ranks drafts by prompt "

@@ -68,7 +68,9 @@ typedef enum drafts {
     DRAWN_DRAFTS,
     NGRAM_DRAFTS,
     MTP_DRAFTS,
-    TWIN_DRAFTS
+    TWIN_DRAFTS,
+    DRAFTS_KIND = 7,
+    TREES = 8 /* of drafts of that kind */
 } drafts;
 
 typedef struct fixture {
@@ -362,17 +364,36 @@ static void submit_at(ml_engine *e, const mix_run *r, int32_t step, received *h,
     }
 }
 
-/* What the other engine drew; one token in five is wrong.  Depends on the request alone. */
-static int32_t draft(void *ud, const ml_request *r, int32_t *out, int32_t n) {
+/* What the other engine drew; one token in five is wrong, another one in each chain.  Depends
+ * on the request alone. */
+static int32_t draft(void *ud, const ml_request *r, int32_t chain, int32_t *out,
+                     int32_t n) {
     const received *h = &((const received *)ud)[r->ticket - 1];
     int32_t k = 0;
 
     for (; k < n && r->n_token + k < h->n; k++) {
         int32_t at = r->n_token + k;
-        bool wrong = (at * 7 + (int32_t)r->ticket * 3) % 5 == 0;
+        bool wrong = (at * 7 + (int32_t)r->ticket * 3 + chain) % 5 == 0;
         out[k] = wrong ? h->token[at] ^ 1 : h->token[at];
     }
     return k;
+}
+
+static ml_draft_opts draft_opts(const mix_run *r) {
+    drafts kind = r->drafts & DRAFTS_KIND;
+    ml_draft_opts o = { .n = 1 + r->mix->n % 7,
+                        .dtype = ML_WEIGHT_F32,
+                        .fn = kind == DRAWN_DRAFTS ? draft : NULL,
+                        .ud = (void *)(uintptr_t)r->drawn,
+                        .ngram = kind == NGRAM_DRAFTS,
+                        .mtp = kind == MTP_DRAFTS ? r->dir : NULL,
+                        .model = kind == TWIN_DRAFTS ? r->dir : NULL };
+
+    if (r->drafts & TREES) {
+        o.topk = 2 + r->mix->n % 3;
+        o.rows = o.topk * (o.n + 1) - 1;
+    }
+    return o;
 }
 
 /* comm NULL: one rank. */
@@ -391,13 +412,7 @@ static void run_rank(ml_comm *comm, void *ud) {
     o.kv_bytes = ml_kv_bytes(&m->spec, &be, (int32_t)o.kv_bytes);
     o.comm = comm;
     if (r->drafts)
-        o.draft = (ml_draft_opts){ .n = 1 + r->mix->n % 7,
-                                   .dtype = ML_WEIGHT_F32,
-                                   .fn = r->drafts == DRAWN_DRAFTS ? draft : NULL,
-                                   .ud = (void *)(uintptr_t)r->drawn,
-                                   .ngram = r->drafts == NGRAM_DRAFTS,
-                                   .mtp = r->drafts == MTP_DRAFTS ? r->dir : NULL,
-                                   .model = r->drafts == TWIN_DRAFTS ? r->dir : NULL };
+        o.draft = draft_opts(r);
     MUST(ml_engine_open(&e, &m->spec, &m->weights[0], &be, &o, &err));
     memset(h, 0, sizeof *h * MAX_REQ);
     for (int32_t step = 0; open || busy || !switched; step++) {
@@ -458,6 +473,7 @@ static void run_mix(const fixture *f, const mix *m, bool overlap, int n_rank, dr
     seen[2] += (int)stats->n_overlapped;
     seen[3] += (int)stats->n_accepted;
     seen[4] += (int)(stats->n_draft - stats->n_accepted);
+    seen[5] += (int)stats->n_branched;
 }
 
 /* --- checks ----------------------------------------------------------------------- */
@@ -543,7 +559,8 @@ static void check_groups(const char *dir, ml_weight_dtype dtype, int n_mix, int 
     static mix m;
     fixture f;
     bool recurrent, routed = false;
-    int seen[5] = { 0 };
+    int seen[6] = { 0 };
+    drafts kind = how & DRAFTS_KIND;
 
     state = 20261114 + (uint64_t)n_rank;
     open_fixture(&f, dir, dtype, n_rank, n_dp, adapters);
@@ -567,17 +584,18 @@ static void check_groups(const char *dir, ml_weight_dtype dtype, int n_mix, int 
     /* The mixes must exercise preemption and the prefix cache (less of it with recurrent
      * state, which is reusable only where it was copied, and with adapters, each of which
      * has its own prefixes), and overlap (less of it where states are copied), unless
-     * routing records rule it out. */
+     * routing records rule it out.  Drafts need fewer steps, right ones far fewer. */
     recurrent = ml_kv_slot_bytes(&f.whole.spec, &f.whole.be) > 0;
     for (int i = 0; i < ML_N_ROUTING; i++)
         routed = routed || ml_spec_routing_width(&f.whole.spec, (ml_routing_kind)i) > 0;
-    if (n_mix >= 20)
-        CHECK(seen[0] > n_mix &&
+    if (n_mix >= 20 && kind <= DRAWN_DRAFTS)
+        CHECK(seen[0] > (how ? n_mix / 4 : n_mix) &&
               seen[1] > (recurrent ? 30 : 50) / (adapters ? 3 : 1) * n_mix &&
               (routed || seen[2] > (recurrent ? 1 : 5) * n_mix));
-    CHECK(how != DRAWN_DRAFTS || (seen[3] > 3 * n_mix && seen[4] > 0));
-    CHECK(how != MTP_DRAFTS || seen[3] + seen[4] > 3 * n_mix);
-    CHECK(how != TWIN_DRAFTS || seen[3] > 10 * n_mix);
+    CHECK(kind != DRAWN_DRAFTS || (seen[3] > 3 * n_mix && seen[4] > 0));
+    CHECK(how != (DRAWN_DRAFTS | TREES) || seen[5] > n_mix / 4);
+    CHECK(kind != MTP_DRAFTS || seen[3] + seen[4] > 3 * n_mix);
+    CHECK(kind != TWIN_DRAFTS || seen[3] > 10 * n_mix);
     close_fixture(&f);
 }
 
@@ -773,9 +791,40 @@ static void quantized_others(void) {
 #define QUANTIZED_ROWS(name)                                                               \
     { #name ": a quantized base has the bits of training", quantized_##name, 300 },
 
+/* A model with recurrent layers verifies chains only. */
+static bool is_without_trees(const char *dir) {
+    ml_engine_opts o = { .context = 64, .max_running = 2, .chunk = 16 };
+    ml_engine_memory mem;
+    ml_backend be;
+    ml_spec s;
+    ml_err why;
+    bool recurrent;
+
+    MUST(ml_backend_cpu_open(&be, 1, NULL, &err));
+    MUST(ml_spec_open(&s, dir, &err));
+    o.draft = (ml_draft_opts){ .n = 3, .topk = 2, .rows = 7, .ngram = true };
+    recurrent = ml_kv_slot_bytes(&s, &be) > 0;
+    CHECK((ml_engine_measure(&mem, &s, &be, &o, &why) == ML_EUNSUP) == recurrent);
+    CHECK(!recurrent || strstr(why.msg, "use --speculative-eagle-topk 1"));
+    ml_spec_close(&s);
+    ml_backend_close(&be);
+    return recurrent;
+}
+
+static void check_trees(const char *dir, int n_mix) {
+    if (is_without_trees(dir))
+        return;
+    check_mixes(dir, ML_WEIGHT_F32, fewer(N_MIX, n_mix), 1, false, DRAWN_DRAFTS | TREES);
+    if (!getenv("MILES_LONG"))
+        return;
+    check_mixes(dir, ML_WEIGHT_F32, 2, 1, true, DRAWN_DRAFTS | TREES);
+    check_mixes(dir, ML_WEIGHT_F32, 1, 3, false, DRAWN_DRAFTS | TREES);
+}
+
 /* Speculative decoding: a mix of each family; with MILES_LONG all of them. */
 static void check_drafts(const char *dir, int n_mix) {
     check_mixes(dir, ML_WEIGHT_F32, fewer(N_MIX, n_mix), 1, false, DRAWN_DRAFTS);
+    check_trees(dir, n_mix);
     if (!getenv("MILES_LONG"))
         return;
     check_mixes(dir, ML_WEIGHT_BF16, N_MIX_BF16, 1, false, DRAWN_DRAFTS);
@@ -786,6 +835,8 @@ static void check_drafts(const char *dir, int n_mix) {
 static void mtp_deepseek_v3(void) {
     check_mixes("tests/golden/mtp/deepseek_v3", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
                 MTP_DRAFTS);
+    check_mixes("tests/golden/mtp/deepseek_v3", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                MTP_DRAFTS | TREES);
 }
 
 static void mtp_mimo(void) {
@@ -800,11 +851,15 @@ static void mtp_qwen3_next(void) {
 
 static void twin_llama(void) {
     check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false, TWIN_DRAFTS);
+    check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                TWIN_DRAFTS | TREES);
 }
 
 static void ngram_llama(void) {
     check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false, NGRAM_DRAFTS);
     check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(2, 1), 3, false, NGRAM_DRAFTS);
+    check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                NGRAM_DRAFTS | TREES);
 }
 
 #define DRAFT_TESTS(name)                                                                  \

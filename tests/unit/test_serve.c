@@ -327,9 +327,12 @@ static void command(void) {
         { "--skip-tokenizer-init --tp 2", 2, "the launcher started 1 rank" },
         { "--skip-tokenizer-init --dry-run --speculative-algorithm EAGLE3", 2,
           "is not supported" },
-        { "--skip-tokenizer-init --dry-run --speculative-algorithm EAGLE "
-          "--speculative-eagle-topk 4",
-          2, "trees of draft tokens are not supported" },
+        { "--skip-tokenizer-init --dry-run --speculative-algorithm NGRAM "
+          "--speculative-eagle-topk 4 --speculative-num-steps 3",
+          0, "context length 512" },
+        { "--skip-tokenizer-init --dry-run --speculative-algorithm NGRAM "
+          "--speculative-eagle-topk 17",
+          2, "speculative-eagle-topk" },
         { "--skip-tokenizer-init --dry-run --speculative-algorithm STANDALONE", 2,
           "needs a draft model" },
         { "--skip-tokenizer-init --dry-run --host 0.0.0.0", 2, "add --insecure" },
