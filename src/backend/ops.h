@@ -360,9 +360,9 @@ typedef struct ml_rows {
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page; /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
     const int32_t *slot; /* [n_seq] state slot of each sequence */
-    /* [n_seq] Shared prefixes, of ATTN: the sequence, an earlier one from position 0 on without a prefix
-     * of its own, whose rows are the keys of this one up to its first position; -1: none.
-     * NULL: no sequence has one. */
+    /* [n_seq] Shared prefixes, of ATTN: the earlier sequence that this one continues, whose keys, and
+     * those of its own prefix, are the keys of this one up to its first position; -1: none.
+     * Sequences are in preorder of these trees.  NULL: no sequence has a prefix. */
     const int32_t *prefix;
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
     const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */

@@ -78,11 +78,10 @@ void ml_batch_add_suffix(ml_batch *b, const int32_t *id, const int32_t *target, 
                          int32_t prefix) {
     int32_t seq = b->rows.n_seq, first, shared, *page = b->page + b->n_page;
 
-    ML_BUG_IF(prefix < 0 || prefix >= seq || b->prefix[prefix] >= 0);
-    first = b->seq_start[prefix + 1] - b->seq_start[prefix];
+    ML_BUG_IF(prefix < 0 || prefix >= seq);
+    first = b->pos[b->seq_start[prefix + 1] - 1] + 1;
     shared = first / ML_PAGE;
-    ML_BUG_IF(first % ML_PAGE || b->pos[b->seq_start[prefix]] ||
-              b->n_page + ml_kv_pages_for(first + n) > b->caps.n_page);
+    ML_BUG_IF(first % ML_PAGE || b->n_page + ml_kv_pages_for(first + n) > b->caps.n_page);
     for (int32_t i = 0; i < ml_kv_pages_for(first + n); i++)
         page[i] = i < shared ? b->page[b->page_start[prefix] + i] : b->n_page + i;
     ml_batch_add(b, id, target, n, first, page);

@@ -40,8 +40,9 @@ void ml_batch_clear(ml_batch *b);
 void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
                   int32_t first, const int32_t *page);
 
-/* Appends n rows of a sequence whose first keys are the rows of sequence `prefix`, which has whole
- * pages of them: its positions go on after those.  The batch assigns pages. */
+/* Appends n rows of a sequence that continues sequence `prefix`, which has whole pages: its first
+ * keys are those of that one.  Sequences are added in preorder of the trees that they form.  The
+ * batch assigns pages. */
 void ml_batch_add_suffix(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
                          int32_t prefix);
 

@@ -45,30 +45,38 @@ static int32_t largest_share(const ml_train_sample *s, const ml_bin *bin,
     return most;
 }
 
-/* The rows that samples do not have because others do, less those of the prefixes. */
-static void share_rows(ml_batch_caps *c, const ml_train_sample *s, const ml_bin *bin) {
-    ml_prefix_run run;
+/* A bin's nodes, in preorder: trees of samples, or each sample by itself. */
+static int32_t nodes_of(ml_prefix_node *out, const ml_train_sample *s, const ml_bin *bin,
+                        bool share) {
+    if (share)
+        return ml_prefix_tree(out, s, bin);
+    for (int32_t i = 0; i < bin->n; i++)
+        out[i] = (ml_prefix_node){ -1, 0, s[bin->item[i]].n_token, i, 1 };
+    return bin->n;
+}
 
-    for (int32_t i = 0; i < bin->n; i += run.n_sample) {
-        run = ml_prefix_run_at(s, bin, i);
-        c->n_token -= run.n_token * (run.n_sample - 1);
-        c->n_seq += run.n_token > 0;
-        c->n_page += ml_kv_pages_for(run.n_token);
+static void count_rows(ml_batch_caps *c, const ml_train_sample *s, const ml_bin *bin,
+                       bool share) {
+    ml_prefix_node *node;
+    ml_arena a;
+
+    ml_arena_init(&a, "prefixes of samples");
+    node = ML_NEW(&a, ml_prefix_node, 2 * bin->n);
+    c->n_seq = nodes_of(node, s, bin, share);
+    for (int32_t i = 0; i < c->n_seq; i++) {
+        c->n_token += node[i].end - node[i].first;
+        c->n_page += ml_kv_pages_for(node[i].end);
     }
+    ml_arena_release(&a);
 }
 
 ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin,
                             const ml_context_opts *context) {
-    ml_batch_caps c = { .n_seq = bin->n };
+    ml_batch_caps c = { 0 };
 
-    for (int32_t i = 0; i < bin->n; i++) {
-        const ml_train_sample *x = &s[bin->item[i]];
-        c.n_token += x->n_token;
-        c.n_loss += x->n_response;
-        c.n_page += ml_kv_pages_for(x->n_token);
-    }
-    if (context->share)
-        share_rows(&c, s, bin);
+    for (int32_t i = 0; i < bin->n; i++)
+        c.n_loss += s[bin->item[i]].n_response;
+    count_rows(&c, s, bin, context->share);
     if (is_divided(context)) {
         c.n_share = largest_share(s, bin, context);
         c.n_token = c.n_share;
@@ -126,6 +134,9 @@ void ml_micro_init(ml_micro *m, ml_batch_caps caps, const ml_context_opts *conte
     ml_batch_init(&m->batch, &m->arena, caps);
     m->target = ML_NEW(&m->arena, int32_t, whole.n_token);
     m->io = ML_NEW(&m->arena, ml_loss_io, caps.n_seq);
+    m->response = ML_NEW(&m->arena, int32_t, caps.n_seq);
+    m->node = ML_NEW(&m->arena, ml_prefix_node, 2 * caps.n_seq);
+    m->loss_of = ML_NEW(&m->arena, int32_t, n);
     m->piece = ML_NEW(&m->arena, ml_piece, 2 * caps.n_seq);
     x = ML_NEW(&m->arena, float, 8 * n);
     m->own_logprob = m->row_logprob = x;
@@ -167,37 +178,54 @@ static bool scored(const ml_micro *m, const ml_loss_io *io, int32_t t) {
     return m->everywhere || !io->mask || io->mask[t];
 }
 
-/* prefix: the sequence with the first `shared` tokens, or -1. */
-static void add_sample(ml_micro *m, ml_batch *b, const ml_train_sample *x,
-                       const ml_loss_io *io, int32_t prefix, int32_t shared) {
-    /* the row that predicts the first token */
+/* The response token that row `row` of a sample predicts, or -1. */
+static int32_t predicts(const ml_train_sample *x, int32_t row) {
     int32_t first = x->n_token - x->n_response - (x->target ? 0 : 1);
-    int32_t *target = m->target + b->rows.n_token;
 
-    ML_BUG_IF(first < 0);
-    for (int32_t i = shared; i < x->n_token; i++) {
-        int32_t t = i - first;
-        bool response = t >= 0 && t < x->n_response;
-        target[i - shared] = !response || !scored(m, io, t) ? ML_TARGET_SKIP
-                             : x->target                    ? x->target[t]
-                                                            : x->token[i + 1];
-    }
-    if (prefix >= 0)
-        ml_batch_add_suffix(b, x->token + shared, target, x->n_token - shared, prefix);
-    else
-        ml_batch_add(b, x->token, target, x->n_token, 0, NULL);
+    return row >= first && row < first + x->n_response ? row - first : -1;
 }
 
-/* The prefix that samples from item i on share, as a sequence of the batch. */
-static ml_prefix_run add_prefix(const ml_micro *m, ml_batch *b, const ml_train_sample *s,
-                                const ml_bin *bin, int32_t i) {
-    ml_prefix_run run = { 0, 1 };
+/* What row `row` of a node's samples scores: the token of those that score one. */
+static int32_t target_of(const ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
+                         const ml_prefix_node *node, int32_t row) {
+    for (int32_t i = node->item; i < node->item + node->n_item; i++) {
+        const ml_train_sample *x = &s[bin->item[i]];
+        int32_t t = predicts(x, row);
+        if (t >= 0 && scored(m, &m->io[i], t))
+            return x->target ? x->target[t] : x->token[row + 1];
+    }
+    return ML_TARGET_SKIP;
+}
 
-    if (m->context.share)
-        run = ml_prefix_run_at(s, bin, i);
-    if (run.n_token)
-        ml_batch_add(b, s[bin->item[i]].token, NULL, run.n_token, 0, NULL);
-    return run;
+/* Notes which row of logits scores the response tokens of a node's samples. */
+static void note_losses(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
+                        const ml_prefix_node *node, const int32_t *target, int32_t loss) {
+    for (int32_t row = node->first; row < node->end; row++) {
+        if (target[row - node->first] == ML_TARGET_SKIP)
+            continue;
+        for (int32_t i = node->item; i < node->item + node->n_item; i++) {
+            int32_t t = predicts(&s[bin->item[i]], row);
+            if (t >= 0 && scored(m, &m->io[i], t))
+                m->loss_of[m->response[i] + t] = loss;
+        }
+        loss++;
+    }
+}
+
+static void add_node(ml_micro *m, ml_batch *b, const ml_train_sample *s, const ml_bin *bin,
+                     const ml_prefix_node *node) {
+    const ml_train_sample *x = &s[bin->item[node->item]];
+    int32_t *target = m->target + b->rows.n_token, n = node->end - node->first;
+    int32_t loss = b->rows.n_loss;
+
+    ML_BUG_IF(x->n_token - x->n_response < (x->target ? 0 : 1));
+    for (int32_t i = 0; i < n; i++)
+        target[i] = target_of(m, s, bin, node, node->first + i);
+    if (node->parent >= 0)
+        ml_batch_add_suffix(b, x->token + node->first, target, n, node->parent);
+    else
+        ml_batch_add(b, x->token, target, n, 0, NULL);
+    note_losses(m, s, bin, node, target, loss);
 }
 
 /* Adds this rank's pieces of the whole samples to the batch. */
@@ -286,11 +314,27 @@ static void divide(ml_micro *m) {
     add_pieces(m);
 }
 
+/* The arrays of a sample's results and derivatives. */
+static ml_loss_io io_of(const ml_micro *m, int32_t item, const ml_train_sample *x,
+                        int32_t at) {
+    ml_loss_io io = { .sample = item, .n_response = x->n_response, .mask = x->mask };
+
+    if (m->critic) {
+        io.value = m->logprob + at;
+        io.dvalue = m->dlogprob + at;
+    } else {
+        io.logprob = m->logprob + at;
+        io.entropy = m->entropy + at;
+        io.dlogprob = m->dlogprob + at;
+        io.dentropy = m->dentropy + at;
+    }
+    return io;
+}
+
 void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
                    bool everywhere, float temperature) {
     ml_batch *b = is_divided(&m->context) ? &m->whole : &m->batch;
-    int32_t at = 0, prefix = -1, left = 0; /* samples that share it */
-    ml_prefix_run run = { 0, 1 };
+    int32_t at = 0, n_node;
 
     ml_batch_clear(&m->batch);
     ml_batch_clear(b);
@@ -300,29 +344,16 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
     m->n_sample = bin->n;
     for (int32_t i = 0; i < bin->n; i++) {
         const ml_train_sample *x = &s[bin->item[i]];
-        m->io[i] = (ml_loss_io){ .sample = bin->item[i],
-                                 .n_response = x->n_response,
-                                 .mask = x->mask };
-        if (m->critic) {
-            m->io[i].value = m->logprob + at;
-            m->io[i].dvalue = m->dlogprob + at;
-        } else {
-            m->io[i].logprob = m->logprob + at;
-            m->io[i].entropy = m->entropy + at;
-            m->io[i].dlogprob = m->dlogprob + at;
-            m->io[i].dentropy = m->dentropy + at;
-        }
-        if (left == 0) {
-            run = add_prefix(m, b, s, bin, i);
-            prefix = run.n_token ? b->rows.n_seq - 1 : -1;
-            left = run.n_sample;
-        }
-        left--;
-        add_sample(m, b, x, &m->io[i], prefix, run.n_token);
+        m->io[i] = io_of(m, bin->item[i], x, at);
+        m->response[i] = at;
         m->piece[i] = (ml_piece){ i, 0, x->n_token };
-        at += x->n_response;
+        for (int32_t t = 0; t < x->n_response; t++)
+            m->loss_of[at++] = -1;
     }
     m->n_piece = bin->n;
+    n_node = nodes_of(m->node, s, bin, m->context.share);
+    for (int32_t i = 0; i < n_node; i++)
+        add_node(m, b, s, bin, &m->node[i]);
     if (is_divided(&m->context))
         divide(m);
 }
@@ -350,7 +381,7 @@ static void open_supports(ml_micro *m) {
 }
 
 void ml_micro_take_supports(ml_micro *m, const ml_train_sample *s, const ml_bin *bin) {
-    int32_t loss = 0, at = 0;
+    int32_t at = 0;
     bool any = false;
 
     for (int32_t i = 0; i < bin->n; i++)
@@ -364,8 +395,8 @@ void ml_micro_take_supports(ml_micro *m, const ml_train_sample *s, const ml_bin 
         m->io[i].full_logprob = m->full + at;
         m->io[i].dfull_logprob = m->dfull + at;
         for (int32_t t = 0; t < m->io[i].n_response; t++, at++)
-            if (scored(m, &m->io[i], t))
-                m->row_support[loss++] = support ? support[t] : (ml_str){ 0 };
+            if (m->loss_of[at] >= 0)
+                m->row_support[m->loss_of[at]] = support ? support[t] : (ml_str){ 0 };
     }
     for (int32_t k = 0; k < m->batch.rows.n_loss; k++)
         m->own_support[k] = m->row_support[ml_micro_result(m, k)];
@@ -412,24 +443,30 @@ static int32_t place_of(const ml_micro *m, int32_t loss) {
     return m->critic ? m->samples->loss_row[loss] : loss;
 }
 
-void ml_micro_spread(ml_micro *m) {
-    int32_t loss = 0, at = 0;
+/* Response tokens of all samples. */
+static int32_t n_response_of(const ml_micro *m) {
+    int32_t last = m->n_sample - 1;
 
-    for (int32_t i = 0; i < m->n_sample; i++)
-        for (int32_t t = 0; t < m->io[i].n_response; t++, at++) {
-            bool has_row = scored(m, &m->io[i], t);
-            m->logprob[at] = has_row ? m->row_logprob[place_of(m, loss)] : 0.0f;
-            if (has_supports(m)) {
-                m->full[at] = m->logprob[at];
-                m->logprob[at] = has_row ? m->row_over[loss] : 0.0f;
-            }
-            m->entropy[at] = has_row && !m->critic ? m->row_entropy[loss] : 0.0f;
-            loss += has_row;
+    return last < 0 ? 0 : m->response[last] + m->io[last].n_response;
+}
+
+void ml_micro_spread(ml_micro *m) {
+    int32_t n = n_response_of(m);
+
+    for (int32_t at = 0; at < n; at++) {
+        int32_t loss = m->loss_of[at];
+        bool has_row = loss >= 0;
+        m->logprob[at] = has_row ? m->row_logprob[place_of(m, loss)] : 0.0f;
+        if (has_supports(m)) {
+            m->full[at] = m->logprob[at];
+            m->logprob[at] = has_row ? m->row_over[loss] : 0.0f;
         }
-    memset(m->dlogprob, 0, (size_t)at * sizeof *m->dlogprob);
-    memset(m->dentropy, 0, (size_t)at * sizeof *m->dentropy);
+        m->entropy[at] = has_row && !m->critic ? m->row_entropy[loss] : 0.0f;
+    }
+    memset(m->dlogprob, 0, (size_t)n * sizeof *m->dlogprob);
+    memset(m->dentropy, 0, (size_t)n * sizeof *m->dentropy);
     if (has_supports(m))
-        memset(m->dfull, 0, (size_t)at * sizeof *m->dfull);
+        memset(m->dfull, 0, (size_t)n * sizeof *m->dfull);
 }
 
 /* Takes the derivatives of this rank's rows. */
@@ -444,22 +481,32 @@ static void take_own(ml_micro *m) {
     }
 }
 
+static void clear_rows(ml_micro *m) {
+    size_t n = (size_t)(m->critic ? m->samples->n_token : m->samples->n_loss);
+
+    memset(m->row_dlogprob, 0, n * sizeof *m->row_dlogprob);
+    memset(m->row_dentropy, 0, (size_t)m->samples->n_loss * sizeof *m->row_dentropy);
+    if (has_supports(m))
+        memset(m->row_dover, 0, n * sizeof *m->row_dover);
+}
+
+/* The derivatives of a row are summed in the order of its samples. */
 bool ml_micro_collect(ml_micro *m) {
-    int32_t loss = 0, at = 0;
+    int32_t n = n_response_of(m);
     bool any = false;
 
-    if (m->critic)
-        memset(m->row_dlogprob, 0, (size_t)m->samples->n_token * sizeof *m->row_dlogprob);
-    for (int32_t i = 0; i < m->n_sample; i++)
-        for (int32_t t = 0; t < m->io[i].n_response; t++, at++)
-            if (scored(m, &m->io[i], t)) {
-                float full = has_supports(m) ? m->dfull[at] : m->dlogprob[at];
-                if (has_supports(m))
-                    m->row_dover[loss] = m->dlogprob[at];
-                m->row_dlogprob[place_of(m, loss)] = full;
-                m->row_dentropy[loss++] = m->dentropy[at];
-                any |= m->dlogprob[at] != 0.0f || m->dentropy[at] != 0.0f || full != 0.0f;
-            }
+    clear_rows(m);
+    for (int32_t at = 0; at < n; at++) {
+        int32_t loss = m->loss_of[at];
+        float full = has_supports(m) ? m->dfull[at] : m->dlogprob[at];
+        if (loss < 0)
+            continue;
+        if (has_supports(m))
+            m->row_dover[loss] += m->dlogprob[at];
+        m->row_dlogprob[place_of(m, loss)] += full;
+        m->row_dentropy[loss] += m->dentropy[at];
+        any |= m->dlogprob[at] != 0.0f || m->dentropy[at] != 0.0f || full != 0.0f;
+    }
     if (is_divided(&m->context))
         take_own(m);
     return any;

@@ -56,7 +56,10 @@ typedef struct ml_micro {
     int32_t *target;
     ml_loss_io *io; /* [n_sample] */
     int32_t n_sample;
-    ml_piece *piece; /* [n_piece] of the samples, in the order of rows */
+    struct ml_prefix_node *node; /* of prefix.h: the sequences of the batch */
+    int32_t *response;           /* [n_sample] the first of its response tokens among all */
+    int32_t *loss_of;            /* [response tokens] the row of logits of each, or -1 */
+    ml_piece *piece;             /* [n_piece] of the samples, in the order of rows */
     int32_t n_piece;
     const ml_rows *samples; /* rows of whole samples: those of batch, or of `whole` */
     /* Per row of whole samples: [n_loss]; for a critic [n_token]. */

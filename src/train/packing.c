@@ -182,6 +182,7 @@ typedef struct step_samples {
     int32_t *sample; /* [n] */
     int64_t *len;    /* [n] */
     double *weight;  /* [n] cost or length */
+    int64_t *common; /* [n] tokens that it has in common with the one before; NULL: none */
 } step_samples;
 
 static int by_rank(const void *x, const void *y, void *ud) {
@@ -252,6 +253,59 @@ static void deal(ml_bins *out, ml_arena *a, const ml_bins *bins, const step_samp
     }
 }
 
+/* --- shared tokens ---------------------------------------------------------- */
+
+/* Tokens that item i adds to a bin in which item i - 1 is, or is not. */
+static int64_t added_tokens(const step_samples *s, int32_t i, bool first) {
+    return first ? s->len[i] : s->len[i] - s->common[i];
+}
+
+/* Next fit in the order of shared tokens. */
+static ml_bins bins_of_groups(ml_arena *a, const step_samples *s, int64_t cap) {
+    ml_bins b = no_bins(a, s->n);
+    int32_t *of = ML_NEW(a, int32_t, s->n);
+    int64_t sum = 0;
+
+    for (int32_t i = 0; i < s->n; i++) {
+        bool first = i == 0 || sum + added_tokens(s, i, false) > cap;
+        sum = (first ? 0 : sum) + added_tokens(s, i, first);
+        b.n += first;
+        of[i] = b.n - 1;
+    }
+    fill_bins(&b, a, in_order(a, s->n), of, s->n);
+    return b;
+}
+
+/* Splits the bin with most samples in its middle until there are `target`. */
+static void split_groups(ml_bins *b, ml_arena *a, int32_t target) {
+    ml_bin *bin = ML_NEW(a, ml_bin, target > b->n ? target : b->n);
+
+    memcpy(bin, b->bin, (size_t)b->n * sizeof *bin);
+    b->bin = bin;
+    for (; b->n < target; b->n++) {
+        int32_t k = 0;
+        for (int32_t i = 1; i < b->n; i++)
+            k = bin[i].n > bin[k].n ? i : k;
+        if (bin[k].n < 2)
+            return;
+        memmove(bin + k + 1, bin + k, (size_t)(b->n - k) * sizeof *bin);
+        bin[k].n /= 2;
+        bin[k + 1].item += bin[k].n;
+        bin[k + 1].n -= bin[k].n;
+    }
+}
+
+static void group_samples(step_samples *s, ml_arena *a, const int64_t *len,
+                          const ml_schedule_opts *o) {
+    o->group(o->ud, s->sample, s->n);
+    s->common = ML_NEW(a, int64_t, s->n);
+    for (int32_t i = 0; i < s->n; i++) {
+        s->len[i] = len[s->sample[i]];
+        s->weight[i] = o->cost ? o->cost[s->sample[i]] : (double)s->len[i];
+        s->common[i] = i ? o->common(o->ud, s->sample[i - 1], s->sample[i]) : 0;
+    }
+}
+
 static ml_status pack_step(ml_bins *out, ml_arena *a, const step_samples *s,
                            const ml_schedule_opts *o, int32_t align, ml_err *err) {
     int64_t cap = o->max_tokens * (o->n_context ? o->n_context : 1);
@@ -259,12 +313,16 @@ static ml_status pack_step(ml_bins *out, ml_arena *a, const step_samples *s,
 
     if (!o->dynamic)
         *out = chunks(a, s, o->micro_batch_size);
+    else if (s->common)
+        *out = bins_of_groups(a, s, cap);
     else if (o->cost)
         *out = bins_by_cost(a, s, cap);
     else
         *out = ml_pack_first_fit_decreasing(a, s->len, s->n, cap);
     target = (out->n + align - 1) / align * align;
-    if (o->dynamic)
+    if (o->dynamic && s->common)
+        split_groups(out, a, target);
+    else if (o->dynamic)
         ml_pack_expand(out, a, s->len, target);
     if (out->n != target)
         return ml_fail(err, ML_EUSAGE,
@@ -280,6 +338,7 @@ static ml_bins set_apart(ml_arena *a, const ml_bins *bins, const int64_t *len,
                          const ml_schedule_opts *o) {
     int64_t sum = 0, cap = o->max_tokens * (o->n_context ? o->n_context : 1);
     int32_t n = 0, n_in = 0, at = 0, *order, *of;
+    int64_t added;
     ml_bins out;
 
     for (int32_t k = 0; k < bins->n; k++)
@@ -293,15 +352,19 @@ static ml_bins set_apart(ml_arena *a, const ml_bins *bins, const int64_t *len,
                 int32_t item = bins->bin[k].item[i];
                 if (o->idle[item] != idle)
                     continue;
+                added = len[item];
+                if (o->group && n_in)
+                    added -= o->common(o->ud, order[at - 1], item);
                 if (n_in == 0 ||
-                    (o->dynamic ? sum + len[item] > cap : n_in == o->micro_batch_size)) {
+                    (o->dynamic ? sum + added > cap : n_in == o->micro_batch_size)) {
                     out.n++;
                     n_in = 0;
                     sum = 0;
+                    added = len[item];
                 }
                 order[at] = item;
                 of[at++] = out.n - 1;
-                sum += len[item];
+                sum += added;
                 n_in++;
             }
     fill_bins(&out, a, order, of, n);
@@ -318,7 +381,7 @@ static bool is_mixed(const ml_bins *bins, const uint8_t *idle) {
     return n_idle > 0 && n_idle < n;
 }
 
-static ml_status build_step(ml_schedule_step *out, ml_arena *a, const step_samples *s,
+static ml_status build_step(ml_schedule_step *out, ml_arena *a, step_samples *s,
                             const int64_t *len, const ml_schedule_opts *o, int32_t n_rank,
                             ml_err *err) {
     int32_t align = n_rank * (o->align ? o->align : 1);
@@ -327,6 +390,8 @@ static ml_status build_step(ml_schedule_step *out, ml_arena *a, const step_sampl
 
     if (s->n < n_rank)
         return ml_fail(err, ML_EUSAGE, "a step has %d samples for %d ranks", s->n, n_rank);
+    if (o->group)
+        group_samples(s, a, len, o);
     st = pack_step(&bins, a, s, o, align, err);
     if (st != ML_OK)
         return st;

@@ -63,6 +63,12 @@ typedef struct ml_schedule_opts {
     const double *cost;        /* [n] balance by cost; NULL: by tokens */
     const uint8_t *idle;       /* [n] 1: has no gradient, and shares no micro-batch with
                                   samples that have one; NULL: none is idle */
+    /* Samples that share tokens (prefix.h): moves those of a step with common tokens together, and
+     * tells how many the second of two has in common with the first.  Dynamic micro-batches then
+     * have samples in this order.  NULL: they share none. */
+    void (*group)(const void *ud, int32_t *sample, int32_t n);
+    int64_t (*common)(const void *ud, int32_t first, int32_t second);
+    const void *ud;
 } ml_schedule_opts;
 
 typedef struct ml_schedule_step {

@@ -1,8 +1,9 @@
 /* prefix.h - samples of a micro-batch that begin with the same tokens share the rows of these.
  *
- * A shared prefix is whole KV pages of the prompt, up to the row that predicts the first response token, which
- * each sample has for itself: so every row has at most one token to score.  The samples that share one follow
- * each other in their bin.
+ * The samples of a bin form a tree.  An inner node has the tokens that all samples below it have in common, as far as
+ * these fill whole KV pages; a leaf has the rest of one sample.  Nodes are sequences of the batch, each behind the
+ * node that it continues.  All samples of a node also agree on the token after it: each row has one token to score,
+ * whichever samples score it.
  *
  * thread: any; no state. */
 #ifndef ML_TRAIN_PREFIX_H
@@ -15,15 +16,20 @@
 /* Whether rows of the model can have shared prefixes; an error names what cannot. */
 ml_status ml_prefix_supports(const ml_spec *s, ml_err *err);
 
-/* Moves samples with equal prefixes together, each behind the first of its kind. */
-void ml_prefix_group(const ml_train_sample *s, ml_bins *bins);
+/* Moves samples with equal prefixes together, each behind the first of its kind, so that the samples of every node
+ * follow each other. */
+void ml_prefix_group(const ml_train_sample *s, int32_t *item, int32_t n);
 
-/* The tokens that item i of a bin shares with the items after it, and how many of them, itself included,
- * share them: 0 and 1 where none does. */
-typedef struct ml_prefix_run {
-    int32_t n_token, n_sample;
-} ml_prefix_run;
+/* Tokens of sample b that are in a node with sample a, if no other samples are there. */
+int32_t ml_prefix_common(const ml_train_sample *a, const ml_train_sample *b);
 
-ml_prefix_run ml_prefix_run_at(const ml_train_sample *s, const ml_bin *bin, int32_t i);
+typedef struct ml_prefix_node {
+    int32_t parent;       /* an earlier node, or -1 */
+    int32_t first, end;   /* its tokens within a sample */
+    int32_t item, n_item; /* the samples below it: items of the bin */
+} ml_prefix_node;
+
+/* The tree of a bin whose items are grouped, in preorder; out [2 * bin->n].  Returns the number of nodes. */
+int32_t ml_prefix_tree(ml_prefix_node *out, const ml_train_sample *s, const ml_bin *bin);
 
 #endif

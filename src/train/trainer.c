@@ -594,12 +594,21 @@ static double *costs(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
     return cost;
 }
 
+static void group(const void *ud, int32_t *sample, int32_t n) {
+    ml_prefix_group(ud, sample, n);
+}
+
+static int64_t common(const void *ud, int32_t first, int32_t second) {
+    const ml_train_sample *s = ud;
+
+    return ml_prefix_common(&s[first], &s[second]);
+}
+
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err) {
     int64_t *rollout = ML_NEW(a, int64_t, n);
     uint8_t *idle = ML_NEW(a, uint8_t, n);
     ml_schedule_opts opts = t->opts.batch;
-    ml_status st;
 
     for (int32_t i = 0; i < n; i++) {
         rollout[i] = s[i].rollout;
@@ -608,11 +617,12 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     opts.idle = idle;
     if (opts.by_flops)
         opts.cost = costs(t, a, s, n);
-    st = ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
-    for (int32_t i = 0; st == ML_OK && t->context.share && i < out->n_step; i++)
-        for (int32_t r = 0; r < out->n_rank; r++)
-            ml_prefix_group(s, &out->step[i].rank[r]);
-    return st;
+    if (t->context.share) {
+        opts.group = group;
+        opts.common = common;
+        opts.ud = s;
+    }
+    return ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
 }
 
 /* --- a step ----------------------------------------------------------------- */

@@ -15,8 +15,8 @@ static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_trai
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
     ml_pack_expand(&bins, a, len, ml_trainer_data_size(t));
-    if (t->context.share)
-        ml_prefix_group(s, &bins);
+    for (int32_t i = 0; t->context.share && i < bins.n; i++)
+        ml_prefix_group(s, bins.bin[i].item, bins.bin[i].n);
     return ml_pack_deal(a, &bins, len, ml_trainer_data_size(t));
 }
 
@@ -38,20 +38,29 @@ static void copy_scores(const ml_micro *m, const scores *to) {
     }
 }
 
-/* The logits of this rank's rows. */
+/* The logits of this rank's rows; several samples may have one. */
 static ml_status copy_logits(const ml_runner *r, const scores *to, ml_err *err) {
     const ml_micro *m = &r->micro;
     const ml_backend *be = to->t->be;
     int64_t vocab = to->t->spec->n_vocab;
-    const float *from = ml_plan_logits(r->plan);
+    int32_t *row; /* of a result among those of whole samples; -1: it is another rank's */
+    ml_arena a;
 
-    for (int32_t k = 0; k < m->batch.rows.n_loss; k++) {
-        int32_t at = ml_micro_result(m, k), i = 0;
-        for (; at >= m->io[i].n_response; i++)
-            at -= m->io[i].n_response;
-        be->dev->copy_out(be->stream, to->logits[m->io[i].sample] + at * vocab,
-                          from + k * vocab, (size_t)vocab * sizeof *from);
-    }
+    ml_arena_init(&a, "rows of results");
+    row = ML_NEW(&a, int32_t, m->samples->n_loss + 1);
+    for (int32_t k = 0; k < m->samples->n_loss; k++)
+        row[k] = -1;
+    for (int32_t k = 0; k < m->batch.rows.n_loss; k++)
+        row[ml_micro_result(m, k)] = k;
+    for (int32_t i = 0; i < m->n_sample; i++)
+        for (int32_t t = 0; t < m->io[i].n_response; t++) {
+            int32_t loss = m->loss_of[m->response[i] + t];
+            if (loss >= 0 && row[loss] >= 0)
+                be->dev->copy_out(be->stream, to->logits[m->io[i].sample] + t * vocab,
+                                  ml_plan_logits(r->plan) + row[loss] * vocab,
+                                  (size_t)vocab * sizeof(float));
+        }
+    ml_arena_release(&a);
     return be->dev->sync(be->stream, err);
 }
 

@@ -139,12 +139,14 @@ static int32_t attn_prefix(const attn_call *c, int32_t seq) {
 }
 
 /* Sequences with the same keys, which follow each other, take turns in adding to their
- * gradients. */
+ * gradients: all those of a tree of prefixes. */
 static int32_t attn_turn(const attn_call *c, int32_t seq) {
-    int32_t n = 0, prefix = attn_prefix(c, seq);
+    int32_t n = 0, root = seq;
 
-    if (prefix >= 0)
-        return seq - prefix;
+    while (attn_prefix(c, root) >= 0)
+        root = attn_prefix(c, root);
+    if (root < seq)
+        return seq - root;
     while (c->rows.context && n < seq &&
            attn_key_row(c, seq - n - 1) == attn_key_row(c, seq))
         n++;
@@ -195,9 +197,8 @@ static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
                            .n = n,
                            .key_row = attn_key_row(c, seq),
                            .own = attn_prefix(c, seq) < 0 ? 0 : rows->pos[row],
-                           .prefix_row = attn_prefix(c, seq) < 0
-                                             ? 0
-                                             : rows->seq_start[attn_prefix(c, seq)],
+                           .rows = rows,
+                           .prefix = attn_prefix(c, seq),
                            .tile1 = (rows->pos[row] + n + ML_KTILE - 1) / ML_KTILE,
                            .kv = (int32_t)(i % c->job.n_kv),
                            .heads = 1 };

@@ -34,13 +34,14 @@ typedef struct ml_attn_job {
 } ml_attn_job;
 
 typedef struct ml_attn_span {
-    const int32_t *page;  /* the sequence's page table (block table) */
-    int64_t row;          /* batch row of the first position */
-    int64_t pos;          /* the first position */
-    int64_t n;            /* number of positions */
-    int64_t key_row;      /* row of the sequence's first key in dk and dv */
-    int64_t own;          /* keys before this one, of a shared prefix, are from ... */
-    int64_t prefix_row;   /* ... this row on instead; 0: there are none */
+    const int32_t *page; /* the sequence's page table (block table) */
+    int64_t row;         /* batch row of the first position */
+    int64_t pos;         /* the first position */
+    int64_t n;           /* number of positions */
+    int64_t key_row;     /* row of the sequence's first key in dk and dv */
+    int64_t own;         /* keys before this one are those of its prefix in `rows` */
+    const ml_rows *rows;
+    int32_t prefix;       /* -1: it has none, and own is 0 */
     int64_t tile0, tile1; /* backward: range of key tiles to process */
     int32_t kv, heads;    /* first KV head; number of them, at most ml_attn_heads() */
 } ml_attn_span;

@@ -102,12 +102,12 @@ __device__ static inline int attn_end_token(const attn_call<T> &c, int key, int 
 /* ---- keys of a sequence, in backward: key and token i are those of its row i ---- */
 
 /* The tokens that attend to the keys of a sequence: its own and, behind them in the batch,
- * those of the sequences whose prefix it is. */
+ * those of the sequences that continue it, or one of these. */
 template <class T>
 __device__ static inline int attn_readers(const attn_call<T> &c, int seq) {
     int end = seq + 1;
-    if (c.prefix && c.prefix[seq] < 0)
-        while (end < c.n_seq && c.prefix[end] == seq)
+    if (c.prefix)
+        while (end < c.n_seq && c.prefix[end] >= seq)
             end++;
     return c.seq_start[end] - c.seq_start[seq];
 }
