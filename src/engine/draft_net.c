@@ -11,7 +11,7 @@
 static ml_status check(const ml_engine *e, const ml_draft_net *d, ml_err *err) {
     const ml_draft_opts *o = &e->opts.draft;
 
-    if (d->spec.n_vocab != e->spec->n_vocab)
+    if (!o->eagle3 && d->spec.n_vocab != e->spec->n_vocab)
         return ml_fail(err, ML_EUSAGE,
                        "--speculative-draft-model-path %s: the draft model has %lld tokens "
                        "and the model %lld; use one with the same tokenizer",
@@ -23,6 +23,10 @@ static ml_status check(const ml_engine *e, const ml_draft_net *d, ml_err *err) {
             "which a draft model cannot have; use another one",
             o->model, d->spec.family);
     return ML_OK;
+}
+
+static const char *dir_of(const ml_draft_opts *o) {
+    return o->mtp ? o->mtp : o->eagle3 ? o->eagle3 : o->model;
 }
 
 /* A set of the same memory, with a table of its own. */
@@ -53,14 +57,16 @@ static ml_status load(ml_engine *e, ml_draft_net *d, ml_err *err) {
         refer_to(d, o->mtp_weights);
         return ML_OK;
     }
-    st = ml_checkpoint_open(&c, o->mtp ? o->mtp : o->model, err);
+    st = ml_checkpoint_open(&c, dir_of(o), err);
     if (st != ML_OK)
         return st;
     ml_spec_keep_kv(&d->spec, ml_weights_kv_dtype(&d->spec, c, o->dtype));
-    if (o->mtp)
+    if (o->eagle3)
+        st = ml_eagle3_vocab(&d->vocab, &d->spec, c, &d->arena, err);
+    if (st == ML_OK && d->spec.mtp)
         st = ml_mtp_load(&d->weights, &d->spec, c, o->dtype, e->spec, e->weights, e->be,
                          &d->arena, err);
-    else
+    else if (st == ML_OK)
         st = ml_weights_load(&d->weights, &d->spec, c, o->dtype, e->be, &d->arena, err);
     ml_checkpoint_close(c);
     return st;
@@ -71,7 +77,8 @@ static ml_plan_opts plan_opts(const ml_spec *s, ml_batch_caps caps) {
     caps.n_loss = caps.n_seq;
     return (ml_plan_opts){ .caps = caps,
                            .logits = true,
-                           .hidden = true,
+                           .keep = { s->module.hidden },
+                           .n_keep = s->mtp,
                            .kv_shared = true,
                            .first = s->mtp ? ML_MTP_FIRST : 0,
                            .end = s->mtp ? s->n_node : 0 };
@@ -85,33 +92,74 @@ static size_t hidden_bytes(const ml_spec *s, ml_batch_caps caps, const ml_backen
     return (size_t)caps.n_seq * (size_t)s->n_hidden * ml_dtype_bytes(be->act);
 }
 
-static ml_status open_spec(ml_spec *out, const ml_draft_opts *o, ml_err *err) {
-    return o->mtp ? ml_mtp_open(out, o->mtp, err) : ml_spec_open(out, o->model, err);
+/* The plan of rows that read the head's own hidden states: one of each chain. */
+static ml_plan_opts own_plan_opts(const ml_spec *s, ml_batch_caps caps) {
+    ml_plan_opts o = plan_opts(s, caps);
+
+    o.caps.n_token = caps.n_seq;
+    o.first = s->module.own;
+    return o;
 }
 
-ml_status ml_draft_net_measure(size_t *out, ml_backend *be, const ml_engine_opts *o,
-                               ml_batch_caps caps, int32_t n_page, ml_err *err) {
-    ml_weight_dtype dtype = ml_weights_dtype(be, o->draft.dtype);
+static bool has_own_plan(const ml_spec *s) {
+    return s->mtp && s->module.own != ML_MTP_FIRST;
+}
+
+static ml_status open_spec(ml_spec *out, const ml_draft_opts *o, const ml_spec *s,
+                           ml_err *err) {
+    return o->mtp      ? ml_mtp_open(out, o->mtp, err)
+           : o->eagle3 ? ml_eagle3_open(out, o->eagle3, s, err)
+                       : ml_spec_open(out, o->model, err);
+}
+
+ml_status ml_draft_net_keep(ml_plan_opts *plan, const ml_draft_opts *o, const ml_spec *s,
+                            ml_err *err) {
+    ml_spec m;
+    ml_status st;
+
+    if (!o->mtp && !o->eagle3)
+        return ML_OK;
+    st = open_spec(&m, o, s, err);
+    if (st != ML_OK)
+        return st;
+    ml_mtp_keep(plan, &m, s);
+    ml_spec_close(&m);
+    return ML_OK;
+}
+
+/* Bytes of activations and scratch. */
+static ml_status measure_plan(size_t *out, const ml_spec *s, ml_backend *be, ml_plan_opts o,
+                              ml_err *err) {
     ml_plan *p = NULL;
+    ml_status st = ml_plan_new(&p, s, be, o, err);
+
+    if (st == ML_OK)
+        *out += ml_plan_act_bytes(p) + ml_plan_scratch_bytes(p);
+    ml_plan_free(p);
+    return st;
+}
+
+ml_status ml_draft_net_measure(size_t *out, const ml_spec *model, ml_backend *be,
+                               const ml_engine_opts *o, int32_t n_page, ml_err *err) {
+    ml_batch_caps caps = ml_engine_caps(model, o);
+    ml_weight_dtype dtype = ml_weights_dtype(be, o->draft.dtype);
     ml_arena a;
     ml_spec s;
     ml_status st;
 
     *out = 0;
-    if (!o->draft.mtp && !o->draft.model)
+    if (!ml_draft_has_net(&o->draft))
         return ML_OK;
-    st = open_spec(&s, &o->draft, err);
+    st = open_spec(&s, &o->draft, model, err);
     if (st != ML_OK)
         return st;
     ml_arena_init(&a, "drafts");
-    st = ml_plan_new(&p, &s, be, plan_opts(&s, caps), err);
-    if (st == ML_OK)
-        *out =
-            ml_plan_act_bytes(p) + ml_plan_scratch_bytes(p) + ml_kv_bytes(&s, be, n_page) +
-            drawn_bytes(caps) + hidden_bytes(&s, caps, be) +
+    st = measure_plan(out, &s, be, plan_opts(&s, caps), err);
+    if (st == ML_OK && has_own_plan(&s))
+        st = measure_plan(out, &s, be, own_plan_opts(&s, caps), err);
+    *out += ml_kv_bytes(&s, be, n_page) + drawn_bytes(caps) + hidden_bytes(&s, caps, be) +
             ml_weights_part_bytes(&s, NULL, dtype == ML_WEIGHT_AUTO ? ML_WEIGHT_F32 : dtype,
                                   s.mtp ? ml_mtp_parts(&s, be->linear, &a) : NULL);
-    ml_plan_free(p);
     ml_arena_release(&a);
     ml_spec_close(&s);
     return st;
@@ -152,10 +200,17 @@ static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
     d->top_logprob = ML_NEW(&d->arena, float, (int64_t)caps.n_seq * e->opts.draft.topk);
     d->id = ML_NEW(&d->arena, int32_t, caps.n_token);
     d->target = ML_NEW(&d->arena, int32_t, caps.n_token);
+    d->opts = ML_NEW(&d->arena, ml_draw_opts, d->vocab.n ? caps.n_seq : 0);
     opts.memory = &d->memory;
     st = open_plan(&d->plan, e, opts, err);
+    if (st == ML_OK && has_own_plan(&d->spec)) {
+        ml_plan_opts own = own_plan_opts(&d->spec, e->batch.caps);
+        own.memory = &d->memory;
+        st = open_plan(&d->own_plan, e, own, err);
+    }
     if (st == ML_OK && d->spec.mtp) {
-        opts.logits = opts.hidden = false;
+        opts.logits = false;
+        opts.n_keep = 0;
         opts.end = end_of_keys(&d->spec);
         st = open_plan(&d->keys, e, opts, err);
     }
@@ -175,7 +230,7 @@ ml_status ml_draft_net_open(ml_engine *e, ml_err *err) {
     ml_arena_init(&d->arena, "drafts");
     ml_arena_init(&d->kv_arena, "KV cache of drafts");
     d->on = true;
-    st = open_spec(&d->spec, o, err);
+    st = open_spec(&d->spec, o, e->spec, err);
     if (st == ML_OK)
         st = check(e, d, err);
     if (st == ML_OK)
@@ -193,6 +248,7 @@ void ml_draft_net_close(ml_draft_net *d) {
         return;
     ml_plan_free(d->keys);
     ml_plan_free(d->plan);
+    ml_plan_free(d->own_plan);
     ml_plan_memory_free(&d->memory);
     free_buffer(&d->drawn);
     free_buffer(&d->hidden);
@@ -232,17 +288,17 @@ static void add_rows(ml_draft_net *d, ml_chain c, const int32_t *id, int32_t n,
  * drew. */
 static void add_entry(ml_engine *e, const ml_batch_entry *x, int32_t want) {
     ml_draft_net *d = &e->draft.net;
-    ml_tensor hidden;
+    ml_trunk_rows trunk = { e->spec, e->plan, &e->batch.rows };
     int32_t n = x->n_row + x->n_right, at = d->batch.rows.n_token;
 
     add_rows(d, ml_chain_of(x->r, 0), x->r->token + x->first + d->spec.mtp,
              n + (want && !d->spec.mtp), x->first, want > 0, ml_draft_flat(e, x));
     if (!d->spec.mtp)
         return;
-    hidden = ml_plan_hidden(e->plan, &e->batch.rows);
-    ml_mtp_take(d->plan, &d->batch.rows, at, &hidden, x->row, x->n_row, e->be);
-    ml_mtp_take(d->plan, &d->batch.rows, at + x->n_row, &hidden, x->draft_row, x->n_right,
-                e->be);
+    ml_mtp_take_trunk(d->plan, &d->spec, &d->batch.rows, at, trunk, x->row, x->n_row,
+                      e->be);
+    ml_mtp_take_trunk(d->plan, &d->spec, &d->batch.rows, at + x->n_row, trunk, x->draft_row,
+                      x->n_right, e->be);
 }
 
 /* Draft tokens of the request's next step, whose pages it gets now. */
@@ -285,21 +341,58 @@ static void collect(ml_engine *e, const ml_inflight_step *f, ml_draft_turn *t) {
 /* --- draws ------------------------------------------------------------------------ */
 
 static void forward(ml_draft_net *d, ml_plan *plan) {
+    d->latest = plan;
     ml_plan_forward(
         plan, &(ml_run){ .weights = &d->weights, .kv = &d->kv, .rows = &d->batch.rows });
+}
+
+/* The plan of rows after the first ones. */
+static ml_plan *next_plan(const ml_draft_net *d) {
+    return d->own_plan ? d->own_plan : d->plan;
+}
+
+/* A draft vocabulary has ids of its own: what names tokens by those of the model is left out
+ * of its draws. */
+static const ml_draw_opts *opts_of(ml_draft_net *d, int32_t i, const ml_draw_opts *o) {
+    if (!d->vocab.n)
+        return o;
+    d->opts[i] = *o;
+    d->opts[i].repetition = 1;
+    d->opts[i].frequency = d->opts[i].presence = 0;
+    d->opts[i].n_bias = 0;
+    return &d->opts[i];
+}
+
+static void name_by_model(const ml_draft_vocab *v, ml_draw *d) {
+    d->id = v->target[d->id];
+    for (int32_t k = 0; k < d->n_top; k++)
+        d->top_id[k] = v->target[d->top_id[k]];
+}
+
+static void take_draws(ml_engine *e, ml_draft_turn *t) {
+    ml_draft_net *d = &e->draft.net;
+
+    e->be->ops->sampled(e->be->stream, t->draw, t->n_draw);
+    for (int32_t i = 0; i < t->n_draw; i++) {
+        if (d->vocab.n)
+            name_by_model(&d->vocab, &t->draw[i]);
+        t->of[i].token[t->draw[i].n_history] = t->draw[i].id;
+    }
+    t->n_draw = 0;
 }
 
 /* Begins to draw the next draft token of each chain, and its n_top most probable tokens. */
 static void draw(ml_engine *e, ml_draft_turn *t, int32_t n_top) {
     ml_draft_net *d = &e->draft.net;
-    int64_t vocab = e->spec->n_vocab;
+    int64_t vocab = d->vocab.n ? d->vocab.n : e->spec->n_vocab;
+    const float *logits = ml_plan_logits(d->latest);
 
     for (int32_t i = 0; i < t->n; i++) {
         const ml_request *r = t->of[i].r;
         int32_t n_known = r->n_token + (*t->of[i].n_draft)++;
-        bool ban = n_known - r->params.n_prompt < r->params.min_new;
-        t->draw[i] = (ml_draw){ .logits = ml_plan_logits(d->plan) + t->loss[i] * vocab,
-                                .opts = &r->params.draw,
+        bool ban = !d->vocab.n && n_known - r->params.n_prompt < r->params.min_new;
+        t->draw[i] = (ml_draw){ .logits = logits + t->loss[i] * vocab,
+                                .opts = opts_of(d, i, &r->params.draw),
                                 .history = t->of[i].token,
                                 .n_history = n_known,
                                 .n_prompt = r->params.n_prompt,
@@ -313,19 +406,14 @@ static void draw(ml_engine *e, ml_draft_turn *t, int32_t n_top) {
     e->be->ops->sample(e->be->stream, t->draw, t->n, vocab, e->sample_scratch.ptr,
                        d->drawn.ptr);
     t->n_draw = t->n;
-}
-
-static void take_draws(ml_engine *e, ml_draft_turn *t) {
-    e->be->ops->sampled(e->be->stream, t->draw, t->n_draw);
-    for (int32_t i = 0; i < t->n_draw; i++)
-        t->of[i].token[t->draw[i].n_history] = t->draw[i].id;
-    t->n_draw = 0;
+    if (d->vocab.n) /* the device knows no other ids */
+        take_draws(e, t);
 }
 
 /* The module's output at the row of each chain, before the next run overwrites it. */
 static void keep_hidden(ml_engine *e, const ml_draft_turn *t) {
     ml_draft_net *d = &e->draft.net;
-    ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
+    ml_tensor y = ml_plan_kept(d->latest, &d->batch.rows, d->spec.module.hidden);
     size_t row = ml_dtype_bytes(y.dtype) * (size_t)y.shape[1];
 
     for (int32_t i = 0, n; i < t->n; i += n) {
@@ -341,8 +429,11 @@ static void keep_hidden(ml_engine *e, const ml_draft_turn *t) {
  * know yet. */
 static void collect_next(ml_engine *e, const ml_draft_turn *t, ml_draft_turn *next) {
     ml_draft_net *d = &e->draft.net;
-    ml_tensor y = ml_plan_hidden(d->plan, &d->batch.rows);
+    ml_plan *p = next_plan(d);
+    ml_tensor y = { 0 };
 
+    if (d->spec.mtp)
+        y = ml_plan_kept(d->latest, &d->batch.rows, d->spec.module.hidden);
     y.data = d->hidden.ptr;
     clear(d, &d->drawn);
     next->n = 0;
@@ -354,7 +445,7 @@ static void collect_next(ml_engine *e, const ml_draft_turn *t, ml_draft_turn *ne
             continue;
         add_rows(d, c, &id, 1, last - d->spec.mtp, true, true);
         if (d->spec.mtp)
-            ml_mtp_take(d->plan, &d->batch.rows, k, &y, i, 1, e->be);
+            ml_mtp_take(p, &d->batch.rows, k, &y, i, 1, e->be);
         next->of[k] = c;
         next->wants[k] = t->wants[i];
         next->loss[k] = next->row[k] = k;
@@ -369,10 +460,10 @@ static void draw_first(ml_engine *e, ml_draft_turn *t) {
     if (!t->n)
         return;
     draw(e, t, topk > 1 ? topk : 0);
-    if (topk > 1) {
+    if (topk > 1 && t->n_draw)
         take_draws(e, t);
+    if (topk > 1)
         ml_tree_fork(e, t);
-    }
 }
 
 /* The device computes the rows of a turn while the host waits for the draws before it. */
@@ -393,7 +484,7 @@ void ml_draft_net_run(ml_engine *e, const ml_inflight_step *f) {
             keep_hidden(e, now);
         collect_next(e, now, next);
         if (next->n)
-            forward(d, d->plan);
+            forward(d, next_plan(d));
         if (now->n_draw)
             take_draws(e, now);
         if (next->n)
@@ -423,7 +514,7 @@ static const int32_t *tokens_of(ml_engine *e, const ml_batch_entry *x, int32_t d
 void ml_draft_net_follow(ml_engine *e) {
     ml_draft_net *d = &e->draft.net;
     const ml_inflight_step *f = e->step;
-    ml_tensor hidden;
+    ml_trunk_rows trunk = { e->spec, e->plan, &e->batch.rows };
     int32_t draw = 0;
 
     clear(d, &e->drawn);
@@ -438,8 +529,8 @@ void ml_draft_net_follow(ml_engine *e) {
     }
     if (d->spec.mtp) {
         ml_mtp_share(&d->weights, &d->spec, e->spec, e->weights);
-        hidden = ml_plan_hidden(e->plan, &e->batch.rows);
-        ml_mtp_take(d->keys, &d->batch.rows, 0, &hidden, 0, d->batch.rows.n_token, e->be);
+        ml_mtp_take_trunk(d->keys, &d->spec, &d->batch.rows, 0, trunk, 0,
+                          d->batch.rows.n_token, e->be);
     }
     forward(d, d->spec.mtp ? d->keys : d->plan);
 }

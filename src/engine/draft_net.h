@@ -1,5 +1,6 @@
 /* draft_net.h - draft tokens that a second network draws: the model's multi-token prediction
- * module (model/mtp.h), or a small model with the same vocabulary.
+ * module (model/mtp.h), an EAGLE-3 head (model/eagle3.h), or a small model with the same
+ * vocabulary.
  *
  * After each step it computes the rows that the step added to requests, in KV pages with the
  * numbers of the requests' own pages, and then draws draft tokens one by one.  A draft is
@@ -14,7 +15,7 @@
 #define ML_ENGINE_DRAFT_NET_H
 
 #include "engine/draft_tree.h"
-#include "model/mtp.h"
+#include "model/eagle3.h"
 
 struct ml_engine;
 struct ml_inflight_step;
@@ -35,7 +36,9 @@ typedef struct ml_draft_net {
     ml_spec spec;
     ml_weights weights;
     ml_plan *plan;
-    ml_plan *keys; /* of a module: its part that writes keys and values */
+    ml_plan *own_plan; /* of an EAGLE-3 head: of rows that read its own hidden states */
+    ml_plan *keys;     /* of a module: its part that writes keys and values */
+    ml_plan *latest;   /* the first two: the one that ran last */
     ml_plan_memory memory;
     ml_batch batch;
     ml_kv kv;
@@ -43,15 +46,21 @@ typedef struct ml_draft_net {
     int32_t *id, *target; /* [rows of a batch] */
     int32_t *top_id;      /* [sequences, topk] of trees: the most probable first drafts */
     float *top_logprob;
-    ml_buf drawn;  /* [sequences] the draws of the last turn, on the device */
-    ml_buf hidden; /* [sequences, hidden] the module's output of its rows */
+    ml_draft_vocab vocab; /* of an EAGLE-3 head; zeros: the model's */
+    ml_draw_opts *opts;   /* [sequences] with one: what its draws read of the requests' */
+    ml_buf drawn;         /* [sequences] the draws of the last turn, on the device */
+    ml_buf hidden;        /* [sequences, hidden] the module's output of its rows */
     ml_arena arena, kv_arena;
 } ml_draft_net;
 
-/* Bytes of the network of o->draft: weights, KV pages, activations; 0 without one.  caps and
+/* Lets a plan of the model keep what the network of o reads. */
+ml_status ml_draft_net_keep(ml_plan_opts *plan, const ml_draft_opts *o, const ml_spec *s,
+                            ml_err *err);
+
+/* Bytes of the network of o->draft: weights, KV pages, activations; 0 without one.  s and
  * n_page are the engine's. */
-ml_status ml_draft_net_measure(size_t *out, ml_backend *be, const ml_engine_opts *o,
-                               ml_batch_caps caps, int32_t n_page, ml_err *err);
+ml_status ml_draft_net_measure(size_t *out, const ml_spec *s, ml_backend *be,
+                               const ml_engine_opts *o, int32_t n_page, ml_err *err);
 
 /* Opens the network of opts.draft; the engine has its plan and batch. */
 ml_status ml_draft_net_open(struct ml_engine *e, ml_err *err);

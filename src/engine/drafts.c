@@ -139,7 +139,7 @@ void ml_draft_learn(ml_engine *e, const ml_batch_entry *entry) {
     const ml_draft_opts *o = &e->opts.draft;
     ml_request *r = entry->r;
 
-    r->draft_len = o->mtp || o->model ? length_by_rate(r, entry, o->n)
-                                      : length_by_success(entry, o->n);
+    r->draft_len = ml_draft_has_net(o) ? length_by_rate(r, entry, o->n)
+                                       : length_by_success(entry, o->n);
     free_rest(e, r);
 }

@@ -64,7 +64,7 @@ size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be,
 static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o,
                             ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
-    if ((o->draft.mtp || o->draft.model) && ml_dp_groups(s) > 1)
+    if (ml_draft_has_net(&o->draft) && ml_dp_groups(s) > 1)
         return ml_fail(err, ML_EUNSUP,
                        "--speculative-algorithm: a network that drafts has no "
                        "data-parallel attention; remove --enable-dp-attention, or use "
@@ -88,13 +88,14 @@ static size_t drawn_bytes(const ml_spec *s, const ml_engine_opts *o) {
     return (size_t)ml_engine_caps(s, o).n_loss * sizeof(int32_t);
 }
 
-static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
-    return (ml_plan_opts){ .caps = ml_engine_caps(s, o),
+static ml_status plan_opts(ml_plan_opts *out, const ml_spec *s, const ml_engine_opts *o,
+                           ml_err *err) {
+    *out = (ml_plan_opts){ .caps = ml_engine_caps(s, o),
                            .logits = true,
-                           .hidden = o->draft.mtp != NULL,
                            .kv_shared = true,
                            .record_rows = o->record_rows,
                            .group = { [ML_GROUP_TP] = o->comm } };
+    return ml_draft_net_keep(out, &o->draft, s, err);
 }
 
 /* Approximate bytes of a request that uses the whole context. */
@@ -114,14 +115,16 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
                             const ml_engine_opts *asked, ml_err *err) {
     ml_engine_opts with = with_defaults(asked, be), *opts = &with;
     ml_plan *p = NULL;
+    ml_plan_opts plan;
     size_t draft = 0;
     ml_status st = check_opts(s, be, opts, err);
 
     if (st == ML_OK)
-        st = ml_draft_net_measure(&draft, be, opts, ml_engine_caps(s, opts),
-                                  pool_pages(s, be, opts), err);
+        st = ml_draft_net_measure(&draft, s, be, opts, pool_pages(s, be, opts), err);
     if (st == ML_OK)
-        st = ml_plan_new(&p, s, be, plan_opts(s, opts), err);
+        st = plan_opts(&plan, s, opts, err);
+    if (st == ML_OK)
+        st = ml_plan_new(&p, s, be, plan, err);
     if (st != ML_OK)
         return st;
     *out = (ml_engine_memory){
@@ -171,9 +174,9 @@ static void open_groups(ml_engine *e) {
 
 static ml_status take_memory(ml_engine *e, ml_err *err) {
     ml_batch_caps caps = ml_engine_caps(e->spec, &e->opts);
-    ml_plan_opts plan = plan_opts(e->spec, &e->opts);
+    ml_plan_opts plan;
     ml_device *dev = e->be->dev;
-    ml_status st;
+    ml_status st = plan_opts(&plan, e->spec, &e->opts, err);
 
     open_groups(e);
     ml_batch_init(&e->batch, &e->arena, caps);
@@ -186,7 +189,8 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     }
     plan.dp_cols = e->dp.cols;
     plan.dp_rows = e->dp.rows;
-    st = ml_plan_new(&e->plan, e->spec, e->be, plan, err);
+    if (st == ML_OK)
+        st = ml_plan_new(&e->plan, e->spec, e->be, plan, err);
     if (st == ML_OK)
         st = ml_plan_alloc(e->plan, err);
     if (st == ML_OK) {
@@ -200,7 +204,7 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
         st =
             dev->alloc(dev, &e->drawn, drawn_bytes(e->spec, &e->opts), ML_MEM_SCRATCH, err);
     e->batch.rows.drawn = e->drawn.ptr;
-    if (st == ML_OK && (e->opts.draft.mtp || e->opts.draft.model))
+    if (st == ML_OK && ml_draft_has_net(&e->opts.draft))
         st = ml_draft_net_open(e, err);
     return st == ML_OK ? ml_engine_take_kv(e, err) : st;
 }

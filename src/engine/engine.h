@@ -45,11 +45,17 @@ typedef struct ml_draft_opts {
     const ml_weights *mtp_weights; /* NULL, or the module's weights, which are read instead
                                       of those of the checkpoint; they change between steps
                                       only */
+    const char *eagle3;            /* the EAGLE-3 head in this directory (model/eagle3.h) */
     const char *model; /* the model in this directory, which has the same vocabulary */
     ml_draft_fn *fn;   /* a function */
     void *ud;
     ml_weight_dtype dtype; /* of these weights */
 } ml_draft_opts;
+
+/* Whether a network drafts. */
+static inline bool ml_draft_has_net(const ml_draft_opts *o) {
+    return o->mtp || o->eagle3 || o->model;
+}
 
 /* Rows that a request's drafts may have in a step. */
 static inline int32_t ml_draft_rows(const ml_draft_opts *o) {

@@ -64,6 +64,8 @@ static int32_t like(ml_builder *b, int32_t x) {
 static const char *scoped(ml_builder *b, const char *name) {
     if (b->layer == ML_NONE)
         return ml_arena_printf(&b->spec->arena, "%s", name);
+    if (b->unnumbered)
+        return ml_arena_printf(&b->spec->arena, "%s.%s", b->layers, name);
     return ml_arena_printf(&b->spec->arena, "%s.%d.%s",
                            b->layers ? b->layers : "model.layers", b->layer, name);
 }

@@ -17,6 +17,8 @@ typedef struct ml_builder {
     bool mtp;           /* the family builds its multi-token prediction module */
     int32_t layer;      /* ML_NONE outside layers */
     const char *layers; /* name prefix of layers; NULL: model.layers */
+    bool unnumbered;    /* the prefix is that of the only layer */
+    bool own_embedding; /* as in ml_spec_opts */
     int32_t cap_param, cap_value, cap_node;
     int32_t rope_table[4]; /* values of the cos/sin tables made so far */
     const ml_rope *rope_of[4];
@@ -32,6 +34,7 @@ typedef struct ml_family {
 } ml_family;
 
 extern const ml_family *const ml_families[]; /* NULL-terminated */
+extern const ml_family ml_family_eagle3;     /* no language model: not among these */
 
 void ml_build_begin_layer(ml_builder *b, int32_t layer);
 void ml_build_end_layer(ml_builder *b);

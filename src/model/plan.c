@@ -728,13 +728,25 @@ const float *ml_plan_logits(const ml_plan *p) {
         p, p->value_store[ML_FIRST_COPY][last->out[last->op == ML_OP_LMHEAD ? 3 : 0]]);
 }
 
-ml_tensor ml_plan_hidden(const ml_plan *p, const ml_rows *rows) {
-    int32_t v = p->spec->node[p->head].in[0];
-    ml_tensor t = ml_plan_value(p, v, rows, 0);
+static ml_tensor kept_rows(const ml_plan *p, const ml_rows *rows, int32_t value) {
+    ml_tensor t = ml_plan_value(p, value, rows, 0);
 
-    ML_BUG_IF(!p->opts.hidden);
-    t.data = ml_plan_at(p, p->value_store[ML_FIRST_COPY][v]);
+    t.data = ml_plan_at(p, p->value_store[ML_FIRST_COPY][value]);
     return t;
+}
+
+ml_tensor ml_plan_hidden(const ml_plan *p, const ml_rows *rows) {
+    ML_BUG_IF(!p->opts.hidden);
+    return kept_rows(p, rows, p->spec->node[p->head].in[0]);
+}
+
+ml_tensor ml_plan_kept(const ml_plan *p, const ml_rows *rows, int32_t value) {
+    int32_t i = 0;
+
+    while (i < p->opts.n_keep && p->opts.keep[i] != value)
+        i++;
+    ML_BUG_IF(i == p->opts.n_keep);
+    return kept_rows(p, rows, value);
 }
 
 const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {

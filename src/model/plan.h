@@ -56,9 +56,11 @@ void ml_plan_memory_free(ml_plan_memory *m); /* zeros are allowed */
 typedef struct ml_plan_opts {
     ml_batch_caps caps;
     bool backward;
-    bool frozen;       /* the gradients are those of adapters alone (LORA) */
-    bool logits;       /* keep the logits of all loss rows */
-    bool hidden;       /* keep the rows that the LM head reads (ml_plan_hidden) */
+    bool frozen; /* the gradients are those of adapters alone (LORA) */
+    bool logits; /* keep the logits of all loss rows */
+    bool hidden; /* keep the rows that the LM head reads (ml_plan_hidden) */
+    int32_t keep[ML_MODULE_LAYERS]; /* [n_keep] further values to keep (ml_plan_kept) */
+    int32_t n_keep;
     int32_t loss_rows; /* rows per chunk of logits; 0: the backend decides */
     /* KV pages are passed to each run (decode, chunked prefill), not owned by the plan */
     bool kv_shared;
@@ -180,6 +182,9 @@ const float *ml_plan_logits(const ml_plan *p);
 /* Device memory of the last forward's rows before the LM head, [n_token, hidden], after the
  * final norm; requires opts.hidden. */
 ml_tensor ml_plan_hidden(const ml_plan *p, const ml_rows *rows);
+
+/* Device memory of the last forward's rows of a value of opts.keep. */
+ml_tensor ml_plan_kept(const ml_plan *p, const ml_rows *rows, int32_t value);
 
 /* Totals of each op since the plan was created. */
 typedef struct ml_plan_stats {

@@ -218,6 +218,9 @@ static void reads_of_forward(const ml_plan *p, int32_t node, reads *r) {
         read_at(r, ML_FIRST_COPY, n->in[0], experts_of(p, node)->back);
     if (node == p->head && p->opts.hidden)
         read_at(r, ML_FIRST_COPY, n->in[0], end_of_time(p));
+    for (int32_t i = 0; i < p->opts.n_keep; i++)
+        if (n->out[0] == p->opts.keep[i])
+            read_at(r, ML_FIRST_COPY, n->out[0], end_of_time(p));
 }
 
 static void reads_of_backward(const ml_plan *p, int32_t node, reads *r) {

@@ -215,7 +215,7 @@ static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint 
 
     if (s.t)
         return ml_source_check(p, part, s.t, c->distributed, s.file->path, err);
-    if (ml_param_is_value_head(p))
+    if (ml_param_is_value_head(p) || p->of_trunk)
         return ML_OK;
     return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s", c->dir,
                    part ? p->part->name : ml_param_name(p, e, name, sizeof name),

@@ -239,6 +239,15 @@ static ml_status check_plugin(const miles_family *f, const ml_hf_config *c,
     return ML_OK;
 }
 
+static ml_status check_head(const ml_hf_config *c, const char *arch, ml_err *err) {
+    if (!arch || strcmp(arch, ml_family_eagle3.architecture) != 0)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: the architecture is \"%s\", but an EAGLE-3 head has \"%s\": "
+                       "name the directory of such a head",
+                       c->path, arch ? arch : "", ml_family_eagle3.architecture);
+    return ML_OK;
+}
+
 /* The built-in family, or none with a family of a plug-in. */
 static ml_status find_family(const ml_family **out, ml_hf_config *c, const char *text,
                              const ml_spec_opts *o, ml_err *err) {
@@ -251,6 +260,10 @@ static ml_status find_family(const ml_family **out, ml_hf_config *c, const char 
         return ml_fail(err, ML_EFORMAT, "%s: key \"model_type\" is missing", c->path);
     if (o->plugin)
         return check_plugin(o->plugin, c, type, arch, err);
+    if (o->eagle3) {
+        *out = &ml_family_eagle3;
+        return check_head(c, arch, err);
+    }
     if (o->layers_of && strncmp(type, o->layers_of, strlen(o->layers_of)) != 0)
         return ml_fail(err, ML_EUSAGE,
                        "--spec %s has the layers of %s, but %s has the model_type %s: "
@@ -342,6 +355,22 @@ int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member) {
     return (int32_t)(v >> MEMBER_BITS);
 }
 
+/* The first node of a layer reads the stream, and so does the final norm. */
+int32_t ml_spec_layer_input(const ml_spec *s, int32_t layer) {
+    int32_t normed = s->node[s->n_node - 1].in[0], i = 0, x;
+
+    while (i < s->n_node &&
+           (layer < s->n_layer ? s->node[i].layer != layer : s->node[i].out[0] != normed))
+        i++;
+    if (layer < 0 || layer > s->n_layer || i == s->n_node)
+        return ML_NONE;
+    x = s->node[i].in[0];
+    return x != ML_NONE && s->value[x].axis == ML_PER_TOKEN && s->value[x].mul == 1 &&
+                   s->value[x].width == s->n_hidden
+               ? x
+               : ML_NONE;
+}
+
 static void build(ml_builder *b, const ml_family *family, const ml_spec_opts *o) {
     const char *type = family ? family->model_type : o->plugin->model_type;
 
@@ -379,7 +408,11 @@ static void mark_linear(ml_spec *s) {
 static ml_status parse(ml_spec *out, ml_str text, const char *path, const ml_spec_opts *o,
                        ml_err *err) {
     ml_hf_config c;
-    ml_builder b = { .spec = out, .config = &c, .mtp = o->mtp, .layer = ML_NONE };
+    ml_builder b = { .spec = out,
+                     .config = &c,
+                     .mtp = o->mtp,
+                     .own_embedding = o->own_embedding,
+                     .layer = ML_NONE };
     const ml_family *family = NULL;
     const char *inner;
     ml_status st;

@@ -63,9 +63,10 @@ typedef struct ml_param {
     ml_part *part;
     const ml_param_cut *cut; /* NULL: whole; else n_stack and shape are this rank's */
     bool frozen;             /* not trained: it has no gradient */
-    bool keep_f32;           /* loading and saving do not round it */
-    bool linear;             /* a linear layer that may be quantized: no router, no gate */
-    bool high_precision;     /* ...but is not (ml_spec_keep_precision) */
+    bool of_trunk;       /* of a module (mtp.h): the trunk's, which is not trained here */
+    bool keep_f32;       /* loading and saving do not round it */
+    bool linear;         /* a linear layer that may be quantized: no router, no gate */
+    bool high_precision; /* ...but is not (ml_spec_keep_precision) */
     bool qat; /* one that INT4 training quantizes: of a model with experts, only these */
     int64_t below; /* its elements are whole numbers 0 .. below - 1; 0: any */
 } ml_param;
@@ -101,6 +102,17 @@ ml_dtype ml_value_dtype(const ml_value *v, ml_dtype act);
 
 #define ML_NONE (-1)
 
+/* What a module reads of its trunk, and of its own rows (mtp.h). */
+enum { ML_MODULE_LAYERS = 3 };
+typedef struct ml_module_io {
+    int32_t hidden;  /* value: the hidden state from which it drafts on */
+    int32_t own;     /* the first node of those that read such a state */
+    int32_t n_layer; /* inputs of layers of the trunk that it reads; 0: what the
+                              trunk's LM head reads */
+    int32_t layer[ML_MODULE_LAYERS]; /* these, or ML_NONE: the default ones */
+    int64_t n_vocab, n_hidden;       /* of its trunk */
+} ml_module_io;
+
 typedef struct ml_node {
     ml_op_id op;
     int32_t layer;                        /* decoder layer, or ML_NONE */
@@ -128,16 +140,17 @@ typedef struct ml_spec {
     struct {
         int32_t n_layer, top_k;
     } route[ML_N_ROUTING];
-    bool tied;          /* the LM head is the embedding */
-    bool critic;        /* one value per token instead of the LM head */
-    bool reward;        /* a critic that is a reward model: see ml_spec_opts */
-    int32_t pad_token;  /* of a reward model: padding; ML_NONE: none */
-    bool mtp;           /* the multi-token prediction module of a model alone (mtp.h) */
-    bool adapter;       /* parameters of an adapter (lora.h), without nodes */
-    uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
-    int32_t n_rank;     /* ranks the model is cut for (spec_shard.h); 0: not cut */
-    int32_t attn_dp;    /* data-parallel attention: groups of these ranks; 0: 1 */
-    int32_t n_context;  /* ranks that have pieces of sequences (spec_context.h); 0: none */
+    bool tied;           /* the LM head is the embedding */
+    bool critic;         /* one value per token instead of the LM head */
+    bool reward;         /* a critic that is a reward model: see ml_spec_opts */
+    int32_t pad_token;   /* of a reward model: padding; ML_NONE: none */
+    bool mtp;            /* the multi-token prediction module of a model alone (mtp.h) */
+    ml_module_io module; /* of such a module */
+    bool adapter;        /* parameters of an adapter (lora.h), without nodes */
+    uint64_t head_seed;  /* seed of a critic's head, if the checkpoint does not have it */
+    int32_t n_rank;      /* ranks the model is cut for (spec_shard.h); 0: not cut */
+    int32_t attn_dp;     /* data-parallel attention: groups of these ranks; 0: 1 */
+    int32_t n_context;   /* ranks that have pieces of sequences (spec_context.h); 0: none */
     ml_param *param;
     ml_value *value;
     ml_node *node;
@@ -162,6 +175,8 @@ typedef struct ml_spec_opts {
      * whose weights are ML_REWARD_HEAD. */
     bool reward;
     bool mtp; /* the model's multi-token prediction module (mtp.h) */
+    /* An EAGLE-3 head (eagle3.h); own_embedding: it has a table of its own. */
+    bool eagle3, own_embedding;
 } ml_spec_opts;
 
 /* Reads dir/config.json.  Rejects other architectures by name, with the list of those
@@ -194,6 +209,10 @@ int ml_spec_keep_precision(ml_spec *s, const ml_high_precision *h);
 /* Whether a gradient of the node's output is wanted for its own weights: all but tables of
  * token ids that are not trained. */
 bool ml_node_is_trained(const ml_spec *s, const ml_node *n);
+
+/* The value that layer `layer` reads, the residual stream; n_layer: that of the final norm.
+ * ML_NONE: the model has no layer of that number, or other streams. */
+int32_t ml_spec_layer_input(const ml_spec *s, int32_t layer);
 
 /* Rebuilds by_name and by_part, after a change of the parameters. */
 void ml_spec_index(ml_spec *s);

@@ -179,7 +179,6 @@ static ml_status add_plan(ml_memory *m, plan_bytes *sum, const ml_memory_request
                           .backward = train,
                           .frozen = req->opts.lora && (!spec->critic || spec->reward),
                           .logits = train && req->opts.keep_logits && !spec->critic,
-                          .hidden = train && req->opts.mtp && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
                           .recompute = req->opts.recompute };
     ml_spec pieces = { 0 };
@@ -194,6 +193,8 @@ static ml_status add_plan(ml_memory *m, plan_bytes *sum, const ml_memory_request
     ml_arena_init(&a, "a memory plan");
     memcpy(opts.given, req->opts.replay, sizeof opts.given);
     divide_plan(&opts, &a, req, spec);
+    if (train && req->opts.mtp && !spec->critic)
+        ml_mtp_keep(&opts, &req->opts.mtp->spec, spec);
     if (opts.caps.n_context)
         st = divide_context(&pieces, &stage, &a, req, spec, err);
     run = opts.caps.n_context ? &pieces : spec;

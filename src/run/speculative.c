@@ -39,28 +39,34 @@ static void make_tree(ml_draft_opts *d, const ml_speculative_opts *o, bool ngram
 }
 
 static ml_status check(const ml_speculative_opts *o, const char *dir, ml_err *err) {
-    static const char *const known[] = { "NGRAM", "EAGLE", "NEXTN", "STANDALONE" };
-    bool found = false, alone = is(o->algorithm, "STANDALONE");
+    static const char *const known[] = { "NGRAM", "EAGLE", "NEXTN", "EAGLE3",
+                                         "STANDALONE" };
+    bool found = false, alone = is(o->algorithm, "STANDALONE"),
+         head = is(o->algorithm, "EAGLE3");
 
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         found = found || is(o->algorithm, known[i]);
     if (!found)
-        return ml_fail(err, ML_EUSAGE,
-                       "--speculative-algorithm %s is not supported; use NGRAM (prompt "
-                       "lookup), EAGLE or NEXTN (the model's multi-token prediction layer) "
-                       "or STANDALONE (a draft model)",
-                       o->algorithm);
-    if (alone && !o->draft_path)
-        return ml_fail(err, ML_EUSAGE,
-                       "--speculative-algorithm STANDALONE needs a draft model: add "
-                       "--speculative-draft-model-path");
-    if (!alone && o->draft_path && !is(o->draft_path, dir))
         return ml_fail(
             err, ML_EUSAGE,
-            "--speculative-draft-model-path %s: separate EAGLE heads are not "
-            "supported; remove it to use the model's own multi-token prediction "
-            "layer, or use --speculative-algorithm STANDALONE with a small model",
-            o->draft_path);
+            "--speculative-algorithm %s is not supported; use NGRAM (prompt "
+            "lookup), EAGLE or NEXTN (the model's multi-token prediction layer), "
+            "EAGLE3 (an EAGLE-3 head) or STANDALONE (a draft model)",
+            o->algorithm);
+    if ((alone || head) && !o->draft_path)
+        return ml_fail(err, ML_EUSAGE,
+                       "--speculative-algorithm %s needs %s: add "
+                       "--speculative-draft-model-path",
+                       o->algorithm, alone ? "a draft model" : "an EAGLE-3 head");
+    if (!alone && !head && o->draft_path && !is(o->draft_path, dir))
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--speculative-draft-model-path %s: %s does not draft with another model; "
+            "remove "
+            "it to use the model's own multi-token prediction layer, or use "
+            "--speculative-algorithm EAGLE3 with an EAGLE-3 head, STANDALONE with a small "
+            "model",
+            o->draft_path, o->algorithm);
     return ML_OK;
 }
 
@@ -88,6 +94,8 @@ ml_status ml_speculative_resolve(ml_draft_opts *out, const ml_speculative_opts *
         out->ngram = true;
     else if (is(o->algorithm, "STANDALONE"))
         out->model = o->draft_path;
+    else if (is(o->algorithm, "EAGLE3"))
+        out->eagle3 = o->draft_path;
     else
         out->mtp = dir;
     return ML_OK;

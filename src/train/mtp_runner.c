@@ -3,11 +3,14 @@
 #include "base/bug.h"
 
 ml_status ml_mtp_runner_open(ml_mtp_runner *r, const ml_spec *s, const ml_weights *w,
-                             bool backward, bool logits, ml_backend *be, ml_arena *a,
-                             ml_err *err) {
-    *r = (ml_mtp_runner){
-        .spec = s, .weights = w, .be = be, .backward = backward, .logits = logits
-    };
+                             const ml_draft_vocab *vocab, bool backward, bool logits,
+                             ml_backend *be, ml_arena *a, ml_err *err) {
+    *r = (ml_mtp_runner){ .spec = s,
+                          .weights = w,
+                          .vocab = vocab,
+                          .be = be,
+                          .backward = backward,
+                          .logits = logits };
     ml_arena_init(&r->arena, "multi-token prediction");
     if (!backward)
         return ML_OK;
@@ -31,18 +34,20 @@ void ml_mtp_runner_close(ml_mtp_runner *r) {
 
 /* --- rows ------------------------------------------------------------------- */
 
-/* Token p + 3 of the sample is in the loss. */
-static bool counts(const ml_train_sample *s, int32_t p) {
-    int32_t at = p + 3 - (s->n_token - s->n_response);
+/* Whether row p is in the loss: token p + 3 of the sample is, or, of an EAGLE-3 head, token
+ * p + 2. */
+static bool counts(const ml_draft_vocab *v, const ml_train_sample *s, int32_t p) {
+    int32_t at = p + (v ? 2 : 3) - (s->n_token - s->n_response);
 
-    return at >= 0 && at < s->n_response && (!s->mask || s->mask[at]);
+    return at >= 0 && at < s->n_response && (!s->mask || s->mask[at]) &&
+           (!v || v->draft[s->token[p + 2]] != ML_NONE);
 }
 
-int64_t ml_mtp_rows(const ml_train_sample *s) {
+int64_t ml_mtp_rows(const ml_draft_vocab *vocab, const ml_train_sample *s) {
     int64_t n = 0;
 
     for (int32_t p = 0; p + 1 < s->n_token; p++)
-        n += counts(s, p);
+        n += counts(vocab, s, p);
     return n;
 }
 
@@ -53,7 +58,7 @@ static ml_batch_caps need_of(const ml_mtp_runner *r, const ml_train_sample *s,
     for (int32_t i = 0; i < bin->n; i++) {
         const ml_train_sample *x = &s[bin->item[i]];
         c.n_token += x->n_token - 1;
-        c.n_loss += r->logits ? x->n_token - 1 : (int32_t)ml_mtp_rows(x);
+        c.n_loss += r->logits ? x->n_token - 1 : (int32_t)ml_mtp_rows(r->vocab, x);
         c.n_page += ml_kv_pages_for(x->n_token);
         c.n_seq++;
     }
@@ -92,18 +97,23 @@ static ml_status grow(ml_mtp_runner *r, ml_batch_caps caps, ml_err *err) {
     return st;
 }
 
-static void add_sample(ml_mtp_runner *r, const ml_train_sample *s, const ml_rows *rows,
-                       int32_t seq, const ml_tensor *hidden) {
+static int32_t target_of(const ml_mtp_runner *r, const ml_train_sample *s, int32_t p) {
+    if (!counts(r->vocab, s, p))
+        return r->logits ? ML_TARGET_NONE : ML_TARGET_SKIP;
+    return r->vocab ? r->vocab->draft[s->token[p + 2]] : s->token[p + 2];
+}
+
+static void add_sample(ml_mtp_runner *r, const ml_train_sample *s, ml_trunk_rows trunk,
+                       int32_t seq) {
     int32_t n = s->n_token - 1, at = r->batch.rows.n_token;
 
     if (n < 1)
         return;
     for (int32_t p = 0; p < n; p++)
-        r->target[p] = counts(s, p) ? s->token[p + 2]
-                       : r->logits  ? ML_TARGET_NONE
-                                    : ML_TARGET_SKIP;
+        r->target[p] = target_of(r, s, p);
     ml_batch_add(&r->batch, s->token + 1, r->target, n, 0, NULL);
-    ml_mtp_take(r->plan, &r->batch.rows, at, hidden, rows->seq_start[seq], n, r->be);
+    ml_mtp_take_trunk(r->plan, r->spec, &r->batch.rows, at, trunk,
+                      trunk.rows->seq_start[seq], n, r->be);
 }
 
 /* --- the module --------------------------------------------------------------- */
@@ -122,7 +132,7 @@ static double sum_of(ml_mtp_runner *r, int32_t at, int32_t n, float by) {
 }
 
 static int32_t loss_rows(const ml_mtp_runner *r, const ml_train_sample *s) {
-    return r->logits ? s->n_token - 1 : (int32_t)ml_mtp_rows(s);
+    return r->logits ? s->n_token - 1 : (int32_t)ml_mtp_rows(r->vocab, s);
 }
 
 static void take_sums(ml_mtp_runner *r, const ml_train_sample *s, const ml_bin *bin,
@@ -137,10 +147,8 @@ static void take_sums(ml_mtp_runner *r, const ml_train_sample *s, const ml_bin *
     ML_BUG_IF(at != r->batch.rows.n_loss);
 }
 
-ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_rows *rows,
-                            const ml_train_sample *s, const ml_bin *bin, float by,
-                            double *sum, ml_err *err) {
-    ml_tensor hidden = ml_plan_hidden(trunk, rows);
+ml_status ml_mtp_runner_run(ml_mtp_runner *r, ml_trunk_rows trunk, const ml_train_sample *s,
+                            const ml_bin *bin, float by, double *sum, ml_err *err) {
     ml_run run = { .weights = r->weights, .rows = &r->batch.rows };
     ml_status st = grow(r, need_of(r, s, bin), err);
 
@@ -148,11 +156,11 @@ ml_status ml_mtp_runner_run(ml_mtp_runner *r, const ml_plan *trunk, const ml_row
         sum[i] = 0;
     if (st != ML_OK)
         return st;
-    ML_BUG_IF(rows->n_seq != bin->n);
+    ML_BUG_IF(trunk.rows->n_seq != bin->n);
     ml_batch_clear(&r->batch);
     r->batch.rows.temperature = 1;
     for (int32_t i = 0; i < bin->n; i++)
-        add_sample(r, &s[bin->item[i]], rows, i, &hidden);
+        add_sample(r, &s[bin->item[i]], trunk, i);
     if (!r->batch.rows.n_token || !r->batch.rows.n_loss)
         return ML_OK;
     ml_plan_forward(r->plan, &run);

@@ -30,7 +30,7 @@ static ml_optimizer_opts own_opts(ml_mtp_trainer *m, const ml_optimizer_opts *tr
 }
 
 static ml_status take_grads(ml_mtp_trainer *m, ml_err *err) {
-    return ml_mtp_runner_open(&m->runner, &m->spec, &m->weights, true, false, m->be,
+    return ml_mtp_runner_open(&m->runner, &m->spec, &m->weights, NULL, true, false, m->be,
                               &m->grad_arena, err);
 }
 
@@ -114,7 +114,7 @@ void ml_mtp_trainer_begin(ml_mtp_trainer *m) {
     ml_grads_zero(&m->runner.grads);
 }
 
-ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, const ml_plan *trunk, const ml_rows *rows,
+ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, ml_trunk_rows trunk,
                              const ml_train_sample *s, const ml_bin *bin, double *term,
                              ml_err *err) {
     ml_arena a;
@@ -123,7 +123,7 @@ ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, const ml_plan *trunk, const ml_r
 
     ml_arena_init(&a, "multi-token prediction loss");
     sum = ML_NEW(&a, double, bin->n + 1);
-    st = ml_mtp_runner_run(&m->runner, trunk, rows, s, bin, 1.0f, sum, err);
+    st = ml_mtp_runner_run(&m->runner, trunk, s, bin, 1.0f, sum, err);
     for (int32_t i = 0; i < bin->n; i++)
         term[bin->item[i]] = sum[i];
     ml_arena_release(&a);

@@ -53,7 +53,7 @@ ml_status ml_mtp_trainer_take(ml_mtp_trainer *m, ml_err *err);
 /* A step: begin, the micro-batches of this rank, each after the trunk's forward pass, then
  * end.  term [samples]: receives the sums of cross entropies, by sample number. */
 void ml_mtp_trainer_begin(ml_mtp_trainer *m);
-ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, const ml_plan *trunk, const ml_rows *rows,
+ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, ml_trunk_rows trunk,
                              const ml_train_sample *s, const ml_bin *bin, double *term,
                              ml_err *err);
 /* Updates the weights; n_row: rows that counted, on all ranks.  Collective. */

@@ -389,7 +389,6 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
                           .frozen = t->opts.lora != NULL,
                           .recompute = t->opts.recompute,
                           .logits = logits && !t->spec->critic,
-                          .hidden = backward && t->opts.mtp,
                           .loss_rows = t->opts.loss_rows,
                           .first = r->first,
                           .end = r->end,
@@ -398,6 +397,8 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
     ml_batch_caps planned = backward ? t->opts.train_caps : t->opts.score_caps;
     ml_status st;
 
+    if (backward && t->opts.mtp)
+        ml_mtp_keep(&opts, &t->opts.mtp->spec, t->run_spec);
     if (r->plan && covers(r->micro.caps, need) && r->expert_room >= r->expert_rows)
         return ML_OK;
     opts.caps = ml_micro_max(ml_micro_max(need, r->micro.caps), planned);
@@ -714,13 +715,14 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
 /* The multi-token prediction module learns from every sample, with an advantage or not. */
 static ml_status run_mtp(step_run *x, const ml_bin *bin, ml_err *err) {
     const ml_trainer *t = x->t;
+    ml_trunk_rows trunk = { t->run_spec, t->train.plan, &t->train.micro.batch.rows };
 
     if (!t->opts.mtp)
         return ML_OK;
     for (int32_t i = 0; i < bin->n; i++)
-        x->terms->n_mtp += ml_mtp_rows(&x->step->sample[bin->item[i]]);
-    return ml_mtp_trainer_add(t->opts.mtp, t->train.plan, &t->train.micro.batch.rows,
-                              x->step->sample, bin, x->terms->mtp, err);
+        x->terms->n_mtp +=
+            ml_mtp_rows(t->opts.mtp->runner.vocab, &x->step->sample[bin->item[i]]);
+    return ml_mtp_trainer_add(t->opts.mtp, trunk, x->step->sample, bin, x->terms->mtp, err);
 }
 
 static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {

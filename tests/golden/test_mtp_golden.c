@@ -1,14 +1,16 @@
 /* Multi-token prediction modules against torch: the logits, the loss and the gradients of
  * every weight, as `miles score --mtp` writes them.  tests/golden/mtp has three families; more
- * of them are in $MILES_FIXTURES. */
+ * of them are in $MILES_FIXTURES.  The same for EAGLE-3 heads, by the runner that trains them. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine/engine_priv.h"
 #include "io/safetensors.h"
+#include "model/tensors.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
+#include "train/mtp_runner.h"
 
 #define LOGITS_BOUND 1e-5
 #define GRAD_BOUND 1e-4
@@ -171,13 +173,17 @@ static void answer_all(ml_engine *e, const ml_st_file *golden, answers *out) {
         ;
 }
 
-static void draft_with(const char *dir) {
+/* The module of the model in dir, or a head for it.  Returns the fraction of right drafts. */
+static double draft_with(const char *dir, const char *head) {
     ml_engine_opts o = { .context = 64,
                          .max_running = 3,
                          .max_waiting = 8,
                          .chunk = 24,
-                         .draft = { .n = 3, .mtp = dir } };
-    static answers plain, drafted;
+                         .draft = { .n = 3,
+                                    .mtp = head ? NULL : dir,
+                                    .eagle3 = head,
+                                    .dtype = ML_WEIGHT_F32 } };
+    static answers plain, drafted, trees;
     ml_gen_stats stats;
     char path[1024];
     ml_checkpoint *c;
@@ -189,7 +195,7 @@ static void draft_with(const char *dir) {
     ml_arena a;
 
     ml_arena_init(&a, "test");
-    snprintf(path, sizeof path, "%s/golden.safetensors", dir);
+    snprintf(path, sizeof path, "%s/golden.safetensors", head ? head : dir);
     MUST(ml_st_open(&golden, path, &err));
     MUST(ml_spec_open(&s, dir, &err));
     MUST(ml_checkpoint_open(&c, dir, &err));
@@ -201,6 +207,12 @@ static void draft_with(const char *dir) {
     ml_engine_stats(e, &stats);
     CHECK(stats.n_draft > 10); /* of random weights: few are right */
     ml_engine_close(e);
+    o.draft.topk = 3 * !ml_kv_slot_bytes(&s, &be);
+    o.draft.rows = 11;
+    MUST(ml_engine_open(&e, &s, &w, &be, &o, &err));
+    answer_all(e, golden, &trees);
+    ml_engine_close(e);
+    CHECK(memcmp(&trees, &drafted, sizeof trees) == 0);
     o.draft = (ml_draft_opts){ 0 };
     MUST(ml_engine_open(&e, &s, &w, &be, &o, &err));
     answer_all(e, golden, &plain);
@@ -212,12 +224,190 @@ static void draft_with(const char *dir) {
     ml_spec_close(&s);
     ml_st_close(golden);
     ml_arena_release(&a);
+    return (double)stats.n_accepted / (double)stats.n_draft;
 }
 
 static void drafts(void) {
-    draft_with("tests/golden/mtp/deepseek_v3");
-    draft_with("tests/golden/mtp/qwen3_next");
-    draft_with("tests/golden/mtp/mimo");
+    draft_with("tests/golden/mtp/deepseek_v3", NULL);
+    draft_with("tests/golden/mtp/qwen3_next", NULL);
+    draft_with("tests/golden/mtp/mimo", NULL);
+}
+
+/* --- EAGLE-3 heads ------------------------------------------------------------------ */
+
+#define EAGLE3 "tests/golden/eagle3/"
+enum { N_SEQ = 3, MAX_ROWS = 128 };
+
+/* A head beside its trunk, with the sequences of its golden file. */
+typedef struct head {
+    ml_arena arena;
+    ml_backend be;
+    ml_spec trunk, spec;
+    ml_weights trunk_weights, weights;
+    ml_checkpoint *checkpoint;
+    ml_draft_vocab vocab;
+    ml_mtp_runner runner;
+    ml_plan *plan; /* of the trunk */
+    ml_batch batch;
+    ml_train_sample sample[N_SEQ];
+} head;
+
+static void open_head(head *h, const char *dir) {
+    ml_checkpoint *c;
+
+    ml_arena_init(&h->arena, "test");
+    MUST(ml_backend_cpu_open(&h->be, 1, NULL, &err));
+    MUST(ml_spec_open(&h->trunk, EAGLE3 "target", &err));
+    MUST(ml_checkpoint_open(&c, EAGLE3 "target", &err));
+    MUST(ml_weights_load(&h->trunk_weights, &h->trunk, c, ML_WEIGHT_F32, &h->be, &h->arena,
+                         &err));
+    ml_checkpoint_close(c);
+    MUST(ml_eagle3_open(&h->spec, dir, &h->trunk, &err));
+    MUST(ml_checkpoint_open(&h->checkpoint, dir, &err));
+    MUST(ml_eagle3_vocab(&h->vocab, &h->spec, h->checkpoint, &h->arena, &err));
+    MUST(ml_mtp_load(&h->weights, &h->spec, h->checkpoint, ML_WEIGHT_F32, &h->trunk,
+                     &h->trunk_weights, &h->be, &h->arena, &err));
+    MUST(ml_mtp_runner_open(&h->runner, &h->spec, &h->weights, &h->vocab, true, true,
+                            &h->be, &h->arena, &err));
+    ml_grads_zero(&h->runner.grads);
+}
+
+static void close_head(head *h) {
+    ml_mtp_runner_close(&h->runner);
+    ml_plan_free(h->plan);
+    ml_weights_close(&h->weights);
+    ml_weights_close(&h->trunk_weights);
+    ml_checkpoint_close(h->checkpoint);
+    ml_spec_close(&h->spec);
+    ml_spec_close(&h->trunk);
+    ml_backend_close(&h->be);
+    ml_arena_release(&h->arena);
+}
+
+/* A forward of the trunk over all sequences of the golden file. */
+static void run_trunk(head *h, const ml_st_file *golden) {
+    ml_plan_opts o = {
+        .caps = { .n_token = MAX_ROWS, .n_seq = N_SEQ, .n_loss = MAX_ROWS, .n_page = 16 }
+    };
+    char name[32];
+
+    ml_mtp_keep(&o, &h->spec, &h->trunk);
+    MUST(ml_plan_new(&h->plan, &h->trunk, &h->be, o, &err));
+    MUST(ml_plan_alloc(h->plan, &err));
+    ml_batch_init(&h->batch, &h->arena, o.caps);
+    for (int32_t i = 0; i < N_SEQ; i++) {
+        const ml_st_tensor *t;
+        snprintf(name, sizeof name, "tokens.%d", i);
+        t = ml_st_find(golden, ml_str_of(name));
+        h->sample[i] = (ml_train_sample){ .token = t->data,
+                                          .n_token = (int32_t)t->shape[0],
+                                          .n_response = (int32_t)t->shape[0] - 1 };
+        ml_batch_add(&h->batch, t->data, NULL, h->sample[i].n_token, 0, NULL);
+    }
+    ml_plan_forward(h->plan,
+                    &(ml_run){ .weights = &h->trunk_weights, .rows = &h->batch.rows });
+}
+
+static void check_values(const char *what, const float *x, const ml_st_tensor *want,
+                         double bound) {
+    const float *y = want->data;
+    size_t n = want->bytes / sizeof *y;
+    double off = 0;
+
+    for (size_t i = 0; i < n; i++)
+        off += pow((double)x[i] - (double)y[i], 2);
+    if (!(sqrt(off) <= bound * size_of(y, n)))
+        ml_test_fail(__FILE__, __LINE__, "%s: off by %g of %g", what, sqrt(off),
+                     size_of(y, n));
+}
+
+/* The gradient of each tensor of the head, in the order of its checkpoint's rows. */
+static int32_t check_grads(head *h, const ml_st_file *golden) {
+    int32_t n_named, n = 0;
+    const ml_named *named = ml_named_list(&h->spec, h->checkpoint, &h->arena, &n_named);
+    static float row[1 << 16];
+
+    ml_grads_join(&h->runner.grads);
+    for (int32_t i = 0; i < n_named; i++) {
+        char name[128];
+        const ml_st_tensor *want;
+        snprintf(name, sizeof name, "grad.%s", named[i].name);
+        want = ml_st_find(golden, ml_str_of(name));
+        if (!want)
+            continue;
+        ml_named_read(&h->runner.grads.sum, &h->spec, &named[i], 0,
+                      ml_named_slices(&named[i]).n_slice, ML_F32, row);
+        check_values(name, row, want, GRAD_BOUND);
+        n++;
+    }
+    return n;
+}
+
+static void check_head(const char *dir) {
+    int32_t item[N_SEQ] = { 0, 1, 2 };
+    ml_bin bin = { .item = item, .n = N_SEQ };
+    const float *logits;
+    double sum[N_SEQ], loss = 0, n_row = 0;
+    ml_st_file *golden;
+    char path[256];
+    head h = { 0 };
+
+    snprintf(path, sizeof path, "%s/golden.safetensors", dir);
+    MUST(ml_st_open(&golden, path, &err));
+    open_head(&h, dir);
+    run_trunk(&h, golden);
+    for (int32_t i = 0; i < N_SEQ; i++)
+        n_row += (double)ml_mtp_rows(&h.vocab, &h.sample[i]);
+    MUST(ml_mtp_runner_run(&h.runner, (ml_trunk_rows){ &h.trunk, h.plan, &h.batch.rows },
+                           h.sample, &bin, (float)(1 / n_row), sum, &err));
+    logits = ml_plan_logits(h.runner.plan);
+    for (int32_t i = 0; i < N_SEQ; i++) {
+        const ml_st_tensor *want;
+        snprintf(path, sizeof path, "draft_logits.%d", i);
+        want = ml_st_find(golden, ml_str_of(path));
+        check_values(path, logits, want, LOGITS_BOUND);
+        logits += want->bytes / sizeof *logits;
+        loss += sum[i] / n_row;
+    }
+    check_values("loss", &(float){ (float)loss }, ml_st_find(golden, ml_str_of("loss")),
+                 LOGITS_BOUND);
+    CHECK(check_grads(&h, golden) == 13);
+    close_head(&h);
+    ml_st_close(golden);
+}
+
+static void eagle3(void) {
+    check_head(EAGLE3 "own");
+    check_head(EAGLE3 "shared");
+}
+
+static void eagle3_drafts(void) {
+    double trained = draft_with(EAGLE3 "target", EAGLE3 "own"),
+           untrained = draft_with(EAGLE3 "target", EAGLE3 "shared");
+
+    if (!(trained > 0.1 && trained > 3 * untrained))
+        ml_test_fail(__FILE__, __LINE__,
+                     "%g of a trained head's drafts are right, %g of an "
+                     "untrained one's",
+                     trained, untrained);
+}
+
+static void check_refusal(const char *dir, const char *trunk, const char *why) {
+    ml_spec s, m;
+    ml_err said;
+
+    MUST(ml_spec_open(&s, trunk, &err));
+    CHECK(ml_eagle3_open(&m, dir, &s, &said) == ML_EUNSUP);
+    if (!strstr(said.msg, why))
+        ml_test_fail(__FILE__, __LINE__, "%s", said.msg);
+    ml_spec_close(&s);
+}
+
+static void other_heads(void) {
+    check_refusal(EAGLE3 "own", "tests/golden/data/llama",
+                  "use a head that was trained for the model");
+    check_refusal(EAGLE3 "target", EAGLE3 "target",
+                  "an EAGLE-3 head has \"LlamaForCausalLMEagle3\"");
 }
 
 static void deepseek_v3(void) {
@@ -239,7 +429,7 @@ static void recordings(void) {
     for (int i = 0; i < 3; i++) {
         snprintf(dir, sizeof dir, "%s/mtp/%s", ml_test_fixtures(), name[i]);
         check_case(dir);
-        draft_with(dir);
+        draft_with(dir, NULL);
     }
 }
 
@@ -262,6 +452,10 @@ int main(int argc, char **argv) {
           "no "
           "bit",
           drafts, 60 },
+        { "EAGLE-3 heads equal torch's", eagle3, 60 },
+        { "the engine's draft tokens of EAGLE-3 heads equal torch's, and change no bit",
+          eagle3_drafts, 60 },
+        { "a head that does not fit the model is refused", other_heads, 60 },
         { "recorded multi-token prediction modules equal torch's", recordings, 120,
           .fixtures = "mtp" },
         { "score --mtp of a model without the module says so", without_module, 60 },

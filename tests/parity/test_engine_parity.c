@@ -69,6 +69,7 @@ typedef enum drafts {
     NGRAM_DRAFTS,
     MTP_DRAFTS,
     TWIN_DRAFTS,
+    EAGLE3_DRAFTS,
     DRAFTS_KIND = 7,
     TREES = 8 /* of drafts of that kind */
 } drafts;
@@ -387,6 +388,7 @@ static ml_draft_opts draft_opts(const mix_run *r) {
                         .ud = (void *)(uintptr_t)r->drawn,
                         .ngram = kind == NGRAM_DRAFTS,
                         .mtp = kind == MTP_DRAFTS ? r->dir : NULL,
+                        .eagle3 = kind == EAGLE3_DRAFTS ? "tests/golden/eagle3/own" : NULL,
                         .model = kind == TWIN_DRAFTS ? r->dir : NULL };
 
     if (r->drafts & TREES) {
@@ -595,6 +597,7 @@ static void check_groups(const char *dir, ml_weight_dtype dtype, int n_mix, int 
     CHECK(kind != DRAWN_DRAFTS || (seen[3] > 3 * n_mix && seen[4] > 0));
     CHECK(how != (DRAWN_DRAFTS | TREES) || seen[5] > n_mix / 4);
     CHECK(kind != MTP_DRAFTS || seen[3] + seen[4] > 3 * n_mix);
+    CHECK(kind != EAGLE3_DRAFTS || seen[3] > 3 * n_mix);
     CHECK(kind != TWIN_DRAFTS || seen[3] > 10 * n_mix);
     close_fixture(&f);
 }
@@ -849,6 +852,13 @@ static void mtp_qwen3_next(void) {
                 MTP_DRAFTS);
 }
 
+static void eagle3_llama(void) {
+    check_mixes("tests/golden/eagle3/target", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                EAGLE3_DRAFTS);
+    check_mixes("tests/golden/eagle3/target", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
+                EAGLE3_DRAFTS | TREES);
+}
+
 static void twin_llama(void) {
     check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false, TWIN_DRAFTS);
     check_mixes(DATA "llama", ML_WEIGHT_F32, fewer(N_MIX, 2), 1, false,
@@ -902,6 +912,7 @@ int main(int argc, char **argv) {
         { "drafts of MiMo's multi-token prediction change no bit", mtp_mimo, 300 },
         { "drafts of Qwen3-Next's multi-token prediction change no bit", mtp_qwen3_next,
           300 },
+        { "drafts of an EAGLE-3 head change no bit", eagle3_llama, 300 },
         { "drafts of a draft model change no bit", twin_llama, 300 },
         { "a quantized base of other families has the bits of training", quantized_others,
           1800 },

@@ -325,8 +325,10 @@ static void command(void) {
         { "--skip-tokenizer-init --dry-run --enable-return-routed-experts", 2,
           "has no experts" },
         { "--skip-tokenizer-init --tp 2", 2, "the launcher started 1 rank" },
-        { "--skip-tokenizer-init --dry-run --speculative-algorithm EAGLE3", 2,
+        { "--skip-tokenizer-init --dry-run --speculative-algorithm EAGLE2", 2,
           "is not supported" },
+        { "--skip-tokenizer-init --dry-run --speculative-algorithm EAGLE3", 2,
+          "needs an EAGLE-3 head" },
         { "--skip-tokenizer-init --dry-run --speculative-algorithm NGRAM "
           "--speculative-eagle-topk 4 --speculative-num-steps 3",
           0, "context length 512" },

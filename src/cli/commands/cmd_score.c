@@ -124,7 +124,8 @@ static ml_status put_grads(score_job *j, ml_err *err) {
 /* The module's logits and gradients of sequences first .. end-1. */
 static ml_status run_mtp(score_job *j, int32_t first, int32_t end, ml_err *err) {
     int64_t vocab = j->spec.n_vocab, row = 0;
-    ml_status st = ml_score_mtp_run(&j->mtp, j->plan, &j->batch.rows, first, end, err);
+    ml_trunk_rows trunk = { &j->spec, j->plan, &j->batch.rows };
+    ml_status st = ml_score_mtp_run(&j->mtp, trunk, first, end, err);
     const float *logits = ml_plan_logits(j->mtp.runner.plan);
 
     for (int32_t i = first; i < end && st == ML_OK; i++) {

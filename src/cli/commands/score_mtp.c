@@ -50,7 +50,7 @@ static ml_status read_samples(ml_score_mtp *m, const ml_score_mtp_in *in,
         *s =
             (ml_train_sample){ .token = in->seq->id[i], .n_token = n, .n_response = n - p };
         st = read_mask(s, f, i, a, err);
-        m->n_loss += ml_mtp_rows(s);
+        m->n_loss += ml_mtp_rows(NULL, s);
     }
     return st;
 }
@@ -98,8 +98,8 @@ ml_status ml_score_mtp_load(ml_score_mtp *m, const ml_score_mtp_in *in,
     ml_spec_keep_kv(&m->spec, ml_weights_kv_dtype(trunk, in->checkpoint, dtype));
     st = ml_mtp_load(&m->weights, &m->spec, in->checkpoint, dtype, trunk, of, be, a, err);
     if (st == ML_OK)
-        st = ml_mtp_runner_open(&m->runner, &m->spec, &m->weights, in->grads, true, be, a,
-                                err);
+        st = ml_mtp_runner_open(&m->runner, &m->spec, &m->weights, NULL, in->grads, true,
+                                be, a, err);
     if (st == ML_OK && in->grads)
         ml_grads_zero(&m->runner.grads);
     return st;
@@ -113,8 +113,8 @@ void ml_score_mtp_close(ml_score_mtp *m) {
 
 /* --- sequences ------------------------------------------------------------------ */
 
-ml_status ml_score_mtp_run(ml_score_mtp *m, const ml_plan *trunk, const ml_rows *rows,
-                           int32_t first, int32_t end, ml_err *err) {
+ml_status ml_score_mtp_run(ml_score_mtp *m, ml_trunk_rows trunk, int32_t first, int32_t end,
+                           ml_err *err) {
     float by = m->n_loss ? (float)(m->factor / (double)m->n_loss) : 0.0f;
     ml_bin bin = { .n = end - first };
     double *sum;
@@ -126,7 +126,7 @@ ml_status ml_score_mtp_run(ml_score_mtp *m, const ml_plan *trunk, const ml_rows 
     for (int32_t i = 0; i < bin.n; i++)
         bin.item[i] = first + i;
     sum = ML_NEW(&a, double, bin.n);
-    st = ml_mtp_runner_run(&m->runner, trunk, rows, m->sample, &bin, by, sum, err);
+    st = ml_mtp_runner_run(&m->runner, trunk, m->sample, &bin, by, sum, err);
     for (int32_t i = 0; i < bin.n; i++)
         m->loss += sum[i];
     ml_arena_release(&a);

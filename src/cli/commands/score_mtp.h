@@ -44,8 +44,8 @@ void ml_score_mtp_close(ml_score_mtp *m); /* zero-initialized is allowed */
 
 /* After a forward of the trunk over sequences first .. end-1: the module's logits are those
  * of the runner's plan, and the gradients are added. */
-ml_status ml_score_mtp_run(ml_score_mtp *m, const ml_plan *trunk, const ml_rows *rows,
-                           int32_t first, int32_t end, ml_err *err);
+ml_status ml_score_mtp_run(ml_score_mtp *m, ml_trunk_rows trunk, int32_t first, int32_t end,
+                           ml_err *err);
 float ml_score_mtp_loss(const ml_score_mtp *m);
 
 #endif

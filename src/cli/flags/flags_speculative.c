@@ -22,8 +22,9 @@ const ml_flag ml_flags_speculative[] = {
           "Draft tokens that are verified several at a time: NGRAM, what followed the "
           "same tokens earlier in the request, in the other samples of its prompt and "
           "in earlier answers to it; EAGLE or NEXTN, the model's multi-token prediction "
-          "layer; STANDALONE, a small model.  Tokens and log-probs have the bits of "
-          "plain decoding." },
+          "layer; EAGLE3, an EAGLE-3 head; STANDALONE, a small model.  Tokens and "
+          "log-probs "
+          "have the bits of plain decoding." },
     { .name = "speculative-num-steps",
       .type = ML_FLAG_I64,
       ML_AT(run.speculative.n_step),
@@ -67,7 +68,8 @@ const ml_flag ml_flags_speculative[] = {
       .group = GROUP,
       .cmds = DECODES,
       .from = ML_FROM_SGLANG,
-      .help = "The small model of STANDALONE, with the same tokenizer." },
+      .help = "The small model of STANDALONE, with the same tokenizer, or the head of "
+              "EAGLE3." },
     { .name = "mtp-num-layers",
       .type = ML_FLAG_I64,
       ML_AT(run.mtp.n_layer),

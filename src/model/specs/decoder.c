@@ -211,8 +211,7 @@ const ml_mtp_names ml_mtp_nextn = { .inside = true,
                                     .project = "eh_proj",
                                     .norm = "shared_head.norm" };
 
-/* The embedding of the next tokens: the table of node 0, which stands for the trunk. */
-static int32_t embed_again(ml_builder *b) {
+int32_t ml_decoder_embed_again(ml_builder *b) {
     int32_t out = ml_build_rows(b, 1, b->spec->n_hidden);
     ml_node *n = ml_build_node(b, ML_OP_EMBED);
 
@@ -227,10 +226,19 @@ static void begin_mtp_layer(ml_builder *b, const ml_mtp_names *m, int32_t index)
     ml_build_begin_layer(b, index);
 }
 
+static void take_of_trunk(ml_param *p) {
+    p->of_trunk = p->frozen = true;
+}
+
 /* Parameters of the trunk are not trained; the module's layer is its only one. */
 static void finish_mtp(ml_spec *s) {
-    s->param[s->node[0].w[0]].frozen = true;
-    s->param[s->node[s->n_node - 1].w[0]].frozen = true;
+    const ml_node *head = &s->node[s->n_node - 1];
+
+    take_of_trunk(&s->param[s->node[0].w[0]]);
+    take_of_trunk(&s->param[head->w[0]]);
+    s->module = (ml_module_io){
+        .hidden = head->in[0], .own = 1, .n_vocab = s->n_vocab, .n_hidden = s->n_hidden
+    };
     s->n_layer = 1;
     s->n_nextn = 0;
     for (int i = 0; i < ML_N_ROUTING; i++)
@@ -250,7 +258,7 @@ static void build_mtp(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
     const ml_mtp_names *m = o->mtp;
     int32_t hidden = ml_build_embed(b, "model.embed_tokens.weight",
                                     o->embed_scale == 0.0f ? 1.0f : o->embed_scale);
-    int32_t x = embed_again(b), index = m->layers ? 0 : d->n_layer;
+    int32_t x = ml_decoder_embed_again(b), index = m->layers ? 0 : d->n_layer;
 
     if (m->inside)
         begin_mtp_layer(b, m, index);

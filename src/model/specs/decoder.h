@@ -148,6 +148,9 @@ typedef struct ml_model_opts {
 void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
                       const void *ud, ml_model_opts o);
 
+/* The embedding of the next tokens: the table of node 0, which stands for the trunk. */
+int32_t ml_decoder_embed_again(ml_builder *b);
+
 /* Tensors of multi-token prediction layers, where their names begin with mtp. */
 extern const char *const ml_carried_mtp[];
 
