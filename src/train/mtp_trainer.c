@@ -5,11 +5,6 @@ ml_status ml_mtp_trainer_open(ml_mtp_trainer *out, const char *dir, ml_backend *
     *out = (ml_mtp_trainer){ .factor = factor, .be = be };
     ml_arena_init(&out->arena, "multi-token prediction");
     ml_arena_init(&out->grad_arena, "multi-token prediction");
-    if (!be->dev->host)
-        return ml_fail(err, ML_EUNSUP,
-                       "--enable-mtp-training: the backend %s does not train multi-token "
-                       "prediction layers yet; use --device cpu, or remove the flag",
-                       be->name);
     return ml_mtp_open(&out->spec, dir, err);
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""train_mtp.py --build DIR [--long] - a multi-token prediction layer that is trained online.
+"""train_mtp.py --build DIR [--long] [--device NAME] - a multi-token prediction layer that is trained online.
 
 The same run is made without speculation and without training of the layer, and with both.  Samples
 and checkpoints are equal byte for byte, except the layer's weights and the state of its optimizer,
@@ -34,7 +34,7 @@ def miles(build, *args):
 
 class Runs:
     def __init__(self, args, root):
-        self.build, self.root, self.long = args.build, root, args.long
+        self.build, self.root, self.long, self.device = args.build, root, args.long, args.device
         self.n_sft, self.n_rollout = (200, 40) if args.long else (30, 4)
         subprocess.run([args.build + "/tools/quickstart_make", root, "1", "glm4_moe"], check=True)
 
@@ -42,7 +42,8 @@ class Runs:
         """The trunk learns the form of answers first."""
         miles(self.build, "sft", "--hf-checkpoint", self.root + "/model", "--prompt-data", self.root + "/lessons.jsonl",
               "--input-key", "messages", "--rollout-batch-size", 32, "--num-rollout", self.n_sft, "--lr", "3e-3",
-              "--lr-decay-style", "linear", "--lr-warmup-iters", 10, "--weight-decay", 0, "--save", self.root + "/sft")
+              "--lr-decay-style", "linear", "--lr-warmup-iters", 10, "--weight-decay", 0, "--save", self.root + "/sft",
+              "--device", self.device)
         self.model = "%s/sft/iter_%07d" % (self.root, self.n_sft - 1)
 
     def train(self, name, *more, rollouts=None):
@@ -52,7 +53,8 @@ class Runs:
               "--num-rollout", n, "--rollout-batch-size", 16, "--n-samples-per-prompt", 4, "--global-batch-size", 32,
               "--rollout-max-response-len", 8, "--sglang-max-running-requests", 8, "--lr", "5e-4", "--lr-decay-style", "constant", "--weight-decay", 0,
               "--use-dynamic-batch-size", "--max-tokens-per-gpu", 1024, "--save-debug-rollout-data",
-              "%s/%s-rounds/{rollout_id}.jsonl.zst" % (self.root, name), "--save", "%s/%s" % (self.root, name), *more)
+              "%s/%s-rounds/{rollout_id}.jsonl.zst" % (self.root, name), "--save", "%s/%s" % (self.root, name),
+              "--device", self.device, *more)
         return "%s/%s/iter_%07d" % (self.root, name, n - 1)
 
     def metrics(self, name, key):
@@ -89,6 +91,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         runs = Runs(args, root)

@@ -1,6 +1,6 @@
 /* check_engine.c - what was generated on a GPU is what is trained on, bit for bit.
  *
- *     check_engine MODEL_DIR [ADAPTERS RANK]
+ *     check_engine MODEL_DIR [ADAPTERS RANK | eagle3 HEAD_DIR]
  *
  * Made-up weights of the shape of MODEL_DIR/config.json.  Requests of many lengths go through the
  * engine (batched, in chunks, with shared prefixes, put back when pages run out, recorded steps,
@@ -9,7 +9,8 @@
  * adapters (LoRA), requests of a batch have different ones, or none; the engine's are rounded as
  * far as the backend rounds them, the trainer's are not.  Speculative decoding of the same requests
  * must give the same tokens and log-probs: with draft tokens by prompt lookup, and with those of a
- * multi-token prediction module, if the model has one, most of which are replaced by right ones. */
+ * multi-token prediction module or an EAGLE-3 head, if there is one, most of which are replaced by
+ * right ones. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -232,6 +233,7 @@ typedef struct model {
     ml_backend *be;
     ml_trainer *trainer;
     const ml_weights *mtp; /* NULL: it has no such module */
+    const char *head;      /* an EAGLE-3 head, or NULL */
 } model;
 
 static ml_gen_stats run(const model *m, const load *l, ml_draft_opts draft) {
@@ -304,6 +306,7 @@ static int check_drafts(const model *m, const load *l) {
         known.mtp_weights = m->mtp;
         known.dtype = ML_WEIGHT_BF16;
     }
+    known.eagle3 = m->head;
     stats = run(m, l, known);
     if (!stats.n_accepted || stats.n_accepted == stats.n_draft)
         die("draft tokens were not right and wrong");
@@ -353,12 +356,14 @@ int main(int argc, char **argv) {
     ml_trainer *trainer;
     model m;
     bool has_mtp;
+    const char *head;
     ml_status st;
     ml_err err;
     int failed = 0;
 
     if (argc != 2 && argc != 4)
-        die("usage: check_engine MODEL_DIR [ADAPTERS RANK]");
+        die("usage: check_engine MODEL_DIR [ADAPTERS RANK | eagle3 HEAD_DIR]");
+    head = argc == 4 && strcmp(argv[2], "eagle3") == 0 ? argv[3] : NULL;
     ml_arena_init(&a, "check");
     if (ml_spec_open(&spec, argv[1], &err))
         die(err.msg);
@@ -368,7 +373,7 @@ int main(int argc, char **argv) {
     }
     if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err))
         die(err.msg);
-    if (argc == 4)
+    if (argc == 4 && !head)
         open_adapters(atoi(argv[2]), atoi(argv[3]), &spec, &be);
     for (int i = 0; i < adapters.n; i++) {
         adapters.of[i].view = w;
@@ -386,6 +391,7 @@ int main(int argc, char **argv) {
     };
     has_mtp = open_mtp(&mtp, &mtp_spec, &m, &a);
     m.mtp = has_mtp ? &mtp : NULL;
+    m.head = head;
     for (int i = 0; i < n_load; i++)
         failed += check(&m, &loads[i]) != 0;
     if (has_mtp) {

@@ -82,6 +82,8 @@ done
 for family in llama qwen2 qwen3 qwen3_moe mixtral gemma2 gemma3_text gpt_oss glm4_moe olmo2 deepseek_v3; do
     check "$build/tests/gpu/check_prefix" "tests/golden/data/$family"
 done
+check "$build/tests/gpu/check_engine" tests/golden/eagle3/target eagle3 tests/golden/eagle3/own
+check tests/e2e/train_mtp.py --build "$build" --device cuda
 check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"
 # Ranks share the GPU.
