@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "train/trainer.h"
 
-enum { MOST_SAMPLES = 12, TURNS = 4 };
+enum { MOST_SAMPLES = 16, TURNS = 4 };
 
 static const double f32_bound = 1e-6, bf16_bound = 1e-2;
 
@@ -53,12 +53,16 @@ static void add_sample(group *g, ml_arena *a, int32_t which, int32_t prompt, int
     g->n++;
 }
 
-/* Prompts of a page and a bit, of a tile, and of several tiles. */
+/* Prompts of a page and a bit, of a tile, and of several tiles; trees of several levels. */
 static void make_mixed(group *g, ml_arena *a, int64_t vocab) {
     static const int32_t prompt[] = { 21, 64, 150 }, answer[] = { 60, 1, 95, 14 };
 
-    for (int i = 0; i < MOST_SAMPLES; i++)
+    for (int i = 0; i < 12; i++)
         add_sample(g, a, i % 3, prompt[i % 3], answer[i / 3], vocab);
+    add_sample(g, a, 2, 190, 20, vocab); /* later turns after a prompt */
+    add_sample(g, a, 2, 230, 30, vocab);
+    add_sample(g, a, 2, 230, 7, vocab);
+    add_sample(g, a, 2, 190, 21, vocab);
 }
 
 /* The derivatives of samples have different signs, as advantages do. */
