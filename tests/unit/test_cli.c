@@ -264,7 +264,7 @@ static const struct {
     { "mtp-sizes", ROUND MTP "--tensor-model-parallel-size 2" },
     { "mtp-sizes", ROUND MTP "--gradient-shards 2" },
     { "mtp-others", ROUND MTP "--lora-rank 4 --target-modules all-linear" },
-    { "mtp-others", ROUND MTP "--device cuda" },
+    { "mtp-others", ROUND MTP "--fp8-format e4m3 --fp8-recipe blockwise" },
     { "quantized-base", ROUND "--base-quantization nf4" },
     { "quantized-critic", ROUND "--lora-rank 4 --target-modules q_proj --base-quantization "
                                 "int4 --advantage-estimator ppo" },

@@ -96,10 +96,8 @@ static bool mtp_in_parts(const ml_config *c) {
 }
 
 static bool mtp_with_others(const ml_config *c) {
-    return c->run.mtp.train &&
-           (ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run) ||
-            c->fake_quantization > 0 || c->fp8_format ||
-            (c->run.backend.device && strcmp(c->run.backend.device, "cuda") == 0));
+    return c->run.mtp.train && (ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run) ||
+                                c->fake_quantization > 0 || c->fp8_format);
 }
 
 /* --- quantization --------------------------------------------------------------------- */
@@ -493,9 +491,9 @@ const ml_rule ml_rules_train[] = {
       "--gradient-shards" },
     { "mtp-others", ML_CMD_SFT | ML_CMD_TRAIN, mtp_with_others,
       "--enable-mtp-training: a multi-token prediction layer is trained with all weights, "
-      "unquantized, on the CPU, for an engine of this process: use no LoRA adapter, no "
-      "--fake-quantization, no --fp8-format, --device cpu, and engines of the run itself "
-      "without --rollout-num-engines" },
+      "unquantized, for an engine of this process: use no LoRA adapter, no "
+      "--fake-quantization, no --fp8-format, and engines of the run itself without "
+      "--rollout-num-engines" },
     { "quantized-base", ML_CMD_SFT | ML_CMD_TRAIN, quantized_without_lora,
       "--base-quantization needs --lora-rank: quantized weights are not trained" },
     { "quantized-sizes", ML_CMD_SFT | ML_CMD_TRAIN, quantized_in_parts,
