@@ -53,7 +53,8 @@ static void share_rows(ml_batch_caps *c, const ml_train_sample *s, const ml_bin 
         run = ml_prefix_run_at(s, bin, i);
         c->n_token -= run.n_token * (run.n_sample - 1);
         c->n_seq += run.n_token > 0;
-        c->n_page += ml_kv_pages_for(run.n_token);
+        c->n_page -= ml_kv_pages_for(run.n_token) * (run.n_sample - 1);
+        c->n_again += ml_kv_pages_for(run.n_token) * run.n_sample;
     }
 }
 
@@ -84,6 +85,7 @@ ml_batch_caps ml_micro_max(ml_batch_caps a, ml_batch_caps b) {
                             .n_seq = larger(a.n_seq, b.n_seq),
                             .n_loss = larger(a.n_loss, b.n_loss),
                             .n_page = larger(a.n_page, b.n_page),
+                            .n_again = larger(a.n_again, b.n_again),
                             .n_context = larger(a.n_context, b.n_context),
                             .n_share = larger(a.n_share, b.n_share) };
 }

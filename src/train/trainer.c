@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/philox.h"
 #include "train/flops.h"
+#include "train/passes.h"
 #include "train/prefix.h"
 
 static float temperature_of(const ml_trainer *t) {
@@ -233,6 +234,10 @@ void ml_trainer_close(ml_trainer *t) {
     free(t);
 }
 
+void ml_trainer_rest(ml_trainer *t) {
+    close_plans(t);
+}
+
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err) {
     if (t->released)
         return ML_OK;
@@ -372,7 +377,7 @@ void ml_trainer_set_version(ml_trainer *t, uint64_t version) {
 
 static bool covers(ml_batch_caps a, ml_batch_caps b) {
     return a.n_token >= b.n_token && a.n_seq >= b.n_seq && a.n_loss >= b.n_loss &&
-           a.n_page >= b.n_page && a.n_share >= b.n_share;
+           a.n_page >= b.n_page && a.n_again >= b.n_again && a.n_share >= b.n_share;
 }
 
 static bool sends_rows(const ml_trainer *t) {
@@ -600,6 +605,16 @@ static double *costs(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
     return cost;
 }
 
+void ml_trainer_divide(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
+                       ml_bins *micro) {
+    int64_t n_row = ml_passes_rows(t->spec, t->be, t->opts.mesh);
+
+    if (t->context.share)
+        ml_prefix_group(s, micro);
+    if (n_row)
+        *micro = ml_passes_split(a, micro, s, &t->context, n_row);
+}
+
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err) {
     int64_t *rollout = ML_NEW(a, int64_t, n);
@@ -615,9 +630,9 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     if (opts.by_flops)
         opts.cost = costs(t, a, s, n);
     st = ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
-    for (int32_t i = 0; st == ML_OK && t->context.share && i < out->n_step; i++)
+    for (int32_t i = 0; st == ML_OK && i < out->n_step; i++)
         for (int32_t r = 0; r < out->n_rank; r++)
-            ml_prefix_group(s, &out->step[i].rank[r]);
+            ml_trainer_divide(t, a, s, &out->step[i].rank[r]);
     return st;
 }
 
