@@ -14,7 +14,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
     b->pos = ML_NEW(a, int32_t, caps.n_token);
     b->seq_start = ML_NEW(a, int32_t, caps.n_seq + 1);
     b->page_start = ML_NEW(a, int32_t, caps.n_seq + 1);
-    b->page = ML_NEW(a, int32_t, caps.n_page);
+    b->page = ML_NEW(a, int32_t, caps.n_page + caps.n_again);
     b->slot = ML_NEW(a, int32_t, caps.n_seq);
     b->loss_row = ML_NEW(a, int32_t, caps.n_loss);
     b->loss_id = ML_NEW(a, int32_t, caps.n_loss);
@@ -32,7 +32,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
 }
 
 void ml_batch_clear(ml_batch *b) {
-    b->rows.n_token = b->rows.n_seq = b->rows.n_loss = b->n_page = 0;
+    b->rows.n_token = b->rows.n_seq = b->rows.n_loss = b->n_page = b->n_again = 0;
     b->rows.adapter = NULL;
     b->rows.dropout_key = NULL;
     b->rows.prefix = NULL;
@@ -55,11 +55,11 @@ void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t
     int32_t n_page = ml_kv_pages_for(first + n);
 
     ML_BUG_IF(n < 1 || r->n_token + n > b->caps.n_token || r->n_seq >= b->caps.n_seq);
-    ML_BUG_IF(b->n_page + n_page > b->caps.n_page || (!page && first != 0));
+    ML_BUG_IF(b->n_page + n_page - b->n_again > b->caps.n_page || (!page && first != 0));
     if (target)
         add_targets(b, target, n);
     for (int32_t i = 0; i < n_page; i++)
-        b->page[b->n_page + i] = page ? page[i] : b->n_page + i;
+        b->page[b->n_page + i] = page ? page[i] : b->n_page - b->n_again + i;
     memcpy(b->id + r->n_token, id, (size_t)n * sizeof *id);
     for (int32_t i = 0; i < n; i++) {
         b->pos[r->n_token + i] = first + i;
@@ -81,9 +81,12 @@ void ml_batch_add_suffix(ml_batch *b, const int32_t *id, const int32_t *target, 
     ML_BUG_IF(prefix < 0 || prefix >= seq);
     first = b->pos[b->seq_start[prefix + 1] - 1] + 1;
     shared = first / ML_PAGE;
-    ML_BUG_IF(first % ML_PAGE || b->n_page + ml_kv_pages_for(first + n) > b->caps.n_page);
+    b->n_again += shared;
+    ML_BUG_IF(first % ML_PAGE || b->n_again > b->caps.n_again ||
+              b->n_page + ml_kv_pages_for(first + n) - b->n_again > b->caps.n_page);
     for (int32_t i = 0; i < ml_kv_pages_for(first + n); i++)
-        page[i] = i < shared ? b->page[b->page_start[prefix] + i] : b->n_page + i;
+        page[i] =
+            i < shared ? b->page[b->page_start[prefix] + i] : b->n_page - b->n_again + i;
     ml_batch_add(b, id, target, n, first, page);
     b->prefix[seq] = prefix;
     b->rows.prefix = b->prefix;

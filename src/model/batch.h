@@ -12,6 +12,7 @@
 
 typedef struct ml_batch_caps {
     int32_t n_token, n_seq, n_loss, n_page;
+    int32_t n_again;            /* pages of prefixes that other sequences list again */
     int32_t n_context, n_share; /* context parallel: ranks, and most rows of one; 0: no */
 } ml_batch_caps;
 
@@ -22,6 +23,7 @@ typedef struct ml_batch {
     int32_t *adapter; /* rows.adapter points here once a sequence has an adapter */
     int32_t *prefix;  /* rows.prefix points here once a sequence has a prefix */
     int32_t n_page;   /* entries of `page` */
+    int32_t n_again;  /* those of them that are pages of a prefix */
 } ml_batch;
 
 /* Values of a row's target other than token ids. */

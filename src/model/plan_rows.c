@@ -10,7 +10,7 @@ static int32_t padded(int32_t n) {
 
 static int32_t batch_ints(const ml_batch_caps *c) {
     return 3 * padded(c->n_token) + padded(2 * c->n_token) + 4 * padded(c->n_seq + 1) +
-           padded(c->n_page) + 2 * padded(c->n_loss) +
+           padded(c->n_page + c->n_again) + 2 * padded(c->n_loss) +
            padded(ML_ADAPTER_LISTS + 1 + c->n_token);
 }
 

@@ -72,6 +72,7 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
     ml_status st;
 
     g->run->opts.in_turns = g->offload_train && g->offload_rollout;
+    g->run->opts.act_in_turns = g->turns;
     ml_train_run_memory(g->run, &req);
     st = ml_memory_plan(&plan, &req, err);
     if (st == ML_OK)
@@ -79,8 +80,7 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
     if (st == ML_OK)
         *out = (double)ml_train_run_free_bytes(g->run, &g->be) -
                (double)g->run->opts.memory_margin -
-               (double)(plan.total + plan.in_turns - req.base_bytes -
-                        (req.in_turns ? plan.trainer : 0)) -
+               (double)(plan.total + plan.in_turns - req.base_bytes - plan.returned) -
                (double)count_engines(g) * (double)beside_pages(g, &m);
     return st;
 }
@@ -96,6 +96,8 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
     ml_status st;
 
     g->engine = engine_opts(g, d, c);
+    g->run->opts.sample_tokens =
+        d->longest > 0 && !c->record.inject ? g->engine.context : 0;
     st = ml_speculative_resolve(&g->engine.draft, &c->speculative,
                                 g->run->opts.hf_checkpoint, g->run->opts.dtype,
                                 g->part != NULL, err);
@@ -276,6 +278,8 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
         .offload_train = c->mode.offload_train || turns,
         .offload_rollout = (c->mode.offload_rollout && !c->ranks.n_actor) || turns,
         .pauses = ml_run_ranks_size(&c->ranks) > 1 && together && !ml_generator_own_set(c),
+        .turns = run->be.dev->host && together && ml_run_ranks_size(&c->ranks) == 1 &&
+                 !ml_generator_own_set(c) && !c->rollout.load_debug,
         .rewards = &c->reward,
         .external = ml_run_external(c),
         .n_engine = (int32_t)c->mode.n_engine
@@ -345,26 +349,31 @@ ml_status ml_generator_measure(ml_generator *g, ml_err *err) {
 
 /* --- running ----------------------------------------------------------------- */
 
-static ml_status offload_trainers(ml_generator *g, ml_memory_phase next, ml_err *err) {
-    ml_trainer *const trainer[] = { g->run->trainer, g->run->critic.trainer };
-    ml_status st = ML_OK;
+static ml_status offload_trainer(const ml_generator *g, ml_trainer *t, ml_memory_phase next,
+                                 ml_err *err) {
+    if (t && g->turns && next == ML_PHASE_SAVE)
+        ml_trainer_rest(t);
+    if (!t || !g->offload_train || next == ML_PHASE_SAVE)
+        return ML_OK;
+    return next == ML_PHASE_TRAIN ? ml_trainer_take(t, err) : ml_trainer_release(t, err);
+}
 
-    for (int i = 0; i < 2 && g->offload_train; i++)
-        if (trainer[i] && st == ML_OK)
-            st = next == ML_PHASE_TRAIN ? ml_trainer_take(trainer[i], err)
-                                        : ml_trainer_release(trainer[i], err);
-    return st;
+static ml_status offload_trainers(ml_generator *g, ml_memory_phase next, ml_err *err) {
+    ml_status st = offload_trainer(g, g->run->trainer, next, err);
+
+    return st == ML_OK ? offload_trainer(g, g->run->critic.trainer, next, err) : st;
 }
 
 /* The first rank of an engine speaks for all of them; they meet before the memory of one
  * phase is used in the other. */
 ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err) {
     bool begins = next == ML_PHASE_ROLLOUT && g->leads;
+    bool kv = g->offload_rollout || (g->turns && g->local);
     ml_status st = ML_OK;
 
     if (next == ML_PHASE_TRAIN && g->leads && g->pauses)
         g->local->pause(g->local);
-    if (next == ML_PHASE_TRAIN && g->leads && g->offload_rollout)
+    if (next == ML_PHASE_TRAIN && g->leads && kv)
         ml_local_release(g->local, true, false);
     if (next == ML_PHASE_TRAIN && g->leads && g->offload_rollout)
         ml_reward_models_stop(g->rewards);
@@ -374,7 +383,7 @@ ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err)
         st = offload_trainers(g, next, err);
     if (st == ML_OK && next == ML_PHASE_ROLLOUT)
         st = ml_comm_meet(g->group, err);
-    if (st == ML_OK && begins && g->offload_rollout)
+    if (st == ML_OK && begins && kv)
         st = ml_local_take(g->local, true, false, err);
     if (st == ML_OK && begins && g->offload_rollout)
         st = ml_reward_models_start(g->rewards, err);

@@ -49,9 +49,12 @@ typedef struct ml_generator {
     ml_engine_opts engine;
     ml_grammar_cache *grammars; /* of requests of agents and functions; NULL: none */
     bool offload_train, offload_rollout; /* release their memory alternately */
-    const ml_reward_opts *rewards;       /* whose models do so, too */
-    bool external;                       /* engines that run already */
-    int32_t n_engine;                    /* engine processes started by this run */
+    /* On the host the KV cache and the activations of training always do so: new pages take
+     * little time. */
+    bool turns;
+    const ml_reward_opts *rewards; /* whose models do so, too */
+    bool external;                 /* engines that run already */
+    int32_t n_engine;              /* engine processes started by this run */
     /* For engines in other processes: the directory of published weights, and where an
      * engine keeps the copy that deltas change; NULL: none. */
     const char *weight_dir, *copy_dir;
@@ -88,9 +91,13 @@ ml_status ml_generator_measure(ml_generator *g, ml_err *err);
 ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
                              ml_err *err);
 
-/* Generation and training use their memory alternately, with --offload: frees that of the
- * other phase, then allocates that of the next. */
-typedef enum ml_memory_phase { ML_PHASE_ROLLOUT, ML_PHASE_TRAIN } ml_memory_phase;
+/* Generation and training use their memory alternately, with --offload or in part (turns):
+ * frees that of the other phase, then allocates that of the next.  Saving needs no activations. */
+typedef enum ml_memory_phase {
+    ML_PHASE_ROLLOUT,
+    ML_PHASE_TRAIN,
+    ML_PHASE_SAVE
+} ml_memory_phase;
 ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err);
 
 /* Called after the weights of a rollout were published: injects the faults that are due. */

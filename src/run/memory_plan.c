@@ -7,6 +7,7 @@
 #include "model/stage.h"
 #include "train/grads.h"
 #include "train/host_memory.h"
+#include "train/passes.h"
 #include "train/pipeline.h"
 
 static void add(ml_memory *m, const char *what, size_t bytes) {
@@ -51,6 +52,15 @@ static int32_t n_context_of(const ml_memory_request *req) {
     return req->opts.mesh ? req->opts.mesh->sizes.size[ML_MESH_CP] : 1;
 }
 
+/* The most rows of a pass. */
+static int64_t in_pass(const ml_memory_request *req) {
+    int64_t n = ml_passes_rows(req->spec, req->be, req->opts.mesh);
+
+    if (!n || !req->rows_together)
+        return INT64_MAX;
+    return n > req->rows_together ? n : req->rows_together;
+}
+
 /* Of a micro-batch, on all ranks that divide its sequences. */
 static int64_t tokens_of(const ml_memory_request *req, bool score) {
     const ml_trainer_opts *o = &req->opts;
@@ -61,6 +71,7 @@ static int64_t tokens_of(const ml_memory_request *req, bool score) {
     if (score && o->score_max_tokens)
         n = o->score_max_tokens * n_context;
     n = n < req->longest ? req->longest : n;
+    n = n > in_pass(req) ? in_pass(req) : n;
     return n < 1 ? 1 : n;
 }
 
@@ -272,7 +283,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     part = lora ? lora->weights.range
                 : ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
     add(m, row[GRADS],
-        (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part)) +
+        (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part, 0)) +
             (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
                 ml_weights_part_bytes(trained, NULL, ML_WEIGHT_F32, part));
     if (opt.offload_dir)
@@ -296,14 +307,30 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     return add_plans(m, req, spec, row, err);
 }
 
-/* The KV cache with the models of rewards and training use the same memory alternately: the larger of the two
+static size_t row_bytes(const ml_memory *m, const char *what) {
+    for (int i = 0; i < m->n; i++)
+        if (m->row[i].what == what)
+            return m->row[i].bytes;
+    return 0;
+}
+
+static size_t act_bytes(const ml_memory *m) {
+    static const int rows[] = { ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH };
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        bytes += row_bytes(m, actor_rows[rows[i]]) + row_bytes(m, critic_rows[rows[i]]);
+    return bytes;
+}
+
+/* The KV cache, with the models of rewards, and training use the same memory alternately: the larger of the two
  * counts, not the sum.  Optimizer state that the device releases is kept in host memory. */
 static void take_turns(ml_memory *m, const ml_memory_request *req) {
-    size_t turn = req->kv_bytes + req->reward_bytes;
+    size_t turn = req->kv_bytes + (req->in_turns ? req->reward_bytes : 0);
 
-    m->in_turns = m->trainer < turn ? m->trainer : turn;
+    m->in_turns = m->returned < turn ? m->returned : turn;
     m->total -= m->in_turns;
-    for (int i = 0; i < m->n && !req->be->dev->host; i++)
+    for (int i = 0; i < m->n && req->in_turns && !req->be->dev->host; i++)
         if (m->row[i].what == actor_rows[STATE] || m->row[i].what == critic_rows[STATE])
             m->on_host += m->row[i].bytes;
 }
@@ -350,9 +377,10 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     critic.opts.stage = req->critic_stage;
     if (st == ML_OK && req->critic)
         st = add_trainer(out, &critic, req->critic, req->critic_bytes, critic_rows, err);
-    out->trainer = out->total - models;
-    if (req->in_turns)
-        take_turns(out, req);
+    out->returned = req->in_turns       ? out->total - models
+                    : req->act_in_turns ? act_bytes(out)
+                                        : 0;
+    take_turns(out, req);
     return st;
 }
 
@@ -361,7 +389,7 @@ void ml_memory_text(ml_text *out, const ml_memory *m) {
         ml_text_printf(out, "  %-24s %12.3f MiB\n", m->row[i].what,
                        (double)m->row[i].bytes / 0x1p20);
     if (m->in_turns)
-        ml_text_printf(out, "  %-24s %12.3f MiB\n", "shared by offloading",
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "used in turns",
                        -(double)m->in_turns / 0x1p20);
     ml_text_printf(out, "  %-24s %12.3f MiB\n", "total", (double)m->total / 0x1p20);
     if (m->on_host)

@@ -24,10 +24,11 @@ typedef struct ml_memory_request {
     const int32_t *critic_stage; /* as opts.stage, of the critic's nodes */
     bool generates_only;         /* the rank has no trainer */
     ml_trainer_opts opts;
-    int64_t longest; /* tokens of the longest sample; 0: not known */
-    bool scores;     /* samples are also scored (forward only) */
-    bool async_save; /* snapshots are written from a copy */
-    bool saves_ref;  /* snapshots include the reference weights */
+    int64_t longest;       /* tokens of the longest sample; 0: not known */
+    int64_t rows_together; /* rows that passes (passes.h) do not divide; 0: not known */
+    bool scores;           /* samples are also scored (forward only) */
+    bool async_save;       /* snapshots are written from a copy */
+    bool saves_ref;        /* snapshots include the reference weights */
     size_t
         base_bytes; /* in use before the run: the program, or the device's own overhead */
     size_t engine_bytes;    /* used by generation in the same memory */
@@ -35,6 +36,7 @@ typedef struct ml_memory_request {
     size_t reward_bytes;    /* reward model and judge */
     size_t quantized_bytes; /* of quantized copies of weights */
     bool in_turns;          /* these and training use their memory alternately */
+    bool act_in_turns;      /* the KV cache and the activations of training do so */
 } ml_memory_request;
 
 enum { ML_MEMORY_ROWS = 32 };
@@ -46,7 +48,7 @@ typedef struct ml_memory {
     } row[ML_MEMORY_ROWS];
     int n;
     size_t total;
-    size_t trainer;  /* part of the total that only training needs */
+    size_t returned; /* by training, while tokens are generated */
     size_t in_turns; /* saved by using memory alternately; already subtracted from the
                         total */
     size_t on_disk;  /* optimizer state in a file, not part of the total */

@@ -226,6 +226,8 @@ static ml_status iterate(ml_train_loop *l, ml_err *err) {
         st = in_stage(l, ML_STAGE_LEARN, learn, err);
     if (st == ML_OK && trains(l))
         st = tell(l, ML_ON_LEARNED, "", err);
+    if (st == ML_OK && l->generator)
+        st = ml_generator_enter(l->generator, ML_PHASE_SAVE, err);
     if (st == ML_OK)
         st = in_stage(l, ML_STAGE_SAVE, save, err);
     if (st == ML_OK && l->generator)

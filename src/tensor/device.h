@@ -60,6 +60,9 @@ struct ml_device {
     ml_status (*alloc)(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
                        ml_err *err);
     void (*free)(ml_buf *b); /* a zeroed ml_buf is allowed */
+    /* Zeros a buffer of which little will be written: the rest takes no memory.  NULL: all of
+     * it does. */
+    void (*zero_sparse)(ml_buf *b);
     /* Ordered on the stream.  Host memory is pageable; on return it may be changed
      * (copy_in) or is filled (copy_out).  The device pointer may also be host memory. */
     void (*copy_in)(ml_stream *s, void *dst, const void *host, size_t bytes);

@@ -13,9 +13,14 @@ static int64_t count_of(const ml_spec *s, int32_t param, const ml_shard_range *r
     return range ? range[param].n : (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
 }
 
-static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range) {
+static size_t embed_bytes(const ml_spec *s, const ml_shard_range *range, int64_t n_token) {
     int32_t table = ml_grads_tied_table(s);
-    return table == ML_NONE ? 0 : (size_t)count_of(s, table, range) * sizeof(float);
+    int64_t n = table == ML_NONE ? 0 : count_of(s, table, range), used;
+
+    if (!n || !n_token)
+        return (size_t)n * sizeof(float);
+    used = n_token * ML_LANES * s->param[table].shape[1]; /* a panel for each token */
+    return (size_t)(used < n ? used : n) * sizeof(float);
 }
 
 /* Gradients of the nodes that use the parameters of earlier ones; `at` receives their
@@ -37,9 +42,9 @@ static size_t again_bytes(const ml_spec *s, const ml_shard_range *range, int64_t
     return bytes;
 }
 
-size_t ml_grads_bytes(const ml_spec *s, const ml_shard_range *range) {
-    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) + embed_bytes(s, range) +
-           again_bytes(s, range, NULL);
+size_t ml_grads_bytes(const ml_spec *s, const ml_shard_range *range, int64_t n_token) {
+    return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) +
+           embed_bytes(s, range, n_token) + again_bytes(s, range, NULL);
 }
 
 static ml_status take_again(ml_grads *g, ml_arena *a, ml_err *err) {
@@ -63,16 +68,18 @@ static ml_status take_again(ml_grads *g, ml_arena *a, ml_err *err) {
 
 ml_status ml_grads_open(ml_grads *out, const ml_spec *s, const ml_shard_range *range,
                         bool embeds, ml_backend *be, ml_arena *a, ml_err *err) {
-    size_t bytes = embeds ? embed_bytes(s, range) : 0;
+    size_t bytes = embeds ? embed_bytes(s, range, 0) : 0;
     ml_status st;
 
-    *out = (ml_grads){ .spec = s, .be = be };
+    *out = (ml_grads){ .spec = s, .be = be, .fresh = true };
     st = ml_weights_zeros_part(&out->sum, s, range, be, a, err);
     if (st == ML_OK && bytes) {
         st = be->dev->alloc(be->dev, &out->embed_buf, bytes, ML_MEM_GRAD, err);
         out->embed = out->sum.t[ml_grads_tied_table(s)];
         out->embed.data = out->embed_buf.ptr;
     }
+    if (st == ML_OK && bytes && be->dev->zero_sparse)
+        be->dev->zero_sparse(&out->embed_buf);
     if (st == ML_OK)
         st = take_again(out, a, err);
     if (st != ML_OK)
@@ -99,16 +106,25 @@ void ml_grads_close(ml_grads *g) {
     *g = (ml_grads){ 0 };
 }
 
-void ml_grads_zero(ml_grads *g) {
-    const ml_buf *all[] = { &g->sum.buf, &g->embed_buf, &g->again_buf };
+static void zero(ml_grads *g, const ml_buf *b) {
+    if (b->ptr)
+        g->be->optim->zero(g->be->stream, b->ptr, b->bytes);
+}
 
-    if (g->lora) {
+/* A table's gradient as an embedding has rows for the tokens that occur, which are few. */
+void ml_grads_zero(ml_grads *g) {
+    if (g->lora)
         ml_lora_zero_grads(g->lora);
+    if (g->lora || g->fresh) {
+        g->fresh = false;
         return;
     }
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i]->ptr)
-            g->be->optim->zero(g->be->stream, all[i]->ptr, all[i]->bytes);
+    zero(g, &g->sum.buf);
+    zero(g, &g->again_buf);
+    if (g->embed_buf.ptr && g->be->dev->zero_sparse)
+        g->be->dev->zero_sparse(&g->embed_buf);
+    else
+        zero(g, &g->embed_buf);
 }
 
 void ml_grads_bind(const ml_grads *g, ml_run *run) {

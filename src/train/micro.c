@@ -64,8 +64,10 @@ static void count_rows(ml_batch_caps *c, const ml_train_sample *s, const ml_bin 
     node = ML_NEW(&a, ml_prefix_node, 2 * bin->n);
     c->n_seq = nodes_of(node, s, bin, share);
     for (int32_t i = 0; i < c->n_seq; i++) {
+        int32_t again = node[i].first / ML_PAGE; /* pages of the nodes above it */
         c->n_token += node[i].end - node[i].first;
-        c->n_page += ml_kv_pages_for(node[i].end);
+        c->n_page += ml_kv_pages_for(node[i].end) - again;
+        c->n_again += again;
     }
     ml_arena_release(&a);
 }
@@ -92,6 +94,7 @@ ml_batch_caps ml_micro_max(ml_batch_caps a, ml_batch_caps b) {
                             .n_seq = larger(a.n_seq, b.n_seq),
                             .n_loss = larger(a.n_loss, b.n_loss),
                             .n_page = larger(a.n_page, b.n_page),
+                            .n_again = larger(a.n_again, b.n_again),
                             .n_context = larger(a.n_context, b.n_context),
                             .n_share = larger(a.n_share, b.n_share) };
 }

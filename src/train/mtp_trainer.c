@@ -76,7 +76,7 @@ ml_status ml_mtp_trainer_bytes(size_t *out, const ml_mtp_trainer *m, const ml_ch
     ml_arena_init(&a, "multi-token prediction");
     part = ml_mtp_parts(&m->spec, m->be->linear, &a);
     *out = ml_weights_part_bytes(&m->spec, c, dtype, part) +
-           ml_grads_bytes(&m->spec, part) + ml_optimizer_bytes(&m->spec, &own, bf16) +
+           ml_grads_bytes(&m->spec, part, 0) + ml_optimizer_bytes(&m->spec, &own, bf16) +
            ml_optimizer_scratch_bytes(&m->spec, &own, m->be);
     if (st == ML_OK)
         *out += ml_plan_act_bytes(plan) + ml_plan_scratch_bytes(plan);

@@ -105,12 +105,16 @@ void ml_trainer_close(ml_trainer *t); /* NULL is allowed */
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err);
 ml_status ml_trainer_take(ml_trainer *t, ml_err *err);
 
+/* Frees the memory of activations until the next step or scoring. */
+void ml_trainer_rest(ml_trainer *t);
+
 /* Exchanges the plans of two trainers of one spec, backend and options: trainers that run in
  * turn, each with an adapter of its own, need the memory of one.  Not with ranks. */
 void ml_trainer_swap_plans(ml_trainer *a, ml_trainer *b);
 
 /* The steps and micro-batches of these samples, in the arena.  Idle samples get separate
- * micro-batches, so that only their forward pass runs. */
+ * micro-batches, so that only their forward pass runs.  Where a backend is as fast with fewer rows,
+ * the micro-batches are passes (passes.h). */
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err);
 

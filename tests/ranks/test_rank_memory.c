@@ -156,7 +156,7 @@ static void compare(ml_comm *c, void *ud) {
     make_samples(&p.t, sample);
     plan = planned(&p, &made, &exchange);
     count_from(&count, &p.t.be,
-               p.t.weights.buf.bytes + ml_grads_bytes(&p.t.spec, p.t.weights.range) +
+               p.t.weights.buf.bytes + ml_grads_bytes(&p.t.spec, p.t.weights.range, 0) +
                    ml_trainer_optimizer(p.t.trainer)->bytes +
                    ml_optimizer_scratch_bytes(&p.t.spec, &made.optimizer, &p.t.be));
     score_and_train(&p, sample);

@@ -231,8 +231,8 @@ static void memory_in_turns(void) {
     CHECK_HAS(out, "KV cache");
     CHECK(run(ml_test_path("c"), 1, "--dry-run --offload-train --offload-rollout", out,
               sizeof out) == 0);
-    CHECK_HAS(out, "shared by offloading");
-    sscanf(strstr(out, "shared by offloading"), "shared by offloading %lf", &turns);
+    CHECK_HAS(out, "used in turns");
+    sscanf(strstr(out, "used in turns"), "used in turns %lf", &turns);
     CHECK(turns < -0.01);
     CHECK(run(ml_test_path("c"), 1, "--offload --load-debug-rollout-data x", out,
               sizeof out) == 2);

@@ -42,6 +42,12 @@ static void host_free(ml_buf *b) {
     *b = (ml_buf){ 0 };
 }
 
+static void host_zero_sparse(ml_buf *b) {
+    (void)madvise(b->ptr, b->bytes, MADV_NOHUGEPAGE);
+    if (madvise(b->ptr, b->bytes, MADV_DONTNEED) != 0)
+        memset(b->ptr, 0, b->bytes);
+}
+
 static void host_copy(ml_stream *s, void *dst, const void *src, size_t bytes) {
     (void)s;
     if (bytes)
@@ -249,6 +255,10 @@ static void cpu_close(ml_backend *b) {
     free(c);
 }
 
+/* Of a training pass, for each thread.  A pass reads and writes all gradients once: with 192
+ * rows that is 2 % of the time of a model with 135M parameters. */
+enum { PASS_ROWS = 192 };
+
 ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
                               ml_err *err) {
     const ml_cpu_kern *kern = NULL;
@@ -272,6 +282,7 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
                           .host = true,
                           .alloc = host_alloc,
                           .free = host_free,
+                          .zero_sparse = host_zero_sparse,
                           .copy_in = host_copy,
                           .copy_out = host_copy,
                           .copy = host_copy,
@@ -286,6 +297,7 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
                          .ops = &cpu_ops,
                          .optim = &ml_cpu_optim,
                          .n_thread = n_thread,
+                         .pass_rows = PASS_ROWS * (n_thread > 1 ? n_thread : 2),
                          .close = cpu_close,
                          .priv = c };
     return ML_OK;

@@ -149,11 +149,20 @@ typedef struct memory_row {
 
 enum { MEMORY_ROWS = 9 };
 
+/* How many tokens have gradients of their own (ml_grads_bytes). */
+static int64_t embedded(const score_job *j) {
+    int64_t n = 0;
+
+    for (int32_t i = 0; j->be.dev->zero_sparse && i < j->seq.n; i++)
+        n += j->seq.len[i];
+    return n;
+}
+
 static size_t grad_bytes(const score_job *j) {
     if (!j->config->score.grads)
         return 0;
     return j->adapters.n ? ml_score_adapters_bytes(&j->adapters, true)
-                         : ml_grads_bytes(&j->spec, NULL);
+                         : ml_grads_bytes(&j->spec, NULL, embedded(j));
 }
 
 static size_t memory_plan(const score_job *j, memory_row row[MEMORY_ROWS]) {
