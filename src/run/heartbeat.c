@@ -5,25 +5,29 @@
 #include <time.h>
 
 #define LONGEST_S 10.0 /* between two beats */
+#define GRACE_S 10.0   /* of an owner that has not noticed that the job failed */
 
 struct ml_heartbeat {
     ml_comm *ring;
-    double every_s, deadline_s;
+    double every_s, deadline_s, grace_s;
+    void (*lost)(void *ud, const ml_err *why);
+    void *ud;
+    ml_err why; /* of the thread: why the job failed */
     pthread_t thread;
     pthread_mutex_t lock; /* of `ending` */
     pthread_cond_t wake;
     bool ending;
 };
 
-/* Waits for the next beat; true: the owner ends. */
-static bool rest(ml_heartbeat *h, bool at_once) {
+/* Waits so long; true: the owner ends. */
+static bool rest(ml_heartbeat *h, double s, bool at_once) {
     struct timespec until;
     bool ending;
     int late = 0;
 
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)h->every_s;
-    until.tv_nsec += (long)(1e9 * (h->every_s - (double)(time_t)h->every_s));
+    until.tv_sec += (time_t)s;
+    until.tv_nsec += (long)(1e9 * (s - (double)(time_t)s));
     if (until.tv_nsec >= 1000000000) {
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
@@ -48,15 +52,15 @@ static ml_status send_beat(ml_heartbeat *h, beats *b, bool last) {
     if (b->sent_last)
         return ML_OK;
     b->sent_last = last;
-    return c->send(c, NULL, &t, (c->rank + 1) % c->size, NULL);
+    return c->send(c, NULL, &t, (c->rank + 1) % c->size, &h->why);
 }
 
 static ml_status take_beat(ml_heartbeat *h, beats *b) {
     ml_comm *c = h->ring;
     ml_tensor t = ml_comm_bytes(&b->got_last, sizeof b->got_last);
 
-    ml_status st =
-        b->got_last ? ML_OK : c->recv(c, NULL, &t, (c->rank + c->size - 1) % c->size, NULL);
+    int32_t from = (c->rank + c->size - 1) % c->size;
+    ml_status st = b->got_last ? ML_OK : c->recv(c, NULL, &t, from, &h->why);
 
     c->deadline_s = h->deadline_s; /* the first beat had longer */
     return st;
@@ -70,7 +74,7 @@ static void *beat(void *ud) {
     ml_status st = ML_OK;
 
     while (st == ML_OK && !(b.sent_last && b.got_last)) {
-        bool last = rest(h, b.sent_last);
+        bool last = rest(h, h->every_s, b.sent_last);
         if (odd)
             st = take_beat(h, &b);
         if (st == ML_OK)
@@ -78,6 +82,8 @@ static void *beat(void *ud) {
         if (st == ML_OK && !odd)
             st = take_beat(h, &b);
     }
+    if (st != ML_OK && h->lost && !rest(h, h->grace_s, false))
+        h->lost(h->ud, &h->why);
     return NULL;
 }
 
@@ -114,6 +120,9 @@ static ml_heartbeat *new_heartbeat(ml_comm *ring, const ml_heartbeat_opts *o) {
     h->ring = ring;
     h->every_s = o->every_s > 0 ? o->every_s : usual;
     h->deadline_s = o->deadline_s;
+    h->grace_s = o->grace_s > 0 ? o->grace_s : GRACE_S;
+    h->lost = o->lost;
+    h->ud = o->ud;
     ring->group = "heartbeats";
     ring->spans = NULL;
     ring->deadline_s = o->deadline_s + o->first_s;

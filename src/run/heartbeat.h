@@ -3,7 +3,9 @@
  *
  * Ranks form a ring: a thread of each sends a beat to the next rank and awaits one from the
  * rank before it.  A beat that does not come within the deadline ends the job, and every
- * rank gets the name of the silent one (comm.h).
+ * rank gets the name of the silent one (comm.h).  An owner that does not look at its
+ * communicators meanwhile is ended by the thread: it may wait for an engine of the lost
+ * rank, or in a function of an extension.
  *
  * thread: the owner's; the beats have a communicator and a thread of their own. */
 #ifndef ML_RUN_HEARTBEAT_H
@@ -17,6 +19,11 @@ typedef struct ml_heartbeat_opts {
     double every_s;    /* 0: a quarter of the deadline, 10 s at most */
     double deadline_s; /* of a wait for a beat; 0: no beats */
     double first_s;    /* added to the deadline of the first beat */
+    /* Called by the thread when the job has failed and the owner has not closed the
+     * heartbeats within grace_s (0: 10 s) after that; NULL: nothing is called. */
+    void (*lost)(void *ud, const ml_err *why);
+    void *ud;
+    double grace_s;
 } ml_heartbeat_opts;
 
 /* As long as a rank may wait in training, unless the heartbeats have times of their own. */

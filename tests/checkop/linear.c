@@ -12,26 +12,41 @@ static const struct variant {
     int32_t m, n, k;
     ml_dtype dtype;
     bool bias;
-    bool exact; /* as in the head of a critic */
+    bool exact;     /* as in the head of a critic */
+    int32_t len[4]; /* rows of each sequence; none: one of all rows */
 } variants[] = {
-    { 0, 5, 3, ML_F32, true },      { 1, 1, 1, ML_F32, false },
-    { 1, 16, 16, ML_BF16, true },   { 1, 150, 33, ML_BF16, true },
-    { 2, 15, 31, ML_F32, true },    { 5, 80, 17, ML_BF16, false },
-    { 6, 17, 15, ML_F32, false },   { 7, 129, 40, ML_F32, true },
-    { 14, 33, 20, ML_BF16, true },  { 15, 31, 64, ML_F32, true },
-    { 29, 48, 353, ML_F32, true },  { 16, 360, 17, ML_BF16, false },
-    { 33, 65, 47, ML_BF16, true },  { 355, 20, 19, ML_F32, true },
-    { 520, 17, 6, ML_BF16, false }, { 8, 18, 530, ML_F32, false },
-    { 15, 3, 2120, ML_BF16, true }, { 150, 1, 70, ML_F32, true, .exact = true },
+    { 0, 5, 3, ML_F32, true },
+    { 1, 1, 1, ML_F32, false },
+    { 1, 16, 16, ML_BF16, true },
+    { 1, 150, 33, ML_BF16, true },
+    { 2, 15, 31, ML_F32, true },
+    { 5, 80, 17, ML_BF16, false },
+    { 6, 17, 15, ML_F32, false },
+    { 7, 129, 40, ML_F32, true },
+    { 14, 33, 20, ML_BF16, true },
+    { 15, 31, 64, ML_F32, true },
+    { 29, 48, 353, ML_F32, true },
+    { 16, 360, 17, ML_BF16, false },
+    { 33, 65, 47, ML_BF16, true },
+    { 355, 20, 19, ML_F32, true },
+    { 520, 17, 6, ML_BF16, false },
+    { 8, 18, 530, ML_F32, false },
+    { 15, 3, 2120, ML_BF16, true },
+    { 150, 1, 70, ML_F32, true, .exact = true },
+    { 61, 33, 20, ML_F32, true, .len = { 1, 40, 3, 17 } },
+    { 780, 17, 35, ML_BF16, true, .len = { 5, 705, 70 } },
 };
 
 static void build_variant(ck_case *c, const struct variant *v) {
     ck_name(c, "%s-m%d-n%d-k%d%s", ml_dtype_name(v->dtype), v->m, v->n, v->k,
-            v->exact  ? "-value"
-            : v->bias ? "-bias"
-                      : "");
+            v->exact    ? "-value"
+            : v->len[0] ? "-seqs"
+            : v->bias   ? "-bias"
+                        : "");
     c->exact = v->exact;
     c->rows.n_token = v->m;
+    if (v->len[0])
+        ck_page_rows(c, v->len, 4);
     c->in[0] = ck_mat(v->m, v->k);
     ck_fill(c, &c->in[0], 1.0f);
     c->w[0] = ck_mat(v->n, v->k);
@@ -65,12 +80,15 @@ static void forward(const ck_case *c, ck_ref *r) {
                 dot(r->in[0] + i * k, r->w[0] + j * k, k) + (r->w[1] ? r->w[1][j] : 0.0);
 }
 
-/* ---- the exact contract: every output is one FMA chain ---- */
+/* ---- the exact contract: outputs are FMA chains ---- */
+
+enum { BLOCK = 352 }; /* rows of a chain of dw, at most */
 
 /* f32 values, widened; gradients are added to what dx, dw and db hold. */
 typedef struct exact {
     const double *x, *w, *bias, *dy, *dx, *dw, *db;
     int64_t m, n, k;
+    const ml_rows *rows;
 } exact;
 
 /* s + a[0] * b[0] + a[a_step] * b[b_step] + .., each step rounded once. */
@@ -91,14 +109,37 @@ static float exact_dx(const exact *v, int64_t i, int64_t q) {
     return chain(v->dx[i * v->k + q], v->dy + i * v->n, 1, v->w + q, v->k, v->n);
 }
 
+/* The first row after the sequence of row t. */
+static int64_t end_of_seq(const exact *v, int64_t t) {
+    int32_t i = 0;
+
+    while (i < v->rows->n_seq && v->rows->seq_start[i + 1] <= t)
+        i++;
+    return v->rows->n_seq ? v->rows->seq_start[i + 1] : v->m;
+}
+
 static float exact_dw(const exact *v, int64_t j, int64_t q) {
-    return chain(v->dw[j * v->k + q], v->x + q, v->k, v->dy + j, v->n, v->m);
+    float dw = (float)v->dw[j * v->k + q];
+
+    for (int64_t t = 0, end; t < v->m; t = end) {
+        end = end_of_seq(v, t);
+        end = end - t > BLOCK ? t + BLOCK : end;
+        dw += chain(0.0, v->x + t * v->k + q, v->k, v->dy + t * v->n + j, v->n, end - t);
+    }
+    return dw;
 }
 
 static float exact_db(const exact *v, int64_t zero, int64_t j) {
-    static const double one = 1.0;
+    float db = (float)v->db[j];
+
     (void)zero;
-    return chain(v->db[j], v->dy + j, v->n, &one, 0, v->m);
+    for (int64_t t = 0; t < v->m;) {
+        double sum = 0;
+        for (int64_t end = end_of_seq(v, t); t < end; t++)
+            sum += v->dy[t * v->n + j];
+        db += (float)sum;
+    }
+    return db;
 }
 
 static void check_exact(ck_env *e, const ck_case *c, const exact *v, const ml_tensor *t,
@@ -108,7 +149,7 @@ static void check_exact(ck_env *e, const ck_case *c, const exact *v, const ml_te
 
     for (int64_t i = 0; got && i < ml_tensor_count(t); i++)
         if (got[i] != (double)want(v, i / cols, i % cols)) {
-            ck_fail(e, "%s[%lld, %lld] is %.9g, its chain gives %.9g", what,
+            ck_fail(e, "%s[%lld, %lld] is %.9g, its chains give %.9g", what,
                     (long long)(i / cols), (long long)(i % cols), got[i],
                     (double)want(v, i / cols, i % cols));
             return;
@@ -131,6 +172,7 @@ static void check_chains(ck_env *e, const ck_case *c) {
         .m = c->out[0].shape[0],
         .n = c->out[0].shape[1],
         .k = c->in[0].shape[1],
+        .rows = &c->rows,
     };
     ck_mode mode = { .backward = true, .add = true, .in_place = CK_ALL, .only = CK_ALL };
     ck_result r;

@@ -10,6 +10,7 @@ static const struct variant {
     bool plus_one;
     float eps;
     int32_t n_weight; /* rows of the weight, 0: one for all groups; or NO_WEIGHT */
+    int32_t len[4];   /* rows of each sequence; none: one of all rows */
 } variants[] = {
     { 0, 1, 8, ML_F32, false, 1e-6f },
     { 1, 1, 1, ML_F32, false, 0.5f },
@@ -24,6 +25,7 @@ static const struct variant {
     { 6, 3, 18, ML_F32, false, 1e-6f, NO_WEIGHT },
     { 2, 1, 9000, ML_F32, false, 1e-6f },
     { 2, 1, 16384, ML_F32, false, 1e-6f, NO_WEIGHT },
+    { 61, 4, 18, ML_F32, false, 1e-5f, 2, .len = { 1, 40, 3, 17 } },
 };
 
 static void build(ck_case *c, int i) {
@@ -34,12 +36,15 @@ static void build(ck_case *c, int i) {
     ck_name(c, "%s-n%d-g%d-w%d%s%s", ml_dtype_name(v->dtype), v->n, v->groups, v->width,
             v->plus_one ? "-plus1" : "",
             v->n_weight == NO_WEIGHT ? "-bare"
+            : v->len[0]              ? "-seqs"
             : v->n_weight            ? "-own"
                                      : "");
     c->attr.norm.width = v->width;
     c->attr.norm.eps = v->eps;
     c->attr.norm.plus_one = v->plus_one;
     c->rows.n_token = v->n;
+    if (v->len[0])
+        ck_page_rows(c, v->len, 4);
     c->in[0] = ck_mat(v->n, (int64_t)v->groups * v->width);
     ck_fill(c, &c->in[0], 3.0f);
     c->out[0] = ck_mat(v->n, (int64_t)v->groups * v->width);
@@ -66,6 +71,61 @@ static void forward(const ck_case *c, ck_ref *r) {
     }
 }
 
+/* The scale of group g as the op computes it: lanes of sixteen, then a tree. */
+static float scale_of(const double *x, int64_t width, float eps) {
+    float lane[16] = { 0 };
+
+    for (int64_t i = 0; i < width; i++)
+        lane[i % 16] = fmaf((float)x[i], (float)x[i], lane[i % 16]);
+    for (int w = 8; w > 0; w /= 2)
+        for (int i = 0; i < w; i++)
+            lane[i] += lane[i + w];
+    return 1.0f / sqrtf(lane[0] / (float)width + eps);
+}
+
+/* What groups begin .. end - 1 add to element k of the gradient. */
+static float sum_of_seq(const ck_case *c, const double *x, const double *dy, int64_t k,
+                        int64_t begin, int64_t end) {
+    int64_t width = c->attr.norm.width, n_weight = c->w[0].shape[0] / width;
+    double sum = 0;
+
+    for (int64_t g = begin; g < end; g++) {
+        float h = (float)x[g * width + k % width] *
+                  scale_of(x + g * width, width, c->attr.norm.eps);
+        if (g % n_weight == k / width)
+            sum += dy[g * width + k % width] * (double)h;
+    }
+    return (float)sum;
+}
+
+/* The gradient of the weight is a sum in f64 for each sequence, rounded and added. */
+static void check_sums(ck_env *e, const ck_case *c) {
+    int64_t width = c->attr.norm.width, groups = c->in[0].shape[1] / width;
+    const double *x = ck_values(c->arena, &c->in[0]),
+                 *dy = ck_values(c->arena, &c->dout[0]);
+    const double *got, *dw = ck_values(c->arena, &c->dw[0]);
+    ck_mode mode = { .backward = true, .add = true, .in_place = CK_ALL, .only = CK_ALL };
+    ck_result r;
+
+    mode.backend = e->n_backend - 1;
+    ck_run(e, c, mode, &r);
+    got = ck_values(c->arena, &r.dw[0]);
+    for (int64_t k = 0; k < c->w[0].shape[0]; k++) {
+        float want = (float)dw[k];
+        for (int32_t i = 0; i < c->rows.n_seq; i++)
+            want += sum_of_seq(c, x, dy, k, c->rows.seq_start[i] * groups,
+                               c->rows.seq_start[i + 1] * groups);
+        if (got[k] != (double)want)
+            ck_fail(e, "dw[%lld] is %.9g, the sums of the sequences give %.9g",
+                    (long long)k, got[k], (double)want);
+    }
+}
+
+static void also(ck_env *e, const ck_case *c) {
+    if (e->backend[0].dev->host && c->rows.n_seq)
+        check_sums(e, c);
+}
+
 const ck_suite ck_rmsnorm = {
     .op = ML_OP_RMSNORM,
     .n_case = sizeof variants / sizeof *variants,
@@ -74,6 +134,7 @@ const ck_suite ck_rmsnorm = {
     .ref_out = 1,
     .grad_out = 1,
     .row_out = 1,
+    .also = also,
 };
 
 /* ---- layernorm ---- */

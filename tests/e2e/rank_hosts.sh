@@ -93,29 +93,36 @@ for layout in '' '--tensor-model-parallel-size 4' '--tensor-model-parallel-size 
 done
 
 # The cable is pulled: each side names the other and ends.
-log=$work/pulled.log
-(on_hosts 2 "$build/miles" train "${flags[@]}" --save "$work/pulled" --num-rollout 100000 --save-interval 1 \
-    --distributed-timeout-minutes 0.1 >"$log" 2>&1) &
-job=$!
-for _ in $(seq 900); do
-    grep -q '"rollout": 1,' "$work/pulled/metrics.jsonl" 2>/dev/null && break
-    kill -0 $job 2>/dev/null || break
-    sleep 0.1
-done
-ip -n $a link set ${a}0 down
-for _ in $(seq 600); do
-    grep -q 'did not answer within' "$work/pulled/logs/rank_0.log" && break
-    sleep 0.1
-done
-check "the first host names the rank behind the cable" grep -q "rank 1 (on $b) did not answer within 6 s" "$work/pulled/logs/rank_0.log"
-for _ in $(seq 600); do
-    grep -q 'did not answer within' "$work/pulled/logs/rank_1.log" && break
-    sleep 0.1
-done
-check "the second names the first" grep -q "rank 0 (on $a) did not answer within 6 s" "$work/pulled/logs/rank_1.log"
-ip -n $a link set ${a}0 up
-wait $job
-check "the job ends" [ $? -ne 0 ]
+named() { # named RANK LOST HOST: waits until the log of a rank names the lost one
+    for _ in $(seq 600); do
+        grep -q 'did not answer within' "$work/$save/logs/rank_$1.log" && break
+        sleep 0.1
+    done
+    grep -q "rank $2 (on $3) did not answer within 6 s" "$work/$save/logs/rank_$1.log"
+}
+pull() { # pull WHEN FLAG...: after the second rollout
+    local when=$1 job
+    shift
+    (on_hosts 2 "$build/miles" train "${flags[@]}" "$@" --save "$work/$save" --num-rollout 100000 \
+        --distributed-timeout-minutes 0.1 >"$log" 2>&1) &
+    job=$!
+    for _ in $(seq 900); do
+        grep -q '"rollout": 1,' "$work/$save/metrics.jsonl" 2>/dev/null && break
+        kill -0 $job 2>/dev/null || break
+        sleep 0.1
+    done
+    ip -n $a link set ${a}0 down
+    check "$when: the first host names the rank behind the cable" named 0 1 $b
+    check "$when: the second names the first" named 1 0 $a
+    ip -n $a link set ${a}0 up
+    wait $job
+    check "$when: the job ends" [ $? -ne 0 ]
+}
+log=$work/pulled.log save=long
+pull "rank 0 waits for the other's samples" --rollout-max-response-len 400 --n-samples-per-prompt 24
+check "its heartbeats end it" grep -q 'this rank ends at once' "$work/long/logs/rank_0.log"
+save=pulled
+pull "short rollouts" --save-interval 1
 saved=$(cat "$work/pulled/latest_checkpointed_iteration.txt")
 on_hosts 2 "$build/miles" train "${flags[@]}" --save "$work/pulled" --load "$work/pulled" \
     --num-rollout $((saved + 3)) --save-interval 1 >"$log" 2>&1

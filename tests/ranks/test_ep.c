@@ -269,7 +269,7 @@ static void compare_grads(const job *j, const job *one, int32_t n_rank) {
         ptrdiff_t at = (const float *)grads.t[i].data - (const float *)grads.buf.ptr;
         double apart = ml_grads_apart(sum + at, one->grad[0] + at,
                                       ml_tensor_bytes(&grads.t[i]) / sizeof *sum);
-        if (!(apart <= ml_grads_bound(j->dtype)))
+        if (!(apart <= ML_GRADS_BOUND))
             ml_test_fail(__FILE__, __LINE__,
                          "%s, %d ranks: the gradient of %s is %.3g of its largest apart",
                          j->model, n_rank, t.spec.param[i].name, apart);
@@ -541,7 +541,7 @@ static void compare_with_one(trainee *p, const training *j, const ml_comm *c) {
         ml_shard_range r = ml_weights_range(g, i);
         const float *one = j->one->grad + j->one->at[i] + r.begin;
         double apart = ml_grads_apart(g->t[i].data, one, (size_t)r.n);
-        if (!(apart <= ml_grads_bound(j->dtype)))
+        if (!(apart <= ML_GRADS_BOUND))
             differs(j, c, "gradients");
     }
 }

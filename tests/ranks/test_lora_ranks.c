@@ -266,7 +266,7 @@ static bool only_stages(const job *j, const ml_comm *c) {
 
 /* Of a matrix of few rows, whose gradient is a product of gradients that differ already. */
 static double bound_of(const rank *p) {
-    return only_stages(p->j, p->c) ? 0 : ml_grads_bound(ML_WEIGHT_BF16);
+    return only_stages(p->j, p->c) ? 0 : ML_GRADS_BOUND;
 }
 
 static void compare_grads(rank *p) {

@@ -137,7 +137,7 @@ static void compare_grads(rank *p) {
         return;
     }
     apart = ml_job_rank_apart(g, j->one->grads, &param);
-    if (!(apart <= (only_stages(j, p->c) ? 0 : ml_grads_bound(j->dtype)))) {
+    if (!(apart <= (only_stages(j, p->c) ? 0 : ML_GRADS_BOUND))) {
         ml_test_fail(__FILE__, __LINE__, "%s is %.3g of its largest gradient apart",
                      p->r.t.spec.param[param].name, apart);
         differs(p, "gradients");

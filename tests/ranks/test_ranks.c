@@ -256,7 +256,7 @@ static void compare_gradients(const trainee *p, const ml_weights *g, const job *
     int32_t param = 0;
     double apart = ml_job_rank_apart(g, (const float *)(const void *)j->one->bytes, &param);
 
-    if (apart <= ml_grads_bound(j->dtype))
+    if (apart <= ML_GRADS_BOUND)
         return;
     ml_test_fail(__FILE__, __LINE__, "%s is %.3g of its largest gradient apart",
                  p->r.t.spec.param[param].name, apart);

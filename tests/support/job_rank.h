@@ -62,9 +62,7 @@ ml_bins ml_job_rank_bins(ml_job_rank *p, const ml_train_sample *s, int32_t n);
 
 /* How far the gradients of ranks may be from those of one rank, in units of the largest
  * gradient of the tensor: docs/NUMERICS.md says what they differ by. */
-static inline double ml_grads_bound(ml_weight_dtype dtype) {
-    return dtype == ML_WEIGHT_F32 ? 1.25e-6 : 2e-6;
-}
+#define ML_GRADS_BOUND 1e-6
 
 /* The largest difference of n gradients from those of one rank, in these units. */
 double ml_grads_apart(const float *x, const float *one, size_t n);

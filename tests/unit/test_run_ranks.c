@@ -1,4 +1,5 @@
 /* The ranks of a run: their part of a host, their heartbeats, the flags that name sizes. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -209,6 +210,49 @@ static void a_silent_rank_is_named(void) {
     ml_ranks_run(3, fall_silent, NULL);
 }
 
+static atomic_int n_lost;
+
+static void count_lost(void *ud, const ml_err *why) {
+    (void)ud;
+    CHECK(strstr(why->msg, "rank 1") && strstr(why->msg, "heartbeats"));
+    atomic_fetch_add(&n_lost, 1);
+}
+
+/* Rank 1 falls silent, and the owner of rank 0's heartbeats is busy; *ud: it notices. */
+static void be_busy(ml_comm *c, void *ud) {
+    ml_heartbeat_opts o = { .deadline_s = 0.2, .lost = count_lost, .grace_s = 0.2 };
+    const bool *notices = ud;
+    ml_heartbeat *h = NULL;
+    ml_comm *ring = NULL;
+    ml_err err = { 0 };
+    char byte;
+    ml_tensor t = ml_comm_bytes(&byte, 1);
+
+    if (c->rank == 1) {
+        CHECK(c->split(c, &ring, 0, c->rank, &err) == ML_OK);
+        CHECK(c->recv(c, NULL, &t, 0, &err) == ML_EPEER);
+        ring->close(ring);
+        return;
+    }
+    o.grace_s = *notices ? 60 : 0.2;
+    CHECK(ml_heartbeat_open(&h, c, &o, &err) == ML_OK);
+    if (*notices)
+        CHECK(c->recv(c, NULL, &t, 1, &err) == ML_EPEER);
+    while (!*notices && !atomic_load(&n_lost))
+        sleep_s(0.01);
+    ml_heartbeat_close(h);
+}
+
+static void a_busy_owner_is_told(void) {
+    bool notices = false;
+
+    ml_ranks_run(2, be_busy, &notices);
+    CHECK(atomic_load(&n_lost) == 1);
+    notices = true;
+    ml_ranks_run(2, be_busy, &notices);
+    CHECK(atomic_load(&n_lost) == 1);
+}
+
 /* --- a trace of all ranks ------------------------------------------------------------ */
 
 static void log_together(ml_comm *c, void *ud) {
@@ -284,6 +328,7 @@ static const ml_test tests[] = {
     { "heartbeats end with their ranks", heartbeats_end },
     { "one flag of heartbeats gives them times of their own", heartbeats_have_times },
     { "a silent rank is named while others wait", a_silent_rank_is_named },
+    { "an owner that is busy elsewhere is ended by its heartbeats", a_busy_owner_is_told },
     { "a trace has the spans of all ranks", a_trace_has_all_ranks },
     { 0 },
 };

@@ -383,11 +383,14 @@ static void attn_clear(const ml_tensor *t) {
 
 static void attn_sink_heads(void *ud, int64_t begin, int64_t end, int worker) {
     const attn_call *c = ud;
+    const int32_t *start = c->args->rows->seq_start;
+    float *dsink = c->args->dw[0].data;
 
     (void)worker;
     for (int64_t head = begin; head < end; head++)
-        c->kern->sink_grad(&c->job, (float *)c->args->dw[0].data + head, (int32_t)head,
-                           c->rows.n_token);
+        for (int32_t i = 0; i < c->args->rows->n_seq; i++)
+            dsink[head] +=
+                c->kern->sink_grad(&c->job, (int32_t)head, start[i], start[i + 1]);
 }
 
 void ml_cpu_attn_backward(ml_stream *s, const ml_op_args *a) {

@@ -51,8 +51,8 @@ typedef struct ml_attn_kern {
     void (*forward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
     /* One KV head; any n.  All keys of the sequence are in its KV pages. */
     void (*backward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
-    /* Adds the contribution of rows 0 .. n - 1 to the gradient of a head's sink. */
-    void (*sink_grad)(const ml_attn_job *job, float *dsink, int32_t head, int64_t n);
+    /* The gradient of a head's sink, of rows begin .. end - 1. */
+    float (*sink_grad)(const ml_attn_job *job, int32_t head, int64_t begin, int64_t end);
 } ml_attn_kern;
 
 /* Bytes of a head in a page of keys, or of values of a padded size. */

@@ -22,8 +22,8 @@ typedef struct ml_conv_kern {
     /* Stores the last rows in `tail` (NULL: zeros before the first row, nothing stored). */
     void (*forward)(const ml_conv_block *b, float *y, const float *x, float *tail,
                     bool first, int64_t n_row);
-    /* Adds to dw [taps][16] and dbias [16] (NULL: not computed) row by row; writes or
-     * adds to dx (NULL: not computed). */
+    /* Adds to dw [taps][16] and dbias [16] (NULL: not computed) the sums over the rows, in
+     * f64, rounded to f32; writes or adds to dx (NULL: not computed). */
     void (*backward)(const ml_conv_block *b, float *dx, float *dw, float *dbias,
                      const float *dy, const float *x, int64_t n_row, bool add);
 } ml_conv_kern;

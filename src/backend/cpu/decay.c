@@ -1,7 +1,7 @@
 /* decay.c - DECAY: the decay (keep) and the input rate (take) of a recurrent head.
  *
  * One number per token and head, so plain f64 arithmetic, shared by all levels. */
-#include "backend/cpu/cpu_priv.h"
+#include "backend/cpu/columns.h"
 #include "backend/cpu/math.h"
 #include "base/exp.h"
 
@@ -52,27 +52,40 @@ static void put(const ml_op_args *a, int i, int64_t at, float d) {
         x[at] = a->din_add[i] ? x[at] + d : d;
 }
 
-/* One head: the gradients of its weights are chains over ascending rows. */
-static void decay_head_back(const ml_op_args *a, int64_t h) {
+/* One head in rows begin .. end - 1, a sequence. */
+static void decay_run_back(const ml_op_args *a, int64_t h, int64_t begin, int64_t end) {
     int64_t n_head = a->in[0].shape[1];
     const float *b = a->in[1].data;
     float *dlog = a->dw[0].data, *dbias = a->dw[1].data;
+    double log_sum = 0, bias_sum = 0;
 
-    for (int64_t t = 0; t < a->in[0].shape[0]; t++) {
+    for (int64_t t = begin; t < end; t++) {
         const float *d = (const float *)a->dout[0].data + t * 2 * n_head + h;
         rate r = rate_at(a, t, h);
         double dpower = (double)d[0] * r.keep; /* gradient of -speed step */
         double dstep = -r.speed * dpower + (b ? 0.0 : (double)d[n_head]);
         float dz = r.least ? 0.0f : (float)(dstep * ml_sigmoid((double)r.z));
-        if (dlog)
-            dlog[h] += (float)(-(r.speed * r.step) * dpower);
-        if (dbias)
-            dbias[h] += dz;
+        log_sum += -(r.speed * r.step) * dpower;
+        bias_sum += (double)dz;
         put(a, 0, t * n_head + h, dz);
         if (b) {
             float gate = ml_sigmoidf(b[t * n_head + h]);
             put(a, 1, t * n_head + h, d[n_head] * (gate * (1.0f - gate)));
         }
+    }
+    if (dlog)
+        dlog[h] += (float)log_sum;
+    if (dbias)
+        dbias[h] += (float)bias_sum;
+}
+
+static void decay_head_back(const ml_op_args *a, int64_t h) {
+    int64_t n = a->in[0].shape[0];
+    ml_row_runs runs = ml_cpu_row_runs(a, n);
+
+    for (int64_t t = 0, end; t < n; t = end) {
+        end = ml_row_run_end(&runs, t, n);
+        decay_run_back(a, h, t, end);
     }
 }
 

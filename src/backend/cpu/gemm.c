@@ -13,7 +13,8 @@
  * computed, which are still in its own caches.  A piece iterates over the depth in
  * blocks; in each block it loads np panels of b into the L1 cache and runs all its row
  * tiles over them, while a streams from the L2 cache.  Later blocks continue the FMA
- * chains from c, so blocking does not change the bits.
+ * chains from c, so blocking does not change the bits; where dweight has sequences, its
+ * blocks are theirs, and their chains are added to c.
  *
  * Forward may have several outputs, each with its own w: a is then packed once for all. */
 #include "backend/cpu/gemm.h"
@@ -45,15 +46,18 @@ typedef struct product {
     int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements per row of dy */
     int64_t b_panel;                      /* bytes per panel of w */
     int64_t n_row, n_col, n_depth;
-    bool add;
+    bool add;      /* chains start from c */
+    bool by_block; /* each block is a chain from +0, which is added to c */
 
-    float *packed; /* [blocks of the span][tile][DEPTH_BLOCK][lanes] */
+    int32_t *cut; /* [n_block+1] where the blocks of the depth begin, and its end */
+    int64_t n_block;
+    float *packed; /* [block of the span][tile][depth of the block][lanes] */
     float *b_buf;  /* [thread][np][DEPTH_BLOCK][16] */
 
     /* The current step, common to all threads. */
     int64_t row, rows_end;           /* the row block */
     int64_t tiles, tile_rows, parts; /* its tiles, most rows per tile, ranges of tiles */
-    int64_t span, span_end;          /* range of the depth */
+    int64_t span, span_end;          /* range of blocks that are packed */
     int64_t piece_panels, piece_tiles, panel_pieces;
 } product;
 
@@ -74,9 +78,9 @@ static int32_t tail_of(int64_t n_col, int64_t panel_end) {
     return panel_end * ML_LANES > n_col ? (int32_t)(n_col % ML_LANES) : 0;
 }
 
-/* A block of b: np panels from panel p, for `depth` from d. */
+/* A block of b: np panels from panel p, for `depth` from d, which is block `i` of the depth. */
 typedef struct block {
-    int64_t p, np, d, depth;
+    int64_t p, np, i, d, depth;
 } block;
 
 /* The source of a block: n runs of `bytes`, `stride` bytes apart. */
@@ -208,9 +212,11 @@ static int64_t tile_row(const product *g, int64_t tile) {
     return g->row + tile * (g->rows_end - g->row) / g->tiles;
 }
 
-static float *packed_tile(const product *g, int64_t d, int64_t tile) {
-    return g->packed + ((d - g->span) / DEPTH_BLOCK * g->tiles + tile) * DEPTH_BLOCK *
-                           g->s->kern->gemm->lanes;
+/* Of block i. */
+static float *packed_tile(const product *g, int64_t i, int64_t tile) {
+    const int64_t before = g->cut[i] - g->cut[g->span], depth = g->cut[i + 1] - g->cut[i];
+
+    return g->packed + (before * g->tiles + tile * depth) * g->s->kern->gemm->lanes;
 }
 
 /* Rows of the input that FP8 products round (tensor/codes.h), packed. */
@@ -228,22 +234,21 @@ static void pack_rounded(const product *g, float *dst, int64_t row, int64_t rows
 static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
     const product *g = ud;
     const ml_gemm_kern *kern = g->s->kern->gemm;
-    const int64_t blocks = divide_up(g->span_end - g->span, DEPTH_BLOCK);
+    const int64_t blocks = g->span_end - g->span;
 
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t tile = i / blocks, d = g->span + i % blocks * DEPTH_BLOCK;
-        const int64_t depth = lesser(DEPTH_BLOCK, g->span_end - d);
+        const int64_t tile = i / blocks, at = g->span + i % blocks;
+        const int64_t d = g->cut[at], depth = g->cut[at + 1] - d;
         const int64_t row = tile_row(g, tile), rows = tile_row(g, tile + 1) - row;
         const float *src = g->a + row * g->a_is + d * g->a_ks;
+        float *dst = packed_tile(g, at, tile);
         if (g->b_source == B_PANELS && ml_dtype_rounds_inputs(g->w->dtype))
-            pack_rounded(g, packed_tile(g, d, tile), row, rows, d, depth);
+            pack_rounded(g, dst, row, rows, d, depth);
         else if (g->a_ks == 1)
-            kern->pack_rows(packed_tile(g, d, tile), src, g->a_is, rows, depth,
-                            kern->lanes);
+            kern->pack_rows(dst, src, g->a_is, rows, depth, kern->lanes);
         else
-            kern->pack_columns(packed_tile(g, d, tile), src, g->a_ks, rows, depth,
-                               kern->lanes);
+            kern->pack_columns(dst, src, g->a_ks, rows, depth, kern->lanes);
     }
 }
 
@@ -256,7 +261,8 @@ static ml_gemm_tile tile_of(const product *g, block blk) {
         .k = blk.depth,
         .np = (int32_t)blk.np,
         .tail = tail_of(g->n_col, blk.p + blk.np),
-        .add = g->add || blk.d > 0,
+        .add = !g->by_block && (g->add || blk.d > 0),
+        .onto = g->by_block,
         .bias =
             g->bias && blk.d + blk.depth == g->n_depth ? g->bias + blk.p * ML_LANES : NULL,
     };
@@ -283,12 +289,23 @@ static void multiply_block(const product *g, block blk, runs next, int64_t t, in
         const int64_t row = tile_row(g, t), next_row = tile_row(g, t + 1);
         prefetch_lines(&to_come, share);
         tile.mr = (int32_t)(next_row - row);
-        tile.a = packed_tile(g, blk.d, t);
+        tile.a = packed_tile(g, blk.i, t);
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
         if (t + 1 < t_end)
             prefetch_output(g, tile.c + tile.mr * g->c_is, blk.np);
         g->s->kern->gemm->tile(&tile);
     }
+}
+
+/* Panels p .. p_end - 1, at most `step` of them, in block i; no depth: past the span. */
+static block block_at(const product *g, int64_t p, int64_t p_end, int64_t i) {
+    block blk = { .p = p, .np = lesser(g->s->kern->gemm->np, p_end - p), .i = i };
+
+    if (i < g->span_end) {
+        blk.d = g->cut[i];
+        blk.depth = g->cut[i + 1] - blk.d;
+    }
+    return blk;
 }
 
 /* Index: range of tiles * panel_pieces + range of panels. */
@@ -302,16 +319,10 @@ static void multiply_pieces(void *ud, int64_t begin, int64_t end, int worker) {
         const int64_t p_end = lesser(p0 + g->piece_panels, panels);
         const int64_t t = i / g->panel_pieces * g->piece_tiles;
         const int64_t t_end = lesser(t + g->piece_tiles, g->tiles);
-        block blk = { p0, lesser(step, p_end - p0), g->span, 0 };
-        while (blk.d < g->span_end) {
-            block next = { blk.p + step, 0, blk.d, 0 };
-            blk.depth = lesser(DEPTH_BLOCK, g->span_end - blk.d);
-            if (next.p >= p_end) {
-                next.p = p0;
-                next.d += DEPTH_BLOCK;
-            }
-            next.np = lesser(step, p_end - next.p);
-            next.depth = lesser(DEPTH_BLOCK, g->span_end - next.d);
+        block blk = block_at(g, p0, p_end, g->span);
+        while (blk.depth > 0) {
+            block next = blk.p + step < p_end ? block_at(g, blk.p + step, p_end, blk.i)
+                                              : block_at(g, p0, p_end, blk.i + 1);
             multiply_block(g, blk, next.depth > 0 ? block_runs(g, next) : (runs){ 0 }, t,
                            t_end, buf);
             blk = next;
@@ -371,6 +382,15 @@ static void multiply_outputs(product *g) {
     }
 }
 
+/* The end of the span that begins with block `first`. */
+static int64_t span_of(const product *g, int64_t first) {
+    int64_t end = first + 1;
+
+    while (end < g->n_block && g->cut[end + 1] - g->cut[first] <= ML_GEMM_SPAN)
+        end++;
+    return end;
+}
+
 /* For each row block the depth ascends; row blocks are independent. */
 static void multiply(product *g) {
     ml_pool *pool = g->s->pool;
@@ -382,10 +402,9 @@ static void multiply(product *g) {
         g->parts = g->b_source == B_COLUMNS ? 1 : parts_of(g->s, rows);
         g->tiles = tiles_of(g->s, rows, g->parts);
         g->tile_rows = divide_up(rows, g->tiles);
-        for (g->span = 0; g->span < g->n_depth; g->span = g->span_end) {
-            g->span_end = lesser(g->span + ML_GEMM_SPAN, g->n_depth);
-            ml_pool_run(pool, divide_up(g->span_end - g->span, DEPTH_BLOCK) * g->tiles, 4,
-                        pack_tiles, g);
+        for (g->span = 0; g->span < g->n_block; g->span = g->span_end) {
+            g->span_end = span_of(g, g->span);
+            ml_pool_run(pool, (g->span_end - g->span) * g->tiles, 4, pack_tiles, g);
             multiply_outputs(g);
         }
     }
@@ -397,6 +416,11 @@ static int64_t packed_floats(const ml_cpu_stream *s, int64_t rows, int64_t depth
            divide_up(lesser(depth, ML_GEMM_SPAN), DEPTH_BLOCK) * DEPTH_BLOCK * ML_LANES;
 }
 
+/* Of the cuts of a depth, with sequences of one row at worst. */
+static int64_t cut_floats(int64_t depth) {
+    return divide_up(depth + 1, ML_LANES) * ML_LANES;
+}
+
 size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m) {
     const ml_gemm_kern *kern = s->kern->gemm;
     const int64_t n = w->shape[w->n_dim - 2], k = w->shape[w->n_dim - 1];
@@ -405,11 +429,19 @@ size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m) {
     if (most < packed_floats(s, k, m))
         most = packed_floats(s, k, m);
     most += (int64_t)ml_pool_size(s->pool) * kern->np * DEPTH_BLOCK * ML_LANES;
-    return (size_t)most * sizeof(float);
+    return (size_t)(most + cut_floats(k > n ? k : n) + cut_floats(m)) * sizeof(float);
+}
+
+/* Cuts the depth up to `end` into blocks. */
+static void cut_depth(product *g, int64_t end) {
+    for (int64_t d = g->cut[g->n_block]; d < end; d = g->cut[g->n_block])
+        g->cut[++g->n_block] = (int32_t)lesser(d + DEPTH_BLOCK, end);
 }
 
 static void place_scratch(product *g, void *scratch) {
-    g->b_buf = scratch;
+    g->cut = scratch;
+    g->cut[0] = 0;
+    g->b_buf = (float *)scratch + cut_floats(g->n_depth);
     g->packed = g->b_buf + (int64_t)ml_pool_size(g->s->pool) * g->s->kern->gemm->np *
                                DEPTH_BLOCK * ML_LANES;
 }
@@ -434,6 +466,7 @@ void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
     if (m == 0 || ml_gemm_stream(s, out, n, x, ldx, m, scratch))
         return;
     place_scratch(&g, scratch);
+    cut_depth(&g, g.n_depth);
     multiply(&g);
 }
 
@@ -457,11 +490,13 @@ void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float
         .add = add,
     };
     place_scratch(&g, scratch);
+    cut_depth(&g, g.n_depth);
     multiply(&g);
 }
 
 void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *dy,
-                     int64_t lddy, const float *x, int64_t ldx, int64_t m, void *scratch) {
+                     int64_t lddy, const float *x, int64_t ldx, int64_t m,
+                     const ml_row_runs *seqs, void *scratch) {
     product g = {
         .s = s,
         .c = dw->data,
@@ -477,7 +512,11 @@ void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *d
         .n_col = dw->shape[0],
         .n_depth = m,
         .add = true,
+        .by_block = seqs != NULL,
     };
     place_scratch(&g, scratch);
+    for (int64_t end = 0; seqs && end < m; cut_depth(&g, end))
+        end = ml_row_run_end(seqs, end, m);
+    cut_depth(&g, m);
     multiply(&g);
 }

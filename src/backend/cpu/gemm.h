@@ -13,7 +13,7 @@
 #ifndef ML_BACKEND_CPU_GEMM_H
 #define ML_BACKEND_CPU_GEMM_H
 
-#include "backend/cpu/cpu_priv.h"
+#include "backend/cpu/columns.h"
 #include "tensor/codes.h"
 
 #define ML_GEMM_SPAN 2112 /* most depth that is packed at once: bounds the scratch */
@@ -52,9 +52,10 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
 void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float *dy,
                     int64_t lddy, const ml_tensor *w, int64_t m, bool add, void *scratch);
 
-/* dw[N,K] += dy^T x, FMA chains over ascending rows that start from dw; dw is f32
- * ML_PANELS. */
+/* dw[N,K] += dy^T x; dw is f32 ML_PANELS.  FMA chains over ascending rows that start from dw; or, with
+ * `seqs`, from +0 for each block of 352 rows of a sequence, and are added to dw. */
 void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *dy,
-                     int64_t lddy, const float *x, int64_t ldx, int64_t m, void *scratch);
+                     int64_t lddy, const float *x, int64_t ldx, int64_t m,
+                     const ml_row_runs *seqs, void *scratch);
 
 #endif

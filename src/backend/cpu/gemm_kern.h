@@ -20,7 +20,8 @@ typedef struct ml_gemm_codes {
  *     c[i*c_is + p*c_ps + l]  (+)=  sum over ascending k of  a[i*a_is + k*a_ks] *
  *                                                           b[k*b_ks + p*b_ps + l]
  *
- * as one FMA chain per output that starts from +0, or from c when add.  With run > 0, b
+ * as one FMA chain per output that starts from +0, or from c when add; `onto`: from +0, and is
+ * added to c.  With run > 0, b
  * consists of runs of that depth (k is a multiple of it), each b_rs elements after the
  * previous one.  With a bias [np*16], bias[16*p + l] is added last.  All 16 lanes of each
  * panel are read and written, unless `tail` (1..15) cuts the last panel of c and bias
@@ -39,7 +40,7 @@ typedef struct ml_gemm_tile {
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
     int64_t k, run, b_rs;
     int32_t mr, np, tail;
-    bool add;
+    bool add, onto;
 } ml_gemm_tile;
 
 typedef struct ml_gemm_kern {
@@ -63,9 +64,6 @@ typedef struct ml_gemm_kern {
     /* Dequantizes: dst[i*16 + l] = input k + i of output l, for i < n rounded up to a
      * multiple of 8.  k is a multiple of 8. */
     void (*decode)(float *dst, const ml_gemm_codes *c, int64_t k, int64_t n);
-    /* Column sums: sum[j] = sum[j] + y[0*ldy + j] + y[1*ldy + j] + .. for each of n
-     * columns. */
-    void (*sum_rows)(float *sum, const float *y, int64_t ldy, int64_t m, int64_t n);
 } ml_gemm_kern;
 
 #endif

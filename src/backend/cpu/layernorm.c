@@ -1,5 +1,5 @@
 /* layernorm.c - LAYERNORM: rows minus their mean, scaled to variance 1, times w, plus b. */
-#include "backend/cpu/cpu_priv.h"
+#include "backend/cpu/columns.h"
 
 #include <math.h>
 #include <string.h>
@@ -103,29 +103,23 @@ static void layernorm_rows_back(void *ud, int64_t begin, int64_t end, int worker
     }
 }
 
-/* Task over blocks of 16 columns: each column is a chain over ascending rows. */
-static void layernorm_columns(void *ud, int64_t begin, int64_t end, int worker) {
-    const layernorm_job *j = ud;
-    const ml_op_args *a = j->a;
-    int64_t from = begin * 16, to = end * 16 < j->width ? end * 16 : j->width;
-
-    (void)worker;
-    for (int64_t i = 0; i < a->in[0].shape[0]; i++) {
-        const float *dy = (const float *)a->dout[0].data + i * j->width + from;
-        const float *c = j->centred + i * j->width + from;
-        if (a->dw[0].data)
-            j->k->norm_dw((float *)a->dw[0].data + from, dy, c, j->scale[i], to - from);
-        if (a->dw[1].data)
-            j->k->axpy((float *)a->dw[1].data + from, 1.0f, dy, to - from, true);
-    }
-}
-
 void ml_cpu_layernorm_backward(ml_stream *s, const ml_op_args *a) {
     layernorm_job j = layernorm_begin(s, a);
     int64_t n = a->in[0].shape[0];
+    ml_column_sum sum = { .runs = ml_cpu_row_runs(a, n),
+                          .dy = a->dout[0].data,
+                          .n = n,
+                          .groups = 1,
+                          .width = j.width,
+                          .n_to = 1 };
 
     ml_pool_run(ml_cpu(s)->pool, n, ml_cpu_grain(j.width), layernorm_rows_back, &j);
-    if (a->dw[0].data || a->dw[1].data)
-        ml_pool_run(ml_cpu(s)->pool, (j.width + 15) / 16, ml_cpu_grain(16 * n),
-                    layernorm_columns, &j);
+    sum.to = a->dw[1].data;
+    if (sum.to)
+        ml_cpu_add_columns(ml_cpu(s), &sum);
+    sum.to = a->dw[0].data;
+    sum.x = j.centred;
+    sum.scale = j.scale;
+    if (sum.to)
+        ml_cpu_add_columns(ml_cpu(s), &sum);
 }

@@ -3,7 +3,6 @@
 #include "backend/cpu/gemm.h"
 
 enum {
-    BIAS_GRAIN = 64,  /* columns of the bias gradient per task */
     TOGETHER = 4,     /* most LINEARs that are fused */
     EXPERTS_EACH = 4, /* from this many experts per thread on, threads take whole experts */
 };
@@ -45,39 +44,27 @@ int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n) {
     return took > 1 ? took : 0;
 }
 
-typedef struct bias_sum {
-    const ml_gemm_kern *kern;
-    float *sum;      /* [n] */
-    const float *dy; /* [m, n] */
-    int64_t m, n;
-} bias_sum;
-
-static void sum_columns(void *ud, int64_t begin, int64_t end, int worker) {
-    const bias_sum *b = ud;
-
-    (void)worker;
-    b->kern->sum_rows(b->sum + begin, b->dy + begin, b->n, b->m, end - begin);
-}
-
-/* db[n] += the sum of dy[m, n] over rows. */
 static void add_bias_grad(const ml_cpu_stream *s, float *db, const float *dy, int64_t m,
-                          int64_t n) {
-    bias_sum b = { s->kern->gemm, db, dy, m, n };
-    ml_pool_run(s->pool, n, BIAS_GRAIN, sum_columns, &b);
+                          int64_t n, ml_row_runs runs) {
+    ml_cpu_add_columns(
+        s,
+        &(ml_column_sum){
+            .to = db, .dy = dy, .n = m, .groups = 1, .width = n, .n_to = 1, .runs = runs });
 }
 
 void ml_cpu_linear_backward(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0];
     const float *dy = a->dout[0].data;
     const int64_t m = x->shape[0], n = w->shape[0], k = w->shape[1];
+    const ml_row_runs runs = ml_cpu_row_runs(a, m);
 
     if (a->din[0].data)
         ml_gemm_dinput(ml_cpu(s), a->din[0].data, k, dy, n, w, m, a->din_add[0],
                        a->scratch);
     if (a->dw[0].data)
-        ml_gemm_dweight(ml_cpu(s), &a->dw[0], dy, n, x->data, k, m, a->scratch);
+        ml_gemm_dweight(ml_cpu(s), &a->dw[0], dy, n, x->data, k, m, &runs, a->scratch);
     if (a->dw[1].data)
-        add_bias_grad(ml_cpu(s), a->dw[1].data, dy, m, n);
+        add_bias_grad(ml_cpu(s), a->dw[1].data, dy, m, n, runs);
 }
 
 /* One expert of a stack [E, N, K], as a weight [N, K]. */
@@ -169,6 +156,20 @@ void ml_cpu_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
     each_expert(ml_cpu(s), a, expert_forward);
 }
 
+/* Of the rows of expert e; those of all ranks of an expert group count as one sequence. */
+static ml_row_runs expert_runs(const ml_op_args *a, int64_t e) {
+    const int64_t n_expert = a->w[0].shape[0], n = a->in[0].shape[0];
+    const int32_t top_k = a->attr->moe.top_k, *start = a->in[1].data;
+    ml_row_runs runs = { 0 };
+
+    if (top_k == 0 || n % top_k || a->in[1].shape[0] != n_expert + 1 + 2 * n)
+        return runs;
+    runs = ml_cpu_row_runs(a, n / top_k);
+    runs.choice = start + n_expert + 1 + start[e];
+    runs.top_k = top_k;
+    return runs;
+}
+
 static void expert_backward(const ml_cpu_stream *s, const ml_op_args *a, int64_t e,
                             void *scratch) {
     const int64_t n = a->w[0].shape[1], k = a->w[0].shape[2];
@@ -184,10 +185,10 @@ static void expert_backward(const ml_cpu_stream *s, const ml_op_args *a, int64_t
     }
     if (a->dw[0].data) {
         const ml_tensor dw = expert_of(&a->dw[0], e);
-        ml_gemm_dweight(s, &dw, dy, n, x, k, m, scratch);
+        ml_gemm_dweight(s, &dw, dy, n, x, k, m, NULL, scratch);
     }
     if (a->dw[1].data)
-        add_bias_grad(s, (float *)a->dw[1].data + e * n, dy, m, n);
+        add_bias_grad(s, (float *)a->dw[1].data + e * n, dy, m, n, expert_runs(a, e));
 }
 
 void ml_cpu_moe_linear_backward(ml_stream *s, const ml_op_args *a) {
@@ -211,6 +212,7 @@ void ml_cpu_head_linear_forward(ml_stream *s, const ml_op_args *a) {
 void ml_cpu_head_linear_backward(ml_stream *s, const ml_op_args *a) {
     const int64_t h = a->w[0].shape[0], n = a->w[0].shape[1], k = a->w[0].shape[2];
     const int64_t m = a->in[0].shape[0];
+    const ml_row_runs runs = ml_cpu_row_runs(a, m);
     const float *x = a->in[0].data, *dy = a->dout[0].data;
     float *dx = a->din[0].data;
 
@@ -221,7 +223,7 @@ void ml_cpu_head_linear_backward(ml_stream *s, const ml_op_args *a) {
                            a->din_add[0], a->scratch);
         if (a->dw[0].data) {
             const ml_tensor dw = expert_of(&a->dw[0], i);
-            ml_gemm_dweight(ml_cpu(s), &dw, dy + i * n, h * n, x + i * k, h * k, m,
+            ml_gemm_dweight(ml_cpu(s), &dw, dy + i * n, h * n, x + i * k, h * k, m, &runs,
                             a->scratch);
         }
     }

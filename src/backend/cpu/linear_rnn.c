@@ -332,15 +332,24 @@ static void backward_units(void *ud, int64_t begin, int64_t end, int worker) {
         backward_key(c, &w, (int32_t)(i / c->n_key), i % c->n_key);
 }
 
-/* The gradient of the skip weight: a chain over ascending rows for each head. */
+/* The gradient of the skip weight of a head, in the rows of a sequence. */
+static float skip_sum(const linear_rnn *c, int64_t h, int32_t seq) {
+    const int32_t *start = c->a->rows->seq_start;
+    double sum = 0;
+
+    for (int64_t t = start[seq]; t < start[seq + 1]; t++)
+        sum += (double)c->kern->row->dot((const float *)c->a->dout[0].data +
+                                             (t * c->n_head + h) * c->dv,
+                                         input_row(c, t) + v_at(c, h, 0), c->dv);
+    return (float)sum;
+}
+
 static void skip_heads(void *ud, int64_t begin, int64_t end, int worker) {
     const linear_rnn *c = ud;
     (void)worker;
     for (int64_t h = begin; h < end; h++)
-        for (int64_t t = 0; t < c->a->rows->n_token; t++)
-            skips(c, &c->a->dw[0])[h] += c->kern->row->dot(
-                (const float *)c->a->dout[0].data + (t * c->n_head + h) * c->dv,
-                input_row(c, t) + v_at(c, h, 0), c->dv);
+        for (int32_t i = 0; i < c->a->rows->n_seq; i++)
+            skips(c, &c->a->dw[0])[h] += skip_sum(c, h, i);
 }
 
 void ml_cpu_linear_rnn_backward(ml_stream *s, const ml_op_args *a) {

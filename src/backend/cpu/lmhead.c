@@ -343,7 +343,8 @@ static void lmhead_backward_stripe(lmhead_call *c) {
         ml_gemm_dinput(c->stream, c->dx, c->width, c->z, c->stripe, &w, c->n, c->column > 0,
                        c->gemm);
     if (dw.data)
-        ml_gemm_dweight(c->stream, &dw, c->z, c->stripe, c->x, c->width, c->n, c->gemm);
+        ml_gemm_dweight(c->stream, &dw, c->z, c->stripe, c->x, c->width, c->n, NULL,
+                        c->gemm);
 }
 
 void ml_cpu_lmhead_backward(ml_stream *s, const ml_op_args *a) {

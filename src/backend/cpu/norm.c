@@ -1,4 +1,4 @@
-#include "backend/cpu/cpu_priv.h"
+#include "backend/cpu/columns.h"
 
 #include <math.h>
 
@@ -97,25 +97,18 @@ static void norm_inputs(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Task over blocks of 16 columns: each column is a chain over ascending rows. */
-static void norm_columns(void *ud, int64_t begin, int64_t end, int worker) {
-    const norm_job *j = ud;
-    const ml_op_args *a = j->a;
-    int64_t from = begin * 16, to = end * 16 < j->width ? end * 16 : j->width;
-
-    (void)worker;
-    for (int64_t i = 0; i < a->in[0].shape[0] * j->n_group; i++) {
-        const float *x = (const float *)a->in[0].data + i * j->width;
-        const float *dy = (const float *)a->dout[0].data + i * j->width;
-        float *dw = (float *)a->dw[0].data + i % j->n_weight * j->width;
-        j->k->norm_dw(dw + from, dy + from, x + from, j->scale[i], to - from);
-    }
-}
-
 void ml_cpu_rmsnorm_backward(ml_stream *s, const ml_op_args *a) {
     norm_job j = norm_begin(s, a);
     norm_split(s, &j, norm_inputs);
     if (a->dw[0].data)
-        ml_pool_run(ml_cpu(s)->pool, (j.width + 15) / 16,
-                    ml_cpu_grain(16 * a->in[0].shape[0] * j.n_group), norm_columns, &j);
+        ml_cpu_add_columns(ml_cpu(s),
+                           &(ml_column_sum){ .runs = ml_cpu_row_runs(a, a->in[0].shape[0]),
+                                             .to = a->dw[0].data,
+                                             .dy = a->dout[0].data,
+                                             .x = a->in[0].data,
+                                             .scale = j.scale,
+                                             .n = a->in[0].shape[0],
+                                             .groups = j.n_group,
+                                             .width = j.width,
+                                             .n_to = j.n_weight });
 }

@@ -36,8 +36,8 @@ typedef struct ml_row_kern {
     /* The gradient of norm with respect to x, including the dependence of r on x. */
     void (*norm_dx)(float *dx, const float *dy, const float *x, const float *w, float r,
                     int64_t n, bool plus_one, bool add);
-    /* dw = fma(dy, x * r, dw) */
-    void (*norm_dw)(float *dw, const float *dy, const float *x, float r, int64_t n);
+    /* sum = sum + dy * (x * r), the products with dy exact; x NULL: sum + dy */
+    void (*columns)(double *sum, const float *dy, const float *x, float r, int64_t n);
 
     /* Rotates the first 2 * half elements of a head by the angles of cs [2, half], or
      * by their negatives when `back`: pairs (i, half + i) or (2i, 2i + 1). */

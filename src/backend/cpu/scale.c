@@ -2,7 +2,7 @@
  * MOE_SCALE: routing weights times a number per expert. */
 #include <math.h>
 
-#include "backend/cpu/cpu_priv.h"
+#include "backend/cpu/columns.h"
 
 /* ---- scale ---- */
 
@@ -101,19 +101,6 @@ static void scale_columns_back(void *ud, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* Task over blocks of 16 columns: each column is a chain over ascending rows. */
-static void column_gradients(void *ud, int64_t begin, int64_t end, int worker) {
-    const column_job *j = ud;
-    const ml_op_args *a = j->a;
-    int64_t from = begin * 16, to = end * 16 < j->width ? end * 16 : j->width;
-
-    (void)worker;
-    for (int64_t t = 0; t < a->in[0].shape[0]; t++)
-        j->k->norm_dw((float *)a->dw[0].data + from,
-                      (const float *)a->dout[0].data + t * j->width + from,
-                      (const float *)a->in[0].data + t * j->width + from, 1.0f, to - from);
-}
-
 void ml_cpu_col_scale_backward(ml_stream *s, const ml_op_args *a) {
     column_job j = column_begin(s, a);
     int64_t n = a->in[0].shape[0];
@@ -121,8 +108,14 @@ void ml_cpu_col_scale_backward(ml_stream *s, const ml_op_args *a) {
     if (a->din[0].data)
         ml_pool_run(ml_cpu(s)->pool, n, ml_cpu_grain(j.width), scale_columns_back, &j);
     if (a->dw[0].data)
-        ml_pool_run(ml_cpu(s)->pool, (j.width + 15) / 16, ml_cpu_grain(16 * n),
-                    column_gradients, &j);
+        ml_cpu_add_columns(ml_cpu(s), &(ml_column_sum){ .runs = ml_cpu_row_runs(a, n),
+                                                        .to = a->dw[0].data,
+                                                        .dy = a->dout[0].data,
+                                                        .x = a->in[0].data,
+                                                        .n = n,
+                                                        .groups = 1,
+                                                        .width = j.width,
+                                                        .n_to = 1 });
 }
 
 /* ---- moe-scale: few numbers per token ---- */

@@ -1,6 +1,9 @@
 /* miles train and train-async: reinforcement learning.  miles sft: supervised fine-tuning on
  * conversations, by the same loop; miles dpo: on preferences; miles reward-model: of a reward
  * model.  Every rank of a job runs this. */
+#include <stdio.h>
+#include <unistd.h>
+
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/machine.h"
@@ -53,12 +56,25 @@ static void close_timeline(train_job *j) {
     ml_timeline_free(j->opts.log.ops);
 }
 
+/* The loop has not noticed that a rank is lost: it waits for something else. */
+static void end_at_once(void *ud, const ml_err *why) {
+    ml_text line = { 0 };
+
+    (void)ud;
+    ml_text_printf(&line, "miles: %s; this rank ends at once: its loop is busy elsewhere",
+                   why->msg);
+    ml_rank_log_line(line.ptr);
+    fprintf(stderr, "%s\n", line.ptr);
+    _exit(ml_exit_code(ML_EPEER));
+}
+
 /* The options of this rank: it has a part of its host, and trains with the others. */
 static ml_status place_rank(train_job *j, ml_err *err) {
     ml_run_opts *o = &j->opts;
     ml_heartbeat_opts beats = ml_heartbeat_times(&o->place);
     ml_status st = open_timeline(j, err);
 
+    beats.lost = end_at_once;
     ml_run_ranks_place(o);
     if (st == ML_OK)
         st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world, &o->place, err);
