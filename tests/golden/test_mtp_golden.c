@@ -330,7 +330,8 @@ static int32_t check_grads(head *h, const ml_st_file *golden) {
     for (int32_t i = 0; i < n_named; i++) {
         char name[128];
         const ml_st_tensor *want;
-        snprintf(name, sizeof name, "grad.%s", named[i].name);
+        snprintf(name, sizeof name, "grad.%s",
+                 named[i].name + (starts(ml_str_of(named[i].name), "model.") ? 6 : 0));
         want = ml_st_find(golden, ml_str_of(name));
         if (!want)
             continue;
