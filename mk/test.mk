@@ -97,6 +97,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 120 e2e/curriculum tests/e2e/curriculum.sh $(B)
 120 e2e/judge tests/e2e/judge.py --miles $(B)/miles
 300 e2e/mtp tests/e2e/train_mtp.py --build $(B)
+300 e2e/draft-head tests/e2e/train_mtp.py --build $(B) --head
 300 e2e/serve-lora tests/e2e/serve_lora.py --miles $(B)/miles
 300 e2e/multi-lora tests/e2e/multi_lora.py --miles $(B)/miles
 300 e2e/serve-ranks tests/e2e/serve_native.py --miles $(B)/miles --ranks 2
@@ -163,6 +164,7 @@ $(call fuzz_lines,300)
 $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
 $(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 900 mtp tests/e2e/train_mtp.py --build $(B) --long
+900 draft-head tests/e2e/train_mtp.py --build $(B) --head --long
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
 600 dashboard tests/e2e/dashboard.py --build $(B)
 1200 install tests/e2e/install.sh $(B) long

@@ -2,7 +2,7 @@
 """Writes tests/golden/eagle3: a tiny Llama model, EAGLE-3 heads for it in the format of the released
 heads, and what torch computes with them, in float32.
 
-target/   the model, as transformers saves it
+target/   the model, as transformers saves it; golden.safetensors has the sequences of own/
 own/      a head with another width and an embedding of its own, trained on answers of the model
 shared/   a head with the model's embedding and random weights, which names the layers that it reads
 
@@ -211,6 +211,7 @@ def write_head(folder, model, hidden, outputs_of, trained):
     with open(folder + "/config.json", "w", encoding="utf-8") as f:
         json.dump(head_config(hidden, outputs_of), f, indent=1)
         f.write("\n")
+    return {k: v for k, v in golden.items() if k.startswith("tokens.")}
 
 
 def main():
@@ -221,7 +222,7 @@ def main():
     model = target_model()
     model.save_pretrained(out + "/target")
     os.remove(out + "/target/generation_config.json")
-    write_head(out + "/own", model, 48, None, True)
+    save_file(write_head(out + "/own", model, 48, None, True), out + "/target/golden.safetensors")
     write_head(out + "/shared", model, TARGET, [0, 2, 4], False)
 
 

@@ -19,8 +19,9 @@ static ml_status has_embedding(bool *out, const char *dir, ml_err *err) {
 static void set_default_layers(ml_module_io *m, int32_t n_layer) {
     const int32_t usual[ML_MODULE_LAYERS] = { 2, n_layer / 2, n_layer - 3 };
 
-    for (int32_t i = 0; i < m->n_layer; i++)
-        m->layer[i] = m->layer[i] == ML_NONE ? usual[i] : m->layer[i];
+    for (int32_t i = 0; i < ML_MODULE_LAYERS; i++)
+        if (m->layer[i] == ML_NONE)
+            m->layer[i] = usual[i];
 }
 
 static ml_status check_trunk(const ml_module_io *m, const char *dir, const ml_spec *trunk,
@@ -49,6 +50,7 @@ ml_status ml_eagle3_open(ml_spec *out, const char *dir, const ml_spec *trunk, ml
     ml_spec_opts o = { .eagle3 = true };
     ml_status st = has_embedding(&o.own_embedding, dir, err);
 
+    *out = (ml_spec){ 0 };
     if (st == ML_OK)
         st = ml_spec_open_with(out, dir, &o, err);
     if (st != ML_OK)

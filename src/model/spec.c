@@ -239,8 +239,12 @@ static ml_status check_plugin(const miles_family *f, const ml_hf_config *c,
     return ML_OK;
 }
 
+/* The first heads that were released call themselves LlamaForCausalLM. */
 static ml_status check_head(const ml_hf_config *c, const char *arch, ml_err *err) {
-    if (!arch || strcmp(arch, ml_family_eagle3.architecture) != 0)
+    bool first = arch && strcmp(arch, "LlamaForCausalLM") == 0 &&
+                 ml_json_get(c->root, "draft_vocab_size");
+
+    if (!first && (!arch || strcmp(arch, ml_family_eagle3.architecture) != 0))
         return ml_fail(err, ML_EUNSUP,
                        "%s: the architecture is \"%s\", but an EAGLE-3 head has \"%s\": "
                        "name the directory of such a head",

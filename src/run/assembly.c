@@ -330,7 +330,8 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
     ml_status st = open_publisher(m, c, err);
 
     m->generator.serves = is_served(m);
-    if (st == ML_OK && m->run->mtp.be && m->generator.engine.draft.mtp)
+    if (st == ML_OK && m->run->mtp.be &&
+        (m->generator.engine.draft.mtp || m->generator.engine.draft.eagle3))
         st = ml_publisher_take_mtp(m->publisher, &m->run->mtp.weights,
                                    ml_generator_own_set(c), &m->generator.be,
                                    &m->generator.engine.draft.mtp_weights, err);

@@ -77,6 +77,7 @@ typedef struct ml_mtp_opts {
     int64_t n_layer; /* 0: not given */
     bool train;
     double factor; /* of their loss */
+    bool head;     /* train the EAGLE-3 head of ml_speculative_opts.draft_path */
 } ml_mtp_opts;
 
 /* The engine's drafts; dir is the model's directory.  Drafts of a network need an engine of

@@ -308,10 +308,26 @@ static ml_status keep_precision(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status open_head(ml_train_run *r, ml_err *err) {
+    ml_status st;
+
+    if (r->opts.recipe.preference.on || r->spec.reward)
+        return ml_fail(err, ML_EUSAGE,
+                       "--train-draft is for miles sft and miles train: remove it");
+    st = ml_mtp_trainer_open_head(&r->mtp, r->opts.speculative.draft_path, &r->spec, &r->be,
+                                  err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--train-draft");
+    r->opts.trainer.mtp = &r->mtp;
+    return st;
+}
+
 /* The module is opened before the memory is planned. */
 static ml_status open_mtp(ml_train_run *r, ml_err *err) {
     ml_status st;
 
+    if (r->opts.mtp.head && !r->opts.learns_nothing)
+        return open_head(r, err);
     if (!r->opts.mtp.train || r->opts.learns_nothing)
         return ML_OK;
     if (r->opts.recipe.preference.on || r->spec.reward)
@@ -598,6 +614,7 @@ ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
     if (r->mtp.be && o->save_optim)
         d.snapshot_bytes +=
             ml_optimizer_saved_bytes(&r->mtp.spec, &o->trainer.optimizer, req.bf16);
+    d.snapshot_bytes += r->mtp.head ? checkpoint_bytes(r->mtp.head) : 0;
     if (o->ref_interval)
         d.snapshot_bytes += (uint64_t)ml_spec_param_count(&r->spec) * sizeof(float);
     if (r->critic.from)

@@ -1,4 +1,5 @@
 #include <string.h>
+#include <unistd.h>
 #include <sys/stat.h>
 
 #include "base/dir.h"
@@ -467,19 +468,30 @@ static void plan_batches(ml_train_run *r) {
         ml_memory_plan_caps(&req, &o->train_caps, &o->score_caps);
 }
 
-/* The module of the checkpoint that the actor was loaded from. */
+/* Opens the checkpoint that has the module's weights, if it is not the one they begin with. */
+static ml_status open_module(ml_checkpoint **out, ml_train_run *r, ml_err *err) {
+    const char *draft = ml_arena_printf(&r->arena, "%s/" ML_SNAPSHOT_DRAFT, r->started);
+
+    if (r->mtp.head)
+        return access(draft, F_OK) == 0 ? ml_checkpoint_open(out, draft, err) : ML_OK;
+    return strcmp(r->started, r->opts.hf_checkpoint) != 0
+               ? ml_checkpoint_open(out, r->started, err)
+               : ML_OK;
+}
+
+/* The module of the checkpoint that the actor was loaded from, or the head saved with it. */
 static ml_status start_mtp(ml_train_run *r, ml_err *err) {
+    const ml_checkpoint *first = r->mtp.head ? r->mtp.head : r->from;
     ml_checkpoint *own = NULL;
     ml_optimizer_opts opts = r->opts.trainer.optimizer;
-    ml_status st = ML_OK;
+    ml_status st;
 
     if (!r->mtp.be)
         return ML_OK;
     opts.mesh = r->opts.trainer.mesh;
-    if (strcmp(r->started, r->opts.hf_checkpoint) != 0)
-        st = ml_checkpoint_open(&own, r->started, err);
+    st = open_module(&own, r, err);
     if (st == ML_OK)
-        st = ml_mtp_trainer_start(&r->mtp, own ? own : r->from, r->opts.dtype, &r->spec,
+        st = ml_mtp_trainer_start(&r->mtp, own ? own : first, r->opts.dtype, &r->spec,
                                   ml_train_run_read(r), &opts, err);
     ml_checkpoint_close(own);
     return st;

@@ -1,11 +1,30 @@
 #include "train/mtp_trainer.h"
 
-ml_status ml_mtp_trainer_open(ml_mtp_trainer *out, const char *dir, ml_backend *be,
-                              double factor, ml_err *err) {
+static void begin(ml_mtp_trainer *out, ml_backend *be, double factor) {
     *out = (ml_mtp_trainer){ .factor = factor, .be = be };
     ml_arena_init(&out->arena, "multi-token prediction");
     ml_arena_init(&out->grad_arena, "multi-token prediction");
+}
+
+ml_status ml_mtp_trainer_open(ml_mtp_trainer *out, const char *dir, ml_backend *be,
+                              double factor, ml_err *err) {
+    begin(out, be, factor);
     return ml_mtp_open(&out->spec, dir, err);
+}
+
+ml_status ml_mtp_trainer_open_head(ml_mtp_trainer *out, const char *dir,
+                                   const ml_spec *trunk, ml_backend *be, ml_err *err) {
+    ml_status st;
+
+    begin(out, be, 1);
+    st = ml_eagle3_open(&out->spec, dir, trunk, err);
+    if (st == ML_OK)
+        st = ml_checkpoint_open(&out->head, dir, err);
+    if (st == ML_OK)
+        st = ml_weights_check(&out->spec, out->head, err);
+    return st == ML_OK
+               ? ml_eagle3_vocab(&out->vocab, &out->spec, out->head, &out->arena, err)
+               : st;
 }
 
 /* Each rank has all experts of the module: to it, ranks that divide the trunk's are ranks
@@ -25,8 +44,8 @@ static ml_optimizer_opts own_opts(ml_mtp_trainer *m, const ml_optimizer_opts *tr
 }
 
 static ml_status take_grads(ml_mtp_trainer *m, ml_err *err) {
-    return ml_mtp_runner_open(&m->runner, &m->spec, &m->weights, NULL, true, false, m->be,
-                              &m->grad_arena, err);
+    return ml_mtp_runner_open(&m->runner, &m->spec, &m->weights, m->head ? &m->vocab : NULL,
+                              true, false, m->be, &m->grad_arena, err);
 }
 
 static void free_grads(ml_mtp_trainer *m) {
@@ -56,6 +75,7 @@ void ml_mtp_trainer_close(ml_mtp_trainer *m) {
     if (m->optimizer.spec)
         ml_optimizer_close(&m->optimizer);
     ml_weights_close(&m->weights);
+    ml_checkpoint_close(m->head);
     ml_spec_close(&m->spec);
     ml_arena_release(&m->arena);
     *m = (ml_mtp_trainer){ 0 };
@@ -75,7 +95,7 @@ ml_status ml_mtp_trainer_bytes(size_t *out, const ml_mtp_trainer *m, const ml_ch
 
     ml_arena_init(&a, "multi-token prediction");
     part = ml_mtp_parts(&m->spec, m->be->linear, &a);
-    *out = ml_weights_part_bytes(&m->spec, c, dtype, part) +
+    *out = ml_weights_part_bytes(&m->spec, m->head ? m->head : c, dtype, part) +
            ml_grads_bytes(&m->spec, part, 0) + ml_optimizer_bytes(&m->spec, &own, bf16) +
            ml_optimizer_scratch_bytes(&m->spec, &own, m->be);
     if (st == ML_OK)

@@ -1,4 +1,5 @@
-/* mtp_trainer.h - trains the multi-token prediction module (model/mtp.h) beside its trunk.
+/* mtp_trainer.h - trains the multi-token prediction module (model/mtp.h) beside its trunk, or
+ * an EAGLE-3 head (model/eagle3.h).
  *
  * The loss of a step is the mean cross entropy of the rows that count (mtp_runner.h), over
  * all samples of the step, with and without an advantage.  It reads the hidden states of the
@@ -17,8 +18,10 @@
 
 typedef struct ml_mtp_trainer {
     ml_spec spec;
-    ml_weights weights; /* its own; embedding and LM head are the trunk's */
-    double factor;      /* of its loss */
+    ml_weights weights;   /* its own; embedding and LM head are the trunk's */
+    double factor;        /* of its loss */
+    ml_checkpoint *head;  /* of an EAGLE-3 head; NULL: a module in the trunk's checkpoint */
+    ml_draft_vocab vocab; /* of a head */
     ml_mtp_runner runner;
     ml_optimizer optimizer;
     ml_mesh mesh; /* the trunk's, without ranks that divide experts */
@@ -31,6 +34,9 @@ typedef struct ml_mtp_trainer {
  * model has none, or the backend cannot train it. */
 ml_status ml_mtp_trainer_open(ml_mtp_trainer *out, const char *dir, ml_backend *be,
                               double factor, ml_err *err);
+/* The same of the EAGLE-3 head in dir, for a trunk; factor 1. */
+ml_status ml_mtp_trainer_open_head(ml_mtp_trainer *out, const char *dir,
+                                   const ml_spec *trunk, ml_backend *be, ml_err *err);
 /* Loads the module's weights, for a trunk that outlives it, and takes the memory of
  * gradients and optimizer.  opts: the trunk's. */
 ml_status ml_mtp_trainer_start(ml_mtp_trainer *m, const ml_checkpoint *c,
@@ -40,7 +46,7 @@ ml_status ml_mtp_trainer_start(ml_mtp_trainer *m, const ml_checkpoint *c,
 void ml_mtp_trainer_close(ml_mtp_trainer *m); /* zero-initialized is allowed */
 
 /* Bytes of weights, gradients, optimizer state and activations, for micro-batches of these
- * caps.  bf16: the set holds bf16 weights. */
+ * caps.  c: the trunk's checkpoint; bf16: the set holds bf16 weights. */
 ml_status ml_mtp_trainer_bytes(size_t *out, const ml_mtp_trainer *m, const ml_checkpoint *c,
                                ml_weight_dtype dtype, bool bf16,
                                const ml_optimizer_opts *opts, ml_batch_caps caps,

@@ -70,7 +70,7 @@ void ml_save_buffer_take_mtp(ml_save_buffer *m, ml_mtp_trainer *t,
                              const ml_checkpoint *from, bool optim, ml_arena *a) {
     ml_tensor *own = ML_NEW(a, ml_tensor, t->spec.n_param);
 
-    ml_save_buffer_take(m, &t->optimizer, NULL, from, NULL, optim, a);
+    ml_save_buffer_take(m, &t->optimizer, NULL, t->head ? t->head : from, NULL, optim, a);
     m->file = ML_SNAPSHOT_MTP;
     for (int32_t i = 0; i < t->spec.n_param; i++)
         if (t->weights.range[i].n)

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <sys/stat.h>
 
 #include "base/checksum.h"
@@ -34,6 +35,24 @@ static uint64_t crc_of(const ml_file *f) {
         ml_file_forget(f, at, n);
     }
     return crc;
+}
+
+ml_status ml_snapshot_files(ml_names *out, const char *path, ml_arena *a, ml_err *err) {
+    const char *dir = ml_arena_printf(a, "%s/" ML_SNAPSHOT_DRAFT, path);
+    ml_names all, head = { 0 };
+    ml_status st = ml_dir_list(&all, path, a, err);
+
+    if (st == ML_OK && access(dir, F_OK) == 0)
+        st = ml_dir_list(&head, dir, a, err);
+    if (st != ML_OK)
+        return st;
+    *out = (ml_names){ .name = ML_NEW(a, const char *, all.n + head.n + 1) };
+    for (int32_t i = 0; i < all.n; i++)
+        if (strcmp(all.name[i], ML_SNAPSHOT_DRAFT) != 0)
+            out->name[out->n++] = all.name[i];
+    for (int32_t i = 0; i < head.n; i++)
+        out->name[out->n++] = ml_arena_printf(a, ML_SNAPSHOT_DRAFT "/%s", head.name[i]);
+    return ML_OK;
 }
 
 ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_err *err) {

@@ -5,6 +5,7 @@
  *                                            reference that changes
  *         trainer_mtp.safetensors            the same of multi-token prediction layers that
  *                                            are trained
+ *         draft/                             a checkpoint of the EAGLE-3 head that is trained
  *         state.json                         counters, data position, configuration
  *         checksums.crc64                    one line per file: checksum, bytes, name
  *     DIR/latest_checkpointed_iteration.txt  tracker: the newest complete one
@@ -24,6 +25,8 @@
 #define ML_TRAIN_SNAPSHOT_H
 
 #include "train/trainer.h"
+
+#define ML_SNAPSHOT_DRAFT "draft"
 
 typedef struct ml_saver ml_saver;
 

@@ -88,7 +88,7 @@ ml_status ml_snapshot_check(const char *path, ml_err *err) {
 
     ml_arena_init(&a, "files of a snapshot");
     ml_text_printf(&name, "%s/%s", path, ML_SNAPSHOT_SUMS);
-    st = ml_dir_list(&l.names, path, &a, err);
+    st = ml_snapshot_files(&l.names, path, &a, err);
     if (st == ML_OK)
         st = ml_file_map(&f, name.ptr, err);
     if (st == ML_OK) {
@@ -301,9 +301,7 @@ static ml_status load_mtp(const char *path, const ml_snapshot_into *into, ml_are
         return ML_OK;
     if (access(name, F_OK) != 0) {
         ml_log(ML_LOG_WARN,
-               "%s does not exist: the optimizer of the multi-token prediction layers "
-               "begins",
-               name);
+               "%s does not exist: the optimizer of the module that drafts begins", name);
         return ML_OK;
     }
     return load_tensors(name, &m->optimizer, NULL, false, a, err);

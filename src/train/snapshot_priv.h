@@ -2,6 +2,7 @@
 #ifndef ML_TRAIN_SNAPSHOT_PRIV_H
 #define ML_TRAIN_SNAPSHOT_PRIV_H
 
+#include "base/dir.h"
 #include "model/tensors.h"
 #include "train/snapshot.h"
 
@@ -23,6 +24,8 @@ extern const char *const ml_snapshot_prefix[ML_STATE_SETS];
 /* The name of the tensor of set k for member e of a parameter, in buf. */
 const char *ml_snapshot_tensor(char *buf, size_t cap, int k, const ml_param *p, int32_t e);
 
+/* The files of a snapshot, those of the head with its directory before their names. */
+ml_status ml_snapshot_files(ml_names *out, const char *path, ml_arena *a, ml_err *err);
 /* Appends "CHECKSUM BYTES NAME" of a file. */
 ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_err *err);
 

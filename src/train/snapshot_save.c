@@ -48,7 +48,7 @@ static ml_status write_text(ml_saver *s, const char *dir, const char *name,
 static ml_status write_sums(ml_saver *s, const char *dir, ml_err *err) {
     ml_names names;
     ml_text sums = { 0 };
-    ml_status st = ml_dir_list(&names, dir, &s->arena, err);
+    ml_status st = ml_snapshot_files(&names, dir, &s->arena, err);
 
     for (int32_t i = 0; i < names.n && st == ML_OK; i++)
         if (strcmp(names.name[i], ML_SNAPSHOT_SUMS) != 0)
@@ -59,12 +59,22 @@ static ml_status write_sums(ml_saver *s, const char *dir, ml_err *err) {
     return st;
 }
 
+/* An EAGLE-3 head is a checkpoint of its own, with the files of the one it began with. */
+static ml_status write_head(ml_saver *s, place *p, const char *dir, ml_err *err) {
+    ml_export_opts hf = { .dir = ml_arena_printf(&s->arena, "%s/" ML_SNAPSHOT_DRAFT, dir),
+                          .keep_dtype = true };
+    ml_status st = ml_export_hf(&p->mtp.weights, p->mtp.spec, p->mtp.from, &hf, err);
+
+    return st == ML_OK ? ml_dir_sync(hf.dir, err) : st;
+}
+
 static ml_status write_hf(ml_saver *s, place *p, const char *dir, ml_err *err) {
     ml_save_buffer *m = &p->image;
+    bool head = p->mtp.spec && p->mtp.from != m->from, module = p->mtp.spec && !head;
     ml_export_opts hf = { .dir = dir,
                           .keep_dtype = true,
-                          .also = p->mtp.spec ? &p->mtp.weights : NULL,
-                          .also_spec = p->mtp.spec,
+                          .also = module ? &p->mtp.weights : NULL,
+                          .also_spec = module ? p->mtp.spec : NULL,
                           .bring = m->streamed ? ml_save_buffer_bring : NULL,
                           .ud = m };
     ml_status st = ml_dir_make(dir, err), ended;
@@ -77,7 +87,7 @@ static ml_status write_hf(ml_saver *s, place *p, const char *dir, ml_err *err) {
     /* If the run started from a snapshot, its state files were copied too. */
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_STATE));
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_SUMS));
-    return st;
+    return st == ML_OK && head ? write_head(s, p, dir, err) : st;
 }
 
 /* The files of optimizer states.  Without a copy, other ranks send theirs: dir NULL. */

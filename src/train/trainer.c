@@ -985,11 +985,12 @@ static ml_status step_mtp(ml_trainer *t, ml_step_result *out, ml_err *err) {
     st = ml_mtp_trainer_end(t->opts.mtp, out->n_mtp, out->lr, out->weight_decay, &u, err);
     out->mtp_grad_norm = u.grad_norm;
     if (st == ML_OK && u.bad_param != ML_NONE && !out->bad[0])
-        snprintf(out->bad, sizeof out->bad,
-                 "the gradient of %s, a multi-token prediction layer, has %lld values that "
-                 "are not finite",
-                 ml_param_name(&t->opts.mtp->spec.param[u.bad_param], 0, name, sizeof name),
-                 (long long)u.n_bad);
+        snprintf(
+            out->bad, sizeof out->bad,
+            "the gradient of %s, of the module that drafts, has %lld values that are not "
+            "finite",
+            ml_param_name(&t->opts.mtp->spec.param[u.bad_param], 0, name, sizeof name),
+            (long long)u.n_bad);
     return st;
 }
 

@@ -691,11 +691,13 @@ static void check_ranks_of(const char *dir) {
     check_groups(dir, ML_WEIGHT_F32, 1, 4, 2, false, DRAWN_DRAFTS);
 }
 
-/* Groups of one rank, keys that the ranks of a group divide, recurrent state, adapters. */
+/* Groups of one rank, keys that the ranks of a group divide, recurrent state, adapters, trees of
+ * drafts. */
 static void dp_attention(void) {
     check_groups(DATA "llama", ML_WEIGHT_F32, 1, 4, 2, true, NO_DRAFTS);
     check_groups(DATA "deepseek_v3", ML_WEIGHT_F32, 1, 3, 3, false, NO_DRAFTS);
     check_groups(DATA "qwen3_next", ML_WEIGHT_F32, 1, 2, 2, false, NO_DRAFTS);
+    check_groups(DATA "llama", ML_WEIGHT_F32, 1, 4, 2, true, DRAWN_DRAFTS | TREES);
 }
 
 /* One engine has one rank, the other several. */

@@ -66,6 +66,7 @@ void ml_job_rank_open(ml_job_rank *p, const ml_job_rank_opts *o, ml_comm *c) {
                                 .lora = o->lora,
                                 .dropout = o->dropout,
                                 .mtp = o->mtp,
+                                .head = o->head,
                                 .trainer = o->trainer };
 
     *p = (ml_job_rank){ .dtype = o->dtype };

@@ -38,6 +38,7 @@ typedef struct ml_job_rank_opts {
     const ml_lora_opts *lora; /* as in ml_train_fixture_opts */
     double dropout;
     bool mtp;
+    const char *head;
     ml_trainer_opts trainer; /* without the mesh */
 } ml_job_rank_opts;
 

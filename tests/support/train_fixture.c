@@ -111,15 +111,17 @@ static const int32_t *stages_of(ml_train_fixture *t, const ml_stage_opts *o) {
     return stage;
 }
 
-static void start_mtp(ml_train_fixture *t, const char *dir, ml_weight_dtype dtype,
-                      ml_trainer_opts *o) {
+static void start_mtp(ml_train_fixture *t, const char *dir, const char *head,
+                      ml_weight_dtype dtype, ml_trainer_opts *o) {
     ml_optimizer_opts optimizer = o->optimizer;
     ml_err err = { 0 };
 
     optimizer.mesh = o->mesh;
-    must(ml_mtp_trainer_open(&t->mtp, dir, &t->be, 0.2, &err), &err);
-    must(ml_mtp_trainer_start(&t->mtp, t->checkpoint, dtype, &t->spec, &t->weights,
-                              &optimizer, &err),
+    must(head ? ml_mtp_trainer_open_head(&t->mtp, head, &t->spec, &t->be, &err)
+              : ml_mtp_trainer_open(&t->mtp, dir, &t->be, 0.2, &err),
+         &err);
+    must(ml_mtp_trainer_start(&t->mtp, head ? t->mtp.head : t->checkpoint, dtype, &t->spec,
+                              &t->weights, &optimizer, &err),
          &err);
     o->mtp = &t->mtp;
 }
@@ -148,7 +150,7 @@ void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) 
     if (o->lora)
         divide_lora(t, &trainer);
     if (o->mtp)
-        start_mtp(t, dir, o->dtype, &trainer);
+        start_mtp(t, dir, o->head, o->dtype, &trainer);
     trainer.dropout = o->dropout > 0;
     must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &trainer, &err), &err);
     read_samples(t, dir, o->whole);

@@ -34,6 +34,7 @@ typedef struct ml_train_fixture_opts {
     const ml_lora_opts *lora;
     double dropout;
     bool mtp;             /* its multi-token prediction module is trained, too */
+    const char *head;     /* with mtp: NULL, or the EAGLE-3 head that is trained instead */
     ml_stage_opts stages; /* of a pipeline; n_stage below 2: trainer.stage */
     ml_trainer_opts trainer;
 } ml_train_fixture_opts;

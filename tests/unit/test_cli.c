@@ -261,7 +261,12 @@ static const struct {
     { "fake-others", ROUND "--fake-quantization int4 --keep-old-actor" },
     { "rollout-quantization", ROUND "--rollout-quantization fp8 --true-on-policy-mode" },
     { "mtp-layers", ROUND "--enable-mtp-training" },
+    { "draft-head", ROUND "--train-draft" },
+    { "draft-head", ROUND "--train-draft --speculative-draft-model-path d "
+                          "--sglang-speculative-algorithm STANDALONE" },
     { "mtp-sizes", ROUND MTP "--tensor-model-parallel-size 2" },
+    { "mtp-sizes", ROUND "--train-draft --speculative-draft-model-path d "
+                         "--tensor-model-parallel-size 2" },
     { "mtp-sizes", ROUND MTP "--gradient-shards 2" },
     { "mtp-others", ROUND MTP "--lora-rank 4 --target-modules all-linear" },
     { "mtp-others", ROUND MTP "--fp8-format e4m3 --fp8-recipe blockwise" },

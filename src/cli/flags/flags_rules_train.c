@@ -88,15 +88,27 @@ static bool mtp_without_layers(const ml_config *c) {
     return c->run.mtp.train && c->run.mtp.n_layer < 1;
 }
 
+/* A head is that of EAGLE3, if there is an algorithm. */
+static bool head_not_given(const ml_config *c) {
+    const ml_speculative_opts *o = &c->run.speculative;
+
+    return c->run.mtp.head && (!o->draft_path || c->run.mtp.train ||
+                               (o->algorithm && strcmp(o->algorithm, "EAGLE3") != 0));
+}
+
+static bool trains_module(const ml_config *c) {
+    return c->run.mtp.train || c->run.mtp.head;
+}
+
 static bool mtp_in_parts(const ml_config *c) {
     const ml_place_opts *p = &c->run.place;
 
-    return c->run.mtp.train && (p->tp > 1 || p->pp > 1 || p->cp > 1 || p->etp > 1 ||
+    return trains_module(c) && (p->tp > 1 || p->pp > 1 || p->cp > 1 || p->etp > 1 ||
                                 p->backend == ML_TRAIN_FSDP || c->run.trainer.grad_shards);
 }
 
 static bool mtp_with_others(const ml_config *c) {
-    return c->run.mtp.train && (ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run) ||
+    return trains_module(c) && (ml_run_has_lora(&c->run) || ml_run_elsewhere(&c->run) ||
                                 c->fake_quantization > 0 || c->fp8_format);
 }
 
@@ -484,14 +496,17 @@ const ml_rule ml_rules_train[] = {
     { "mtp-layers", ML_CMD_SFT | ML_CMD_TRAIN, mtp_without_layers,
       "--enable-mtp-training needs the number of multi-token prediction layers: add "
       "--mtp-num-layers 1" },
+    { "draft-head", ML_CMD_SFT | ML_CMD_TRAIN, head_not_given,
+      "--train-draft trains an EAGLE-3 head: add --speculative-draft-model-path with its "
+      "directory, use --speculative-algorithm EAGLE3 and no --enable-mtp-training" },
     { "mtp-sizes", ML_CMD_SFT | ML_CMD_TRAIN, mtp_in_parts,
-      "--enable-mtp-training: a multi-token prediction layer is trained by ranks that have "
-      "the whole model, or divide its experts: use sizes of 1 for tensor, pipeline, "
+      "--enable-mtp-training, --train-draft: a module that drafts is trained by ranks that "
+      "have the whole model, or divide its experts: use sizes of 1 for tensor, pipeline, "
       "context and expert tensor parallelism, --train-backend megatron, and no "
       "--gradient-shards" },
     { "mtp-others", ML_CMD_SFT | ML_CMD_TRAIN, mtp_with_others,
-      "--enable-mtp-training: a multi-token prediction layer is trained with all weights, "
-      "unquantized, for an engine of this process: use no LoRA adapter, no "
+      "--enable-mtp-training, --train-draft: a module that drafts is trained with all "
+      "weights, unquantized, for an engine of this process: use no LoRA adapter, no "
       "--fake-quantization, no --fp8-format, and engines of the run itself without "
       "--rollout-num-engines" },
     { "quantized-base", ML_CMD_SFT | ML_CMD_TRAIN, quantized_without_lora,

@@ -66,7 +66,7 @@ const ml_flag ml_flags_speculative[] = {
       ML_AT(run.speculative.draft_path),
       .value = "DIR",
       .group = GROUP,
-      .cmds = DECODES,
+      .cmds = DECODES | ML_CMD_SFT,
       .from = ML_FROM_SGLANG,
       .help = "The small model of STANDALONE, with the same tokenizer, or the head of "
               "EAGLE3." },
@@ -102,6 +102,17 @@ const ml_flag ml_flags_speculative[] = {
       .from = ML_FROM_MILES,
       .help = "Factor of the multi-token prediction loss, its mean cross entropy, in its "
               "gradients." },
+    { .name = "train-draft",
+      .type = ML_FLAG_BOOL,
+      ML_AT(run.mtp.head),
+      .group = GROUP,
+      .cmds = TRAINS,
+      .from = ML_FROM_OURS,
+      .help =
+          "Train the EAGLE-3 head of --speculative-draft-model-path on the samples of each "
+          "step, with gradients, clipping and optimizer state of its own.  The model gets "
+          "no "
+          "gradient of its loss.  Snapshots have it in the folder draft." },
     ALSO("speculative-algorithm", TEXT, "NAME"),
     ALSO("speculative-num-steps", I64, "N"),
     ALSO("speculative-eagle-topk", I64, "N"),

@@ -1,5 +1,6 @@
 /* EAGLE-3 heads: one decoder layer that reads the next token's embedding beside a hidden
- * state, which is a projection of three of the trunk's or the head's own. */
+ * state, which is a projection of three of the trunk's or the head's own.  Names are those
+ * that a checkpoint gives its tensors (io/checkpoint.h): norm is model.norm. */
 #include "model/specs/families.h"
 
 enum { MAX_WIDTH = 1 << 20 };
@@ -49,8 +50,7 @@ static void read_layers(ml_builder *b, ml_module_io *m) {
 /* Node 0 stands for the trunk: its rows are the three hidden states. */
 static int32_t trunk_rows(ml_builder *b, int64_t n_hidden) {
     ml_spec *s = b->spec;
-    int32_t x = ml_build_embed(
-        b, b->own_embedding ? "embed_tokens.weight" : "model.embed_tokens.weight", 1);
+    int32_t x = ml_build_embed(b, "model.embed_tokens.weight", 1);
 
     s->param[s->node[0].w[0]].frozen = true;
     s->param[s->node[0].w[0]].of_trunk = !b->own_embedding;
@@ -103,7 +103,7 @@ static void build_eagle3(ml_builder *b) {
     m->own = s->n_node;
     m->hidden = midlayer(b, &d, hidden);
     s->n_vocab = n_draft;
-    ml_build_head(b, ml_decoder_norm(b, &d, m->hidden, "norm"), "lm_head", false, 0);
+    ml_build_head(b, ml_decoder_norm(b, &d, m->hidden, "model.norm"), "lm_head", false, 0);
     s->mtp = true;
 }
 

@@ -82,13 +82,17 @@ typedef struct trainee {
 
 static void report_step(const trainee *p, const ml_step_result *step,
                         const ml_step_loss *loss, const double *metric, ml_metrics *out) {
+    const ml_mtp_trainer *mtp = ml_trainer_mtp(p->trainer);
+
     ml_metrics_add(out, p->prefix, "loss", step->loss);
     for (int32_t k = 0; k < loss->n_metric; k++)
         ml_metrics_add(out, p->prefix, loss->metric[k].name, metric[k]);
     ml_metrics_add(out, p->prefix, "grad_norm", step->grad_norm);
-    if (ml_trainer_mtp(p->trainer)) {
-        ml_metrics_add(out, p->prefix, "mtp_loss", step->mtp_loss);
-        ml_metrics_add(out, p->prefix, "mtp_grad_norm", step->mtp_grad_norm);
+    if (mtp) {
+        ml_metrics_add(out, p->prefix, mtp->head ? "draft_loss" : "mtp_loss",
+                       step->mtp_loss);
+        ml_metrics_add(out, p->prefix, mtp->head ? "draft_grad_norm" : "mtp_grad_norm",
+                       step->mtp_grad_norm);
     }
     ml_metrics_add(out, p->prefix, "lr-pg_0", step->lr);
     ml_metrics_add(out, p->prefix, "weight_decay", step->weight_decay);
