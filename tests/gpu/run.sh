@@ -84,6 +84,7 @@ for family in llama qwen2 qwen3 qwen3_moe mixtral gemma2 gemma3_text gpt_oss glm
 done
 check "$build/tests/gpu/check_engine" tests/golden/eagle3/target eagle3 tests/golden/eagle3/own
 check tests/e2e/train_mtp.py --build "$build" --device cuda
+check tests/e2e/train_mtp.py --build "$build" --device cuda --head
 check "$here/check_models.py" --miles "$build/miles"
 check "$here/check_train.sh" "$build" "$work"
 # Ranks share the GPU.
