@@ -46,7 +46,7 @@ ALL_LDFLAGS += -static-libgcc
 endif
 
 # FILE_CFLAGS: what one file needs beyond the rest.
-AVX2 := -mavx2 -mfma
+AVX2 := -mavx2 -mfma -mf16c
 AVX512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
 $(B)/src/backend/cpu/%: private FILE_CFLAGS = $(KERNEL_OPT)
 # A square root that sets errno is not vectorised.

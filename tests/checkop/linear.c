@@ -204,16 +204,20 @@ const ck_suite ck_linear = {
 
 /* ---- quantized weights ---- */
 
-/* Sizes around a group of inputs, a chunk of the skinny GEMM (64) and a block of depth. */
+/* Sizes around eight inputs, a group of them, a span and a block of depth; rows and panels of every
+ * kind of register tile. */
 static const struct variant coded[] = {
-    { 1, 16, 8, ML_INT4, false },      { 1, 150, 576, ML_INT4, true },
-    { 3, 31, 33, ML_INT4_G128, true }, { 16, 140, 130, ML_INT4_G128, false },
-    { 17, 20, 2200, ML_INT4, true },   { 40, 33, 361, ML_INT4, false },
-    { 1, 129, 200, ML_NF4, true },     { 33, 17, 65, ML_NF4, false },
-    { 1, 40, 96, ML_MXFP4, true },     { 20, 48, 70, ML_MXFP4, false },
-    { 1, 260, 300, ML_FP8, true },     { 7, 130, 129, ML_FP8, false },
-    { 50, 33, 400, ML_FP8, true },     { 2, 144, 260, ML_INT8, false },
-    { 30, 16, 127, ML_INT8, true },    { 530, 20, 40, ML_INT8, false },
+    { 1, 16, 8, ML_INT4, false },        { 1, 150, 576, ML_INT4, true },
+    { 3, 31, 33, ML_INT4_G128, true },   { 16, 140, 130, ML_INT4_G128, false },
+    { 17, 20, 2200, ML_INT4, true },     { 40, 33, 361, ML_INT4, false },
+    { 1, 129, 200, ML_NF4, true },       { 33, 17, 65, ML_NF4, false },
+    { 1, 40, 96, ML_MXFP4, true },       { 20, 48, 70, ML_MXFP4, false },
+    { 1, 260, 300, ML_FP8, true },       { 7, 130, 129, ML_FP8, false },
+    { 50, 33, 400, ML_FP8, true },       { 2, 144, 260, ML_INT8, false },
+    { 30, 16, 127, ML_INT8, true },      { 530, 20, 40, ML_INT8, false },
+    { 1, 70, 2200, ML_INT4_G128, true }, { 4, 100, 2201, ML_INT8, true },
+    { 5, 75, 137, ML_NF4, true },        { 6, 45, 96, ML_MXFP4, false },
+    { 8, 33, 2120, ML_FP8, true },       { 13, 40, 77, ML_INT4, true },
 };
 
 static void build_coded(ck_case *c, int i) {

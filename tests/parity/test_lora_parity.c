@@ -349,19 +349,15 @@ static int32_t count_quantized(const ml_weights *w) {
     return n;
 }
 
-static void quantized(const char *family) {
-    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT8, ML_WEIGHT_INT4,
-                                              ML_WEIGHT_INT4_G128, ML_WEIGHT_NF4 };
+static void quantized_to(const char *family, ml_weight_dtype dtype) {
     static const entry all[] = { { 0, 1 }, { 1, -1 }, { 2, 0 } };
-    static int n_family;
     float got[MAX_ROWS], want[MAX_ROWS];
     void *grads[N_ADAPTER];
     ml_weights base;
     fixture f;
 
     open_fixture(&f, family, 2);
-    MUST(ml_weights_load(&base, &f.base, f.checkpoint, dtypes[n_family++ % 5], &f.be,
-                         &f.arena, &err));
+    MUST(ml_weights_load(&base, &f.base, f.checkpoint, dtype, &f.be, &f.arena, &err));
     base.lora = &f.table;
     CHECK(count_quantized(&base) > 0);
     widen(&f, &base);
@@ -376,6 +372,18 @@ static void quantized(const char *family) {
               (size_t)(f.len[0] + f.len[1] + f.len[2]) * sizeof *got);
     ml_weights_close(&base);
     close_fixture(&f);
+}
+
+/* One format for each family, or with MILES_LONG all of them. */
+static void quantized(const char *family) {
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT8, ML_WEIGHT_INT4,
+                                              ML_WEIGHT_INT4_G128, ML_WEIGHT_NF4 };
+    enum { N = sizeof dtypes / sizeof *dtypes };
+    static int n_family;
+
+    for (int i = 0; i < (getenv("MILES_LONG") ? N : 1); i++)
+        quantized_to(family, dtypes[(n_family + i) % N]);
+    n_family++;
 }
 
 static void each_family(void (*fn)(const char *family), int part, int n_part) {

@@ -1,4 +1,7 @@
 /* cpu.c - the CPU backend: its memory, its levels, its table of ops. */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,13 +71,19 @@ static ml_status host_sync(ml_stream *s, ml_err *err) {
 static const ml_cpu_kern *const kerns[] = { &ml_cpu_kern_c, &ml_cpu_kern_avx2,
                                             &ml_cpu_kern_avx512 };
 
+/* Clang's builtin does not know its name. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 /* The builtin also checks that the system saves the wide registers (XGETBV). */
 const char *const *ml_backend_cpu_levels(void) {
     static const char *const c[] = { "c", NULL };
     static const char *const avx2[] = { "c", "avx2", NULL };
     static const char *const avx512[] = { "c", "avx2", "avx512", NULL };
 
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
         return c;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))

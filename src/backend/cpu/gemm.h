@@ -34,11 +34,12 @@ typedef struct ml_gemm_out {
 void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                      const float *x, int64_t ldx, int64_t m, void *scratch);
 
-/* A panel of the quantized weight w. */
+/* A panel of the quantized matrix w, and those that follow it. */
 static inline ml_gemm_codes ml_gemm_codes_of(const ml_tensor *w, const void *panel) {
     return (ml_gemm_codes){
         .scale = panel,
         .code = (const unsigned char *)panel + ml_codes_scale_bytes(w->dtype, w->shape[1]),
+        .panel = (int64_t)ml_codes_panel_bytes(w->dtype, w->shape[1]),
         .dtype = w->dtype,
     };
 }

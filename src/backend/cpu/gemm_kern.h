@@ -8,10 +8,10 @@
 
 #include "tensor/tensor.h"
 
-/* One panel of a quantized weight (tensor/codes.h). */
+/* A panel of a quantized weight (tensor/codes.h), and those that follow it. */
 typedef struct ml_gemm_codes {
-    const void *scale;
-    const unsigned char *code;
+    const unsigned char *scale, *code;
+    int64_t panel; /* bytes */
     ml_dtype dtype;
 } ml_gemm_codes;
 
@@ -26,6 +26,8 @@ typedef struct ml_gemm_codes {
  * previous one.  With a bias [np*16], bias[16*p + l] is added last.  All 16 lanes of each
  * panel are read and written, unless `tail` (1..15) cuts the last panel of c and bias
  * (not of b).  b_bf16, when not NULL, replaces b: pairs (tensor.h), an even k, b_ks 16.
+ * b_codes, too: inputs b_k and following, b_k a multiple of 8; more than one row are packed,
+ * with a_ks 16, a single one has a_ks 1.
  * `next`, when not NULL, is the memory to be read after b, of b's type and order; the
  * kernel prefetches it when a is not packed, which leaves time for that.
  *
@@ -35,10 +37,11 @@ typedef struct ml_gemm_tile {
     float *c;
     const float *a, *b;
     const uint16_t *b_bf16;
+    const ml_gemm_codes *b_codes;
     const void *next;
     const float *bias;
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
-    int64_t k, run, b_rs;
+    int64_t k, run, b_rs, b_k;
     int32_t mr, np, tail;
     bool add, onto;
 } ml_gemm_tile;

@@ -2,16 +2,16 @@
  *
  * There is one row tile, or few.  f32 weights are read in place.  Widening bf16 costs an
  * instruction per vector: with few rows one tile, as tall as possible, uses each widened
- * vector; for more rows, or without pairs, gemm.c widens once for all rows.  Quantized
- * weights are dequantized in chunks of the depth, into a buffer in the L1 cache. */
+ * vector; for more rows, or without pairs, gemm.c widens once for all rows.  It is the same
+ * with quantized weights. */
 #include "backend/cpu/gemm.h"
 
 enum {
-    TILES = 5,  /* f32: up to this many tiles packing the rows does not pay */
-    PANELS = 8, /* most panels per piece */
-    AHEAD = 64, /* prefetch distance of f32 weights, in cache lines */
-    PACKED = 5, /* from this many rows on packing them pays, except for f32 */
-    CHUNK = 64, /* inputs of PANELS panels that are dequantized at once */
+    TILES = 5,   /* f32: up to this many tiles packing the rows does not pay */
+    PANELS = 8,  /* most panels per piece */
+    AHEAD = 64,  /* prefetch distance of f32 weights, in cache lines */
+    PACKED = 5,  /* from this many rows on packing them pays, except for f32 */
+    CHUNK = 128, /* inputs that are rounded at once: the largest group */
 };
 
 typedef struct streaming {
@@ -50,7 +50,7 @@ static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, int64_t 
         .c_is = out->ldy,
         .c_ps = ML_LANES,
         .a_is = g->packed ? 1 : g->ldx,
-        .a_ks = g->packed ? ML_LANES : 1,
+        .a_ks = g->packed && g->m > 1 ? ML_LANES : 1,
         .b_ks = ML_LANES,
         .b_ps = g->k * ML_LANES,
         .k = g->span_end - g->span,
@@ -61,38 +61,19 @@ static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, int64_t 
     };
 }
 
-/* A single tile over quantized weights: dequantizes a chunk of all its panels at a time. */
-static void stream_codes(const streaming *g, const ml_gemm_out *out, int64_t p,
-                         int64_t np) {
-    const ml_gemm_kern *kern = g->s->kern->gemm;
-    const size_t panel = ml_tensor_panel_bytes(out->w);
-    ml_gemm_tile tile = tile_of(g, out, p, np);
-    const float *bias = tile.bias;
-    float buf[PANELS * CHUNK * ML_LANES];
-
-    tile.b = buf;
-    tile.b_ps = CHUNK * ML_LANES;
-    for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
-        tile.k = lesser(CHUNK, g->span_end - k);
-        for (int64_t i = 0; i < np; i++) {
-            const ml_gemm_codes codes = ml_gemm_codes_of(
-                out->w, (const char *)out->w->data + (size_t)(p + i) * panel);
-            kern->decode(buf + i * tile.b_ps, &codes, k, tile.k);
-        }
-        tile.bias = k + tile.k == g->span_end ? bias : NULL;
-        kern->tile(&tile);
-        tile.add = true;
-        tile.a += tile.k * tile.a_ks;
-    }
-}
-
 /* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
  * memory, the others from the L2 cache. */
 static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, int64_t np) {
     const int64_t at = (p * g->k + g->span) * ML_LANES;
     ml_gemm_tile tile = tile_of(g, out, p, np);
+    ml_gemm_codes codes;
 
-    if (out->w->dtype == ML_F32) {
+    if (ml_dtype_codes(out->w->dtype)) {
+        codes = ml_gemm_codes_of(out->w, (const char *)out->w->data +
+                                             p * (int64_t)ml_tensor_panel_bytes(out->w));
+        tile.b_codes = &codes;
+        tile.b_k = g->span;
+    } else if (out->w->dtype == ML_F32) {
         tile.b = (const float *)out->w->data + at;
         tile.next = tile.b + AHEAD * ML_LANES;
     } else {
@@ -115,10 +96,9 @@ static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int32_t i = 0; i < g->n_out; i++) {
         const int64_t panels = panels_of(&g->out[i]), last = end * panels / g->pieces;
-        const bool codes = ml_dtype_codes(g->out->w->dtype) != NULL;
-        const int64_t step = codes ? PANELS : g->tiles > 1 ? g->s->kern->gemm->np : panels;
+        const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : panels;
         for (int64_t p = begin * panels / g->pieces; p < last; p += step)
-            (codes ? stream_codes : stream_rows)(g, &g->out[i], p, lesser(step, last - p));
+            stream_rows(g, &g->out[i], p, lesser(step, last - p));
     }
 }
 
@@ -132,14 +112,18 @@ static int64_t pieces_of(const streaming *g) {
     return divide_up(divide_up(most, PANELS), threads) * threads;
 }
 
-/* Packs the rows of the span; FP8 products round them. */
+/* Packs the rows of the span; FP8 products round them.  A single row is packed for that only. */
 static void pack_span(const streaming *g) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
+    const int64_t depth = g->span_end - g->span;
     float x[ML_LANES * CHUNK];
 
     if (!ml_dtype_rounds_inputs(g->out->w->dtype)) {
-        kern->pack_rows(g->packed, g->x + g->span, g->ldx, g->m, g->span_end - g->span,
-                        ML_LANES);
+        kern->pack_rows(g->packed, g->x + g->span, g->ldx, g->m, depth, ML_LANES);
+        return;
+    }
+    if (g->m == 1) {
+        ml_fp8_round(g->out->w->dtype, g->x, g->k, g->span, depth, g->packed);
         return;
     }
     for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
@@ -150,12 +134,16 @@ static void pack_span(const streaming *g) {
     }
 }
 
+/* Tiles over codes have packed rows. */
+static bool must_pack(ml_dtype t, int64_t m) {
+    return ml_dtype_rounds_inputs(t) || (ml_dtype_codes(t) && m > 1);
+}
+
 bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     const float *x, int64_t ldx, int64_t m, float *packed) {
     const ml_gemm_kern *kern = s->kern->gemm;
     const bool wide = out->w->dtype == ML_F32 && !kern->tall_f32;
     const bool codes = ml_dtype_codes(out->w->dtype) != NULL;
-    const bool rounds = ml_dtype_rounds_inputs(out->w->dtype);
     streaming g = { .s = s,
                     .out = out,
                     .n_out = n,
@@ -164,7 +152,9 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     .m = m,
                     .k = out->w->shape[1],
                     .tiles = divide_up(m, wide ? kern->mr : kern->tall),
-                    .packed = (!wide && m >= PACKED) || rounds ? packed : NULL };
+                    .packed = must_pack(out->w->dtype, m) || (!wide && m >= PACKED)
+                                  ? packed
+                                  : NULL };
 
     if (g.tiles >
         (wide ? TILES : out->w->dtype == ML_F32 || ml_tensor_has_pairs(out->w) || codes))
