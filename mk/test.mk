@@ -215,6 +215,7 @@ $(call long_kills,snapshot,test_train_snapshot,killed)
 1800 pipelines env MILES_LONG=1 $(B)/tests/ranks/test_pp
 3600 meshes env MILES_LONG=1 $(B)/tests/ranks/test_meshes
 $(foreach n,2 3 4 5,900 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
+7200 quickstart-precision tests/e2e/quickstart_precision.sh $(B) 1 2 3 4 5
 endef
 
 # Emulators of user programs may not survive fork or threads, so one thread and no test runner:

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# quickstart.sh [DIR] [SEED] [FAMILY] - trains a small model to solve arithmetic word problems.
+# quickstart.sh [DIR] [SEED] [FAMILY] [FLAG..] - trains a small model to solve arithmetic word problems.
 #
 # Creates a model with random weights and problems with answers, fine-tunes it on example answers
 # of which many are wrong (miles sft), then trains it with a reward for right answers (miles train).
 # This takes two minutes on two cores.  DIR/sft/latest and DIR/rl/latest are Hugging Face checkpoints.
 # SFT_STEPS and ROLLOUTS set the numbers of steps and rollouts.  With LORA_RANK, miles train trains a
-# LoRA adapter of that rank, and DIR/rl/latest is the model with the adapter merged.
+# LoRA adapter of that rank, and DIR/rl/latest is the model with the adapter merged.  FROM names the DIR
+# of an earlier run with this seed and family, whose model, problems and fine-tuning are copied.  Flags are
+# those of miles train.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,6 +15,7 @@ build=${MILES_BUILD:-$here/build/release}
 dir=${1:-$here/build/quickstart}
 seed=${2:-1}
 family=${3:-qwen3} # or qwen3_moe, qwen3_next
+shift $(($# < 3 ? $# : 3))
 sft_steps=${SFT_STEPS:-500}
 rollouts=${ROLLOUTS:-120}
 lora_rank=${LORA_RANK:-0}
@@ -20,8 +23,14 @@ lora_rank=${LORA_RANK:-0}
 
 began=$(date +%s)
 rm -rf "$dir"
-echo "1 of 3: creating a small model with random weights and arithmetic word problems in $dir"
-"$build/tools/quickstart_make" "$dir" "$seed" "$family"
+if [ -n "${FROM:-}" ]; then
+  echo "1 of 3: copying the model and the problems of $FROM to $dir"
+  mkdir -p "$dir"
+  cp -r "$FROM"/model "$FROM"/sft "$FROM"/*.jsonl "$dir"
+else
+  echo "1 of 3: creating a small model with random weights and arithmetic word problems in $dir"
+  "$build/tools/quickstart_make" "$dir" "$seed" "$family"
+fi
 
 SFT_ARGS=(
   --hf-checkpoint "$dir/model"
@@ -40,7 +49,7 @@ SFT_ARGS=(
   --save "$dir/sft"
 )
 echo "2 of 3: miles sft, $sft_steps steps on example answers of which many are wrong (every 50th step is shown)"
-"$build/miles" sft "${SFT_ARGS[@]}" | sed -un '0~50p'
+[ -d "$dir/sft" ] || "$build/miles" sft "${SFT_ARGS[@]}" | sed -un '0~50p'
 ln -sfn "iter_$(printf %07d $((sft_steps - 1)))" "$dir/sft/latest"
 
 CKPT_ARGS=(
@@ -106,7 +115,8 @@ echo "3 of 3: miles train, $rollouts rollouts with a reward for right answers (e
   "${OPTIMIZER_ARGS[@]}" \
   "${PERF_ARGS[@]}" \
   "${SGLANG_ARGS[@]}" \
-  "${MISC_ARGS[@]}" |
+  "${MISC_ARGS[@]}" \
+  "$@" |
   sed -un -e '/in brackets:/d' -e '/^evaluation\|^  /{p;d}' -e '/^first \|^warning/{p;d}' -e '0~20p'
 
 last=$((rollouts - 1))
