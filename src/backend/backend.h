@@ -47,9 +47,6 @@ typedef struct ml_backend {
     bool bf16_adapters; /* LORA rounds adapters to bf16 where both widths of a layer are
                                 multiples of 8, and reads rounded ones as well */
     int n_thread;
-    /* Rows of a training pass that keep the threads busy: more of them take memory, but hardly
-     * less time.  0: as many as fit. */
-    int32_t pass_rows;
     void (*close)(struct ml_backend *b);
     void *priv;
 } ml_backend;

@@ -96,8 +96,6 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
     ml_status st;
 
     g->engine = engine_opts(g, d, c);
-    g->run->opts.sample_tokens =
-        d->longest > 0 && !c->record.inject ? g->engine.context : 0;
     st = ml_speculative_resolve(&g->engine.draft, &c->speculative,
                                 g->run->opts.hf_checkpoint, g->run->opts.dtype,
                                 g->part != NULL, err);

@@ -7,7 +7,6 @@
 #include "model/stage.h"
 #include "train/grads.h"
 #include "train/host_memory.h"
-#include "train/passes.h"
 #include "train/pipeline.h"
 
 static void add(ml_memory *m, const char *what, size_t bytes) {
@@ -52,15 +51,6 @@ static int32_t n_context_of(const ml_memory_request *req) {
     return req->opts.mesh ? req->opts.mesh->sizes.size[ML_MESH_CP] : 1;
 }
 
-/* The most rows of a pass. */
-static int64_t in_pass(const ml_memory_request *req) {
-    int64_t n = ml_passes_rows(req->spec, req->be, req->opts.mesh);
-
-    if (!n || !req->rows_together)
-        return INT64_MAX;
-    return n > req->rows_together ? n : req->rows_together;
-}
-
 /* Of a micro-batch, on all ranks that divide its sequences. */
 static int64_t tokens_of(const ml_memory_request *req, bool score) {
     const ml_trainer_opts *o = &req->opts;
@@ -71,7 +61,6 @@ static int64_t tokens_of(const ml_memory_request *req, bool score) {
     if (score && o->score_max_tokens)
         n = o->score_max_tokens * n_context;
     n = n < req->longest ? req->longest : n;
-    n = n > in_pass(req) ? in_pass(req) : n;
     return n < 1 ? 1 : n;
 }
 

@@ -24,11 +24,10 @@ typedef struct ml_memory_request {
     const int32_t *critic_stage; /* as opts.stage, of the critic's nodes */
     bool generates_only;         /* the rank has no trainer */
     ml_trainer_opts opts;
-    int64_t longest;       /* tokens of the longest sample; 0: not known */
-    int64_t rows_together; /* rows that passes (passes.h) do not divide; 0: not known */
-    bool scores;           /* samples are also scored (forward only) */
-    bool async_save;       /* snapshots are written from a copy */
-    bool saves_ref;        /* snapshots include the reference weights */
+    int64_t longest; /* tokens of the longest sample; 0: not known */
+    bool scores;     /* samples are also scored (forward only) */
+    bool async_save; /* snapshots are written from a copy */
+    bool saves_ref;  /* snapshots include the reference weights */
     size_t
         base_bytes; /* in use before the run: the program, or the device's own overhead */
     size_t engine_bytes;    /* used by generation in the same memory */

@@ -319,10 +319,9 @@ typedef struct ml_run_opts {
     bool second_set; /* generation has its own weights, for the memory plan */
     /* For the memory plan: the bytes generation needs besides the KV cache, for the KV
      * cache, and for models of rewards; whether generation and training, or the KV cache and
-     * activations, use the memory alternately; tokens of the longest sample, 0: not known. */
+     * activations, use the memory alternately. */
     size_t engine_bytes, kv_bytes, reward_bytes;
     bool in_turns, act_in_turns;
-    int64_t sample_tokens;
     ml_str config; /* options that a resumed run must share, a JSON object */
 } ml_run_opts;
 

@@ -503,17 +503,7 @@ static size_t quantized_bytes(const ml_train_run *r) {
     return ml_weights_code_bytes(&r->spec, o->rollout_dtype);
 }
 
-/* Rows of a training pass that cannot be divided: of a sample, or of all samples of a prompt
- * that share its whole pages.  0: not known. */
-static int64_t rows_together(const ml_run_opts *o) {
-    int64_t own = o->rollout.max_response + ML_PAGE;
-
-    if (!o->sample_tokens || !o->trainer.share_prefixes)
-        return o->sample_tokens;
-    return o->sample_tokens + ML_PAGE + (ml_run_per_prompt(o) - 1) * own;
-}
-
-/* Sizes only. */
+/* Sizes only; the longest sample is not known in advance. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     const ml_run_opts *o = &r->opts;
     ml_weight_dtype dtype = ml_weights_dtype(&r->be, o->dtype);
@@ -548,7 +538,6 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         .generates_only = !trains,
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,
-        .rows_together = rows_together(o),
         .scores = o->recipe.compute_advantages || o->recipe.preference.on,
         .async_save = o->saver.async,
         .saves_ref = o->ref_interval > 0,

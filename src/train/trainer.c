@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/philox.h"
 #include "train/flops.h"
-#include "train/passes.h"
 #include "train/prefix.h"
 
 static float temperature_of(const ml_trainer *t) {
@@ -610,21 +609,11 @@ static int64_t common(const void *ud, int32_t first, int32_t second) {
     return ml_prefix_common(&s[first], &s[second]);
 }
 
-ml_bins ml_trainer_divide(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
-                          ml_bins micro) {
-    int64_t n_row = ml_passes_rows(t->spec, t->be, t->opts.mesh);
-
-    for (int32_t i = 0; t->context.share && i < micro.n; i++)
-        ml_prefix_group(s, micro.bin[i].item, micro.bin[i].n);
-    return n_row ? ml_passes_split(a, &micro, s, &t->context, n_row) : micro;
-}
-
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err) {
     int64_t *rollout = ML_NEW(a, int64_t, n);
     uint8_t *idle = ML_NEW(a, uint8_t, n);
     ml_schedule_opts opts = t->opts.batch;
-    ml_status st;
 
     for (int32_t i = 0; i < n; i++) {
         rollout[i] = s[i].rollout;
@@ -638,11 +627,7 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
         opts.common = common;
         opts.ud = s;
     }
-    st = ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
-    for (int32_t i = 0; st == ML_OK && i < out->n_step; i++)
-        for (int32_t r = 0; r < out->n_rank; r++)
-            out->step[i].rank[r] = ml_trainer_divide(t, a, s, out->step[i].rank[r]);
-    return st;
+    return ml_schedule_build(out, a, ml_trainer_lengths(a, s, n), rollout, n, &opts, err);
 }
 
 /* --- a step ----------------------------------------------------------------- */

@@ -113,8 +113,7 @@ void ml_trainer_rest(ml_trainer *t);
 void ml_trainer_swap_plans(ml_trainer *a, ml_trainer *b);
 
 /* The steps and micro-batches of these samples, in the arena.  Idle samples get separate
- * micro-batches, so that only their forward pass runs.  Where a backend is as fast with fewer rows,
- * the micro-batches are passes (passes.h). */
+ * micro-batches, so that only their forward pass runs. */
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err);
 

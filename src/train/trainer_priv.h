@@ -53,9 +53,6 @@ ml_status ml_trainer_rounds(ml_trainer *t, ml_runner *r, int32_t n, ml_batch_cap
 /* A micro-batch without samples; backward: its second half. */
 void ml_trainer_join(ml_trainer *t, ml_runner *r, const ml_weights *w, int32_t set,
                      bool backward);
-/* Moves samples with equal prefixes together, and divides micro-batches into passes. */
-ml_bins ml_trainer_divide(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
-                          ml_bins micro);
 /* Builds a larger plan if the batches need one. */
 ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_caps need,
                           ml_err *err);

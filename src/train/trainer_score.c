@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "train/prefix.h"
 #include "train/trainer_priv.h"
 
 /* Scoring has no steps: samples are packed as tightly as the token limit allows, if that
@@ -14,7 +15,8 @@ static ml_bins *pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_trai
     ml_bins bins = ml_pack_first_fit_decreasing(a, len, n, cap);
 
     ml_pack_expand(&bins, a, len, ml_trainer_data_size(t));
-    bins = ml_trainer_divide(t, a, s, bins);
+    for (int32_t i = 0; t->context.share && i < bins.n; i++)
+        ml_prefix_group(s, bins.bin[i].item, bins.bin[i].n);
     return ml_pack_deal(a, &bins, len, ml_trainer_data_size(t));
 }
 

@@ -264,10 +264,6 @@ static void cpu_close(ml_backend *b) {
     free(c);
 }
 
-/* Of a training pass, for each thread.  A pass reads and writes all gradients once: with 192
- * rows that is 2 % of the time of a model with 135M parameters. */
-enum { PASS_ROWS = 192 };
-
 ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
                               ml_err *err) {
     const ml_cpu_kern *kern = NULL;
@@ -306,7 +302,6 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
                          .ops = &cpu_ops,
                          .optim = &ml_cpu_optim,
                          .n_thread = n_thread,
-                         .pass_rows = PASS_ROWS * (n_thread > 1 ? n_thread : 2),
                          .close = cpu_close,
                          .priv = c };
     return ML_OK;

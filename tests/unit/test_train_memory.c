@@ -1,4 +1,4 @@
-/* Micro-batches that run as several passes (passes.h): the same bits, and less memory. */
+/* Memory that training does not need: the same bits without it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "run/memory_plan.h"
 #include "tests/support/test.h"
 #include "tests/support/train_fixture.h"
-#include "train/passes.h"
+#include "train/micro.h"
 
 enum { PROMPTS = 3, ANSWERS = 4, SAMPLES = PROMPTS * ANSWERS, PROMPT = 37, LONGEST = 64 };
 
@@ -34,40 +34,6 @@ static ml_bins all_in_one(ml_arena *a) {
     return bins;
 }
 
-static void check_order(const ml_bins *passes) {
-    int32_t next = 0;
-
-    for (int32_t k = 0; k < passes->n; k++)
-        for (int32_t i = 0; i < passes->bin[k].n; i++)
-            CHECK(passes->bin[k].item[i] == next++);
-    CHECK(next == SAMPLES);
-}
-
-static void runs_of_samples(void) {
-    ml_train_sample s[SAMPLES];
-    ml_context_opts alone = { 0 }, share = { .share = true };
-    ml_bins micro, passes;
-    ml_arena a;
-
-    ml_arena_init(&a, "test");
-    make_samples(s, &a, 1000);
-    micro = all_in_one(&a);
-    passes = ml_passes_split(&a, &micro, s, &alone, 110);
-    check_order(&passes);
-    CHECK(passes.n == 6); /* two samples of 40 to 55 tokens */
-    passes = ml_passes_split(&a, &micro, s, &alone, 1);
-    check_order(&passes);
-    CHECK(passes.n == SAMPLES);
-    passes = ml_passes_split(&a, &micro, s, &share, 1);
-    check_order(&passes);
-    CHECK(passes.n == PROMPTS); /* the samples of a prompt stay together */
-    for (int32_t k = 0; k < passes.n; k++)
-        CHECK(passes.bin[k].n == ANSWERS);
-    passes = ml_passes_split(&a, &micro, s, &share, 1 << 20);
-    CHECK(passes.n == 1 && passes.bin[0].n == SAMPLES);
-    ml_arena_release(&a);
-}
-
 /* A prompt of 37 tokens shares two pages: they are there once, and listed by all samples. */
 static void shared_pages(void) {
     ml_train_sample s[SAMPLES];
@@ -88,11 +54,10 @@ static void shared_pages(void) {
 typedef struct result {
     ml_train_fixture t;
     ml_step_result step;
-    int32_t n_pass;
 } result;
 
-/* Two steps in passes of so many rows; between them the trainer rests. */
-static void run(result *r, const char *name, int32_t pass_rows, bool share) {
+/* Two steps; between them the trainer rests, or does not. */
+static void run(result *r, const char *name, bool rests, bool share) {
     char dir[100];
     ml_train_fixture_opts o = { .dir = dir,
                                 .dtype = ML_WEIGHT_BF16,
@@ -104,14 +69,12 @@ static void run(result *r, const char *name, int32_t pass_rows, bool share) {
     o.trainer.batch =
         (ml_schedule_opts){ .one_step = true, .dynamic = true, .max_tokens = 1 << 20 };
     ml_train_fixture_open(&r->t, &o);
-    r->t.be.pass_rows = pass_rows;
     r->t.n_sample = SAMPLES;
     make_samples(r->t.sample, &r->t.arena, (int32_t)r->t.spec.n_vocab);
     for (int i = 0; i < 2; i++) {
         ml_schedule plan;
         CHECK(ml_trainer_schedule(&plan, r->t.trainer, &r->t.arena, r->t.sample, SAMPLES,
                                   &err) == ML_OK);
-        r->n_pass = plan.step[0].rank[0].n;
         CHECK(ml_trainer_step(r->t.trainer,
                               &(ml_step){ .sample = r->t.sample,
                                           .micro = &plan.step[0].rank[0],
@@ -119,22 +82,22 @@ static void run(result *r, const char *name, int32_t pass_rows, bool share) {
                                           .denominator = SAMPLES,
                                           .loss = ml_train_fixture_nll },
                               &r->step, &err) == ML_OK);
-        ml_trainer_rest(r->t.trainer);
+        if (rests)
+            ml_trainer_rest(r->t.trainer);
     }
 }
 
 static void check_family(const char *name, bool share) {
-    result one, several;
+    result one, other;
 
-    run(&one, name, 0, share);
-    run(&several, name, 8, share);
-    CHECK(one.n_pass == 1 && several.n_pass > 1);
-    CHECK(one.step.applied && one.step.loss == several.step.loss &&
-          one.step.grad_norm == several.step.grad_norm);
-    CHECK(memcmp(one.t.weights.buf.ptr, several.t.weights.buf.ptr,
-                 one.t.weights.buf.bytes) == 0);
+    run(&one, name, false, share);
+    run(&other, name, true, share);
+    CHECK(one.step.applied && one.step.loss == other.step.loss &&
+          one.step.grad_norm == other.step.grad_norm);
+    CHECK(memcmp(one.t.weights.buf.ptr, other.t.weights.buf.ptr, one.t.weights.buf.bytes) ==
+          0);
     ml_train_fixture_close(&one.t);
-    ml_train_fixture_close(&several.t);
+    ml_train_fixture_close(&other.t);
 }
 
 static void same_weights(void) {
@@ -160,7 +123,7 @@ static void planned_memory(void) {
                                 .trainer = ml_train_fixture_defaults() };
     ml_train_fixture t;
     ml_memory_request req;
-    ml_memory whole, passes, longer;
+    ml_memory whole, turns;
     ml_err err = { 0 };
 
     o.trainer.batch =
@@ -174,18 +137,11 @@ static void planned_memory(void) {
                                .opts = o.trainer,
                                .kv_bytes = 1000 };
     CHECK(ml_memory_plan(&whole, &req, &err) == ML_OK && whole.in_turns == 0);
-    req.rows_together = 100;
-    CHECK(ml_memory_plan(&passes, &req, &err) == ML_OK);
-    CHECK(row_bytes(&passes, "activations") * (size_t)((1 << 16) / t.be.pass_rows) <
-          row_bytes(&whole, "activations") * 11 / 10);
-    req.rows_together = 2 * t.be.pass_rows; /* a sample that is longer than a pass */
-    CHECK(ml_memory_plan(&longer, &req, &err) == ML_OK);
-    CHECK(row_bytes(&longer, "activations") > row_bytes(&passes, "activations"));
     req.act_in_turns = true;
-    CHECK(ml_memory_plan(&passes, &req, &err) == ML_OK);
-    CHECK(passes.in_turns == 1000 && passes.total == longer.total - 1000);
-    CHECK(passes.returned ==
-          row_bytes(&passes, "activations") + row_bytes(&passes, "scratch"));
+    CHECK(ml_memory_plan(&turns, &req, &err) == ML_OK);
+    CHECK(turns.in_turns == 1000 && turns.total == whole.total - 1000);
+    CHECK(turns.returned ==
+          row_bytes(&turns, "activations") + row_bytes(&turns, "scratch"));
     ml_train_fixture_close(&t);
 }
 
@@ -215,10 +171,9 @@ static void cheap_results_are_not_kept(void) {
 }
 
 static const ml_test tests[] = {
-    { "passes are runs of samples and keep prompts together", runs_of_samples },
     { "pages of a shared prompt are there once", shared_pages },
-    { "passes, and a rest between steps, change no bit of the weights", same_weights },
-    { "the memory plan counts the rows of a pass", planned_memory },
+    { "a rest between steps changes no bit of the weights", same_weights },
+    { "the KV cache and activations use memory in turn", planned_memory },
     { "the host computes norms and activation functions again",
       cheap_results_are_not_kept },
     { 0 },
