@@ -15,13 +15,6 @@ ml_chain ml_chain_of(ml_request *r, int32_t i) {
              : (ml_chain){ r, r->token, r->page, &r->n_draft };
 }
 
-/* A branch has two rows at least. */
-int32_t ml_tree_branches(const ml_engine_opts *o) {
-    return o->draft.topk > 1
-               ? least(ml_draft_room(o) / 2, o->max_running * (o->draft.topk - 1))
-               : 0;
-}
-
 int32_t ml_tree_share(int32_t left, int32_t n) {
     return left < 2 ? 0 : left / n < 2 ? 1 : left / n - 1;
 }

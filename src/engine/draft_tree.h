@@ -25,9 +25,6 @@ typedef struct ml_chain {
 
 ml_chain ml_chain_of(ml_request *r, int32_t i); /* 0: the first; i: branch i - 1 */
 
-/* Most branches of a step. */
-int32_t ml_tree_branches(const ml_engine_opts *o);
-
 /* Draft tokens of the next of n branches that divide `left` rows; 0: none. */
 int32_t ml_tree_share(int32_t left, int32_t n);
 

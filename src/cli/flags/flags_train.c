@@ -117,10 +117,10 @@ const ml_flag ml_flags_train[] = {
       .group = "batches",
       .from = ML_FROM_OURS,
       .help =
-          "Samples of a micro-batch that have the same prompt share its rows in forward "
-          "and "
-          "backward passes, in whole KV pages of 16 tokens.  Log-probs do not change; "
-          "gradients are summed in another order.  On a CPU; not with recurrent layers, "
+          "Samples of a micro-batch share the rows of the tokens that they have in common "
+          "from the start on, in forward and backward passes and in whole KV pages of 16 "
+          "tokens.  Log-probs do not change; gradients are summed in another order.  Not "
+          "with recurrent layers, "
           "sparse or chunked attention, routing replay, MTP training, --lora-dropout or "
           "--context-parallel-size." },
     { .name = "micro-batch-size",
