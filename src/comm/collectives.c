@@ -15,6 +15,7 @@
 #include "comm/link.h"
 #include "comm/reduce.h"
 #include "comm/share.h"
+#include "comm/watch.h"
 #include "comm/world.h"
 
 enum {
@@ -34,6 +35,7 @@ typedef struct team {
     ml_comm c;
     ml_link *link;
     bool opened; /* not split from another */
+    bool aside;  /* its waits are not those of the loop */
     int32_t tag;
     int32_t *member;   /* [size]: ranks of the job */
     ml_parcel *parcel; /* [most_parcels] */
@@ -76,43 +78,36 @@ static void put_hosts(const team *t, const bool *is, ml_text *out) {
 }
 
 /* The ranks whose messages have not come: "rank 3 (on host b)", "ranks 3-5 and 7 (on a, b)".
- * Returns whether rank 0 is one of them. */
-static bool put_awaited(const team *t, ml_text *out) {
-    bool *is = ml_memory_grow(NULL, (size_t)t->link->size, "a list of ranks"), first;
+ * Returns the first of them. */
+static int32_t put_awaited(const team *t, ml_text *out) {
+    bool *is = ml_memory_grow(NULL, (size_t)t->link->size, "a list of ranks");
+    int32_t first = 0;
 
     memset(is, 0, (size_t)t->link->size);
     for (int32_t i = 0; i < t->n_parcel; i++)
         is[t->parcel[i].peer] |= !t->parcel[i].done;
     ml_comm_put_ranks(out, is, t->link->size);
     put_hosts(t, is, out);
-    first = is[0];
+    while (first < t->link->size - 1 && !is[first])
+        first++;
     free(is);
     return first;
 }
 
-/* "allgather over tp (forward, layer 3)" */
-static void put_call(const team *t, const char *op, ml_text *out) {
-    ml_text_printf(out, "%s over %s", op, t->c.group);
-    if (!t->c.what)
-        return;
-    ml_text_printf(out, " (%s", t->c.what);
-    if (t->c.layer >= 0)
-        ml_text_printf(out, ", layer %d", (int)t->c.layer);
-    ml_text_printf(out, ")");
-}
-
 static ml_status time_is_up(team *t, const char *op, ml_err *err) {
     ml_text text = { 0 };
+    int32_t silent, end;
     ml_err why;
 
-    put_call(t, op, &text);
+    ml_wait_put(&text, &t->c, op);
     ml_text_printf(&text, ": ");
-    if (put_awaited(t, &text))
-        atomic_store(&t->link->first_silent, true);
-    ml_text_printf(&text,
-                   " did not answer within %g s (--distributed-timeout-minutes); see what "
-                   "stopped there, and start the job again",
+    silent = put_awaited(t, &text);
+    ml_text_printf(&text, " did not answer within %g s (--distributed-timeout-minutes)",
                    t->c.deadline_s);
+    end = t->aside ? silent : ml_watch_explain(t->link->watch, &text, silent);
+    if (silent == 0 || end == 0)
+        atomic_store(&t->link->first_silent, true);
+    ml_text_printf(&text, "; see what stopped there, and start the job again");
     ml_fail(&why, ML_EAGAIN, "rank %d gave up: %s", (int)t->link->rank, text.ptr);
     t->link->tell(t->link, &why);
     ml_fail(&why, ML_EPEER, "%s", text.ptr);
@@ -125,7 +120,7 @@ static ml_status peer_is_gone(team *t, const char *op, const ml_err *why, ml_err
     ml_text text = { 0 };
     ml_err mine;
 
-    put_call(t, op, &text);
+    ml_wait_put(&text, &t->c, op);
     ml_text_printf(&text, " for ");
     put_awaited(t, &text);
     ml_fail(&mine, ML_EPEER, "%s; rank %d was waiting in %s", why->msg, (int)t->link->rank,
@@ -145,6 +140,18 @@ static void add_span(team *t, const char *op, double begin_s) {
     ml_timeline_add(t->c.spans, &span, 1);
 }
 
+static ml_status wait_for_parcels(team *t, const char *op, ml_err *why) {
+    ml_wait wait = { &t->c, op, t->parcel, t->n_parcel, ml_clock_s() };
+    ml_status st;
+
+    if (!t->aside)
+        ml_watch_enter(t->link->watch, &wait);
+    st = t->link->exchange(t->link, t->tag, t->parcel, t->n_parcel, t->c.deadline_s, why);
+    if (!t->aside)
+        ml_watch_leave(t->link->watch, &wait);
+    return st;
+}
+
 /* Runs the parcels that were added since the last time. */
 static ml_status run(team *t, const char *op, ml_err *err) {
     double begin_s = t->c.spans ? ml_clock_s() : 0;
@@ -155,7 +162,7 @@ static ml_status run(team *t, const char *op, ml_err *err) {
         t->n_parcel = 0;
         return fail(t, &t->why, err);
     }
-    st = t->link->exchange(t->link, t->tag, t->parcel, t->n_parcel, t->c.deadline_s, &why);
+    st = wait_for_parcels(t, op, &why);
     if (st == ML_EAGAIN)
         st = time_is_up(t, op, err);
     else if (st != ML_OK && why.code == ML_EAGAIN)
@@ -565,17 +572,39 @@ static void group_abort(ml_comm *c) {
     ml_text text = { 0 };
     ml_err why;
 
-    put_call(t, "abort", &text);
+    ml_wait_put(&text, &t->c, "abort");
     ml_fail(&why, ML_EPEER, "rank %d stopped the job: %s", (int)t->link->rank, text.ptr);
     ml_text_release(&text);
     tell(t, &why);
 }
 
+ml_watch *ml_comm_watch(const ml_comm *c) {
+    return ((const team *)c)->link->watch;
+}
+
+void ml_comm_aside(ml_comm *c) {
+    team_of(c)->aside = true;
+}
+
+ml_status ml_comm_give_up(ml_comm *c, int32_t rank, const char *why, ml_err *err) {
+    team *t = team_of(c);
+    ml_err told;
+
+    if (rank == 0)
+        atomic_store(&t->link->first_silent, true);
+    ml_fail(&told, ML_EAGAIN, "rank %d gave up: %s", (int)t->link->rank, why);
+    t->link->tell(t->link, &told);
+    told.code = ML_EPEER;
+    return fail(t, &told, err);
+}
+
 static void group_close(ml_comm *c) {
     team *t = team_of(c);
 
-    if (t->opened)
+    if (t->opened) {
+        ml_watch_free(t->link->watch);
         t->link->close(t->link);
+    }
     stage_release(&t->in);
     stage_release(&t->out);
     free(t->scratch);
@@ -629,6 +658,7 @@ bool ml_comm_first_silent(const ml_comm *c) {
 ml_comm *ml_comm_of_link(ml_link *l) {
     team *t = team_new(l, l->size);
 
+    l->watch = ml_watch_new(l->size);
     t->opened = true;
     t->c.rank = l->rank;
     for (int32_t r = 0; r < l->size; r++)
@@ -668,6 +698,7 @@ static team *team_seated(team *parent, seat *all, int32_t color) {
     t->tag = parent->link->last_tag;
     t->c.deadline_s = parent->c.deadline_s;
     t->c.spans = parent->c.spans;
+    t->aside = parent->aside;
     for (int32_t r = 0; r < n; r++) {
         t->member[r] = parent->member[all[r].rank];
         if (all[r].rank == me)

@@ -16,10 +16,12 @@ typedef struct ml_parcel {
     void *data;
     size_t bytes;
     int32_t peer; /* a rank of the job, not of the communicator; never this rank */
-    bool send, done;
+    bool send;
+    atomic_bool done; /* heartbeats look at it */
 } ml_parcel;
 
 typedef struct ml_link ml_link;
+typedef struct ml_watch ml_watch;
 
 struct ml_link {
     const char *name;
@@ -28,6 +30,7 @@ struct ml_link {
     int32_t last_tag;               /* of the communicators that this rank has been in */
     const char *const *host;        /* [size]; NULL: all ranks are on one host */
     atomic_bool first_silent;       /* rank 0 did not answer in time */
+    ml_watch *watch;                /* of ml_comm_of_link */
 
     /* Starts all parcels and returns when they are done.  ML_EAGAIN: the time is up
      * (deadline_s, 0: none); the parcels that are not done say which ranks were silent.

@@ -2,17 +2,33 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+
+#include "base/oom.h"
+#include "comm/watch.h"
 
 #define LONGEST_S 10.0 /* between two beats */
 #define GRACE_S 10.0   /* of an owner that has not noticed that the job failed */
+#define SAY_S 30.0     /* waits that are longer are logged */
+
+/* A rank that ends beats until all do. */
+typedef struct pulse {
+    ml_rank_state state;
+    bool ends;
+} pulse;
 
 struct ml_heartbeat {
-    ml_comm *ring;
-    double every_s, deadline_s, grace_s;
+    ml_comm *ranks;
+    double every_s, deadline_s, stall_s, grace_s;
+    double say_s;  /* the first line about a wait comes so late */
+    double said_s; /* how long the wait was in the last line about it */
+    void (*say)(const char *line);
     void (*lost)(void *ud, const ml_err *why);
     void *ud;
-    ml_err why; /* of the thread: why the job failed */
+    pulse *pulse;         /* [size]: of the last beat */
+    ml_rank_state *state; /* [size] */
+    ml_err why;           /* of the thread: why the job failed */
     pthread_t thread;
     pthread_mutex_t lock; /* of `ending` */
     pthread_cond_t wake;
@@ -20,7 +36,7 @@ struct ml_heartbeat {
 };
 
 /* Waits so long; true: the owner ends. */
-static bool rest(ml_heartbeat *h, double s, bool at_once) {
+static bool rest(ml_heartbeat *h, double s) {
     struct timespec until;
     bool ending;
     int late = 0;
@@ -33,56 +49,93 @@ static bool rest(ml_heartbeat *h, double s, bool at_once) {
         until.tv_sec++;
     }
     pthread_mutex_lock(&h->lock);
-    while (!h->ending && !at_once && !late)
+    while (!h->ending && !late)
         late = pthread_cond_timedwait(&h->wake, &h->lock, &until);
     ending = h->ending;
     pthread_mutex_unlock(&h->lock);
     return ending;
 }
 
-/* A rank that ends says so in its last beat. */
-typedef struct beats {
-    bool sent_last, got_last;
-} beats;
+static ml_status exchange(ml_heartbeat *h, bool ends) {
+    ml_comm *c = h->ranks;
+    pulse *mine = &h->pulse[c->rank];
+    ml_tensor in = ml_comm_bytes(mine, sizeof *mine);
+    ml_tensor out = ml_comm_bytes(h->pulse, (size_t)c->size * sizeof *mine);
+    ml_status st;
 
-static ml_status send_beat(ml_heartbeat *h, beats *b, bool last) {
-    ml_comm *c = h->ring;
-    ml_tensor t = ml_comm_bytes(&last, sizeof last);
-
-    if (b->sent_last)
-        return ML_OK;
-    b->sent_last = last;
-    return c->send(c, NULL, &t, (c->rank + 1) % c->size, &h->why);
+    memset(mine, 0, sizeof *mine);
+    mine->ends = ends;
+    ml_watch_read(ml_comm_watch(c), &mine->state);
+    st = c->allgather(c, NULL, &out, &in, &h->why);
+    c->deadline_s = h->deadline_s; /* the first beat had longer */
+    if (st != ML_OK)
+        return st;
+    for (int32_t r = 0; r < c->size; r++)
+        h->state[r] = h->pulse[r].state;
+    ml_watch_learn(ml_comm_watch(c), h->state);
+    return ML_OK;
 }
 
-static ml_status take_beat(ml_heartbeat *h, beats *b) {
-    ml_comm *c = h->ring;
-    ml_tensor t = ml_comm_bytes(&b->got_last, sizeof b->got_last);
+static bool all_end(const ml_heartbeat *h) {
+    for (int32_t r = 0; r < h->ranks->size; r++)
+        if (!h->pulse[r].ends)
+            return false;
+    return true;
+}
 
-    int32_t from = (c->rank + c->size - 1) % c->size;
-    ml_status st = b->got_last ? ML_OK : c->recv(c, NULL, &t, from, &h->why);
+/* A line about a long wait of this rank, each time that it has doubled. */
+static void say_wait(ml_heartbeat *h) {
+    const ml_rank_state *mine = &h->state[h->ranks->rank];
+    ml_text line = { 0 };
 
-    c->deadline_s = h->deadline_s; /* the first beat had longer */
+    if (!mine->waits || mine->for_s < h->said_s)
+        h->said_s = 0;
+    if (!h->say || !mine->waits || mine->for_s < (h->said_s > 0 ? 2 * h->said_s : h->say_s))
+        return;
+    h->said_s = mine->for_s;
+    ml_rank_states_put(&line, h->state, h->ranks->size, h->ranks->rank);
+    h->say(line.ptr);
+    ml_text_release(&line);
+}
+
+/* All ranks have the same states, and the first one that has waited too long speaks for all.
+ * The rank that it waits for must have been idle for as long: it may just have begun. */
+static ml_status check_stall(ml_heartbeat *h) {
+    int32_t n = h->ranks->size, first = 0, end;
+    ml_text why = { 0 };
+    ml_status st;
+
+    while (first < n && !(h->state[first].waits && h->state[first].for_s > h->stall_s))
+        first++;
+    if (h->stall_s <= 0 || first != h->ranks->rank)
+        return ML_OK;
+    end = ml_rank_states_end(h->state, n, first);
+    if (end >= 0 && h->state[end].for_s <= h->stall_s)
+        return ML_OK;
+    ml_rank_states_put(&why, h->state, n, first);
+    ml_text_printf(&why,
+                   ", longer than %g s (--rank-stall-minutes); see what it does there, and "
+                   "start the job again",
+                   h->stall_s);
+    st = ml_comm_give_up(h->ranks, end, why.ptr, &h->why);
+    ml_text_release(&why);
     return st;
 }
 
-/* Odd ranks receive first, so that a send never waits in a circle. */
 static void *beat(void *ud) {
     ml_heartbeat *h = ud;
-    bool odd = h->ring->rank % 2 == 1;
-    beats b = { false, false };
     ml_status st = ML_OK;
+    bool end = false;
 
-    while (st == ML_OK && !(b.sent_last && b.got_last)) {
-        bool last = rest(h, h->every_s, b.sent_last);
-        if (odd)
-            st = take_beat(h, &b);
+    while (st == ML_OK && !end) {
+        st = exchange(h, rest(h, h->every_s));
+        end = st == ML_OK && all_end(h);
         if (st == ML_OK)
-            st = send_beat(h, &b, last);
-        if (st == ML_OK && !odd)
-            st = take_beat(h, &b);
+            say_wait(h);
+        if (st == ML_OK)
+            st = check_stall(h);
     }
-    if (st != ML_OK && h->lost && !rest(h, h->grace_s, false))
+    if (st != ML_OK && h->lost && !rest(h, h->grace_s))
         h->lost(h->ud, &h->why);
     return NULL;
 }
@@ -90,7 +143,9 @@ static void *beat(void *ud) {
 static void release(ml_heartbeat *h) {
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
-    h->ring->close(h->ring);
+    h->ranks->close(h->ranks);
+    free(h->pulse);
+    free(h->state);
     free(h);
 }
 
@@ -99,33 +154,46 @@ static double or_else(double given, double otherwise) {
     return given > 0 ? given : otherwise;
 }
 
-ml_heartbeat_opts ml_heartbeat_times(const ml_place_opts *p) {
-    double every_s = or_else(p->beat_s, 10), late_s = or_else(p->beat_timeout_s, 10);
-
-    if (p->beat_s > 0 || p->beat_timeout_s > 0 || p->beat_first_s > 0 || p->beat_failures)
-        return (ml_heartbeat_opts){ .every_s = every_s,
-                                    .deadline_s = or_else((double)p->beat_failures, 3) *
-                                                  (every_s + late_s),
-                                    .first_s = or_else(p->beat_first_s, 300) };
-    return (ml_heartbeat_opts){ .deadline_s = 60 * p->timeout_min };
+static double least(double a, double b) {
+    return a < b ? a : b;
 }
 
-static ml_heartbeat *new_heartbeat(ml_comm *ring, const ml_heartbeat_opts *o) {
-    double usual = o->deadline_s / 4 < LONGEST_S ? o->deadline_s / 4 : LONGEST_S;
-    ml_heartbeat *h = calloc(1, sizeof *h);
+ml_heartbeat_opts ml_heartbeat_times(const ml_place_opts *p) {
+    double every_s = or_else(p->beat_s, 10), late_s = or_else(p->beat_timeout_s, 10);
+    ml_heartbeat_opts o = { .deadline_s = 60 * p->timeout_min,
+                            .stall_s = 60 * p->stall_min };
+
+    if (p->beat_s > 0 || p->beat_timeout_s > 0 || p->beat_first_s > 0 || p->beat_failures) {
+        o.every_s = every_s;
+        o.deadline_s = or_else((double)p->beat_failures, 3) * (every_s + late_s);
+        o.first_s = or_else(p->beat_first_s, 300);
+    }
+    if (o.deadline_s <= 0)
+        o.deadline_s = o.stall_s; /* beats tell of a stall: they may not stop for longer */
+    return o;
+}
+
+static ml_heartbeat *new_heartbeat(ml_comm *ranks, const ml_heartbeat_opts *o) {
+    ml_heartbeat *h = ml_memory_grow(NULL, sizeof *h, "heartbeats");
+    size_t n = (size_t)ranks->size;
     pthread_condattr_t clock;
 
-    if (!h)
-        return NULL;
-    h->ring = ring;
-    h->every_s = o->every_s > 0 ? o->every_s : usual;
-    h->deadline_s = o->deadline_s;
-    h->grace_s = o->grace_s > 0 ? o->grace_s : GRACE_S;
-    h->lost = o->lost;
-    h->ud = o->ud;
-    ring->group = "heartbeats";
-    ring->spans = NULL;
-    ring->deadline_s = o->deadline_s + o->first_s;
+    *h =
+        (ml_heartbeat){ .ranks = ranks,
+                        .every_s = or_else(o->every_s, least(o->deadline_s / 4, LONGEST_S)),
+                        .deadline_s = o->deadline_s,
+                        .stall_s = o->stall_s,
+                        .grace_s = or_else(o->grace_s, GRACE_S),
+                        .say_s = least(o->deadline_s / 4, SAY_S),
+                        .say = o->say,
+                        .lost = o->lost,
+                        .ud = o->ud };
+    h->pulse = ml_memory_grow(NULL, n * sizeof *h->pulse, "heartbeats");
+    h->state = ml_memory_grow(NULL, n * sizeof *h->state, "heartbeats");
+    ml_comm_aside(ranks);
+    ranks->group = "heartbeats";
+    ranks->spans = NULL;
+    ranks->deadline_s = o->deadline_s + o->first_s;
     pthread_mutex_init(&h->lock, NULL);
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -136,7 +204,7 @@ static ml_heartbeat *new_heartbeat(ml_comm *ring, const ml_heartbeat_opts *o) {
 
 ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, const ml_heartbeat_opts *o,
                             ml_err *err) {
-    ml_comm *ring = NULL;
+    ml_comm *ranks = NULL;
     ml_heartbeat *h;
     ml_status st;
 
@@ -144,17 +212,16 @@ ml_status ml_heartbeat_open(ml_heartbeat **out, ml_comm *world, const ml_heartbe
     if (!world || world->size == 1 || o->deadline_s <= 0)
         return ML_OK;
     world->deadline_s = o->deadline_s + o->first_s;
-    st = world->split(world, &ring, 0, world->rank, err);
+    st = world->split(world, &ranks, 0, world->rank, err);
     world->deadline_s = 0;
     if (st != ML_OK)
         return st;
-    h = new_heartbeat(ring, o);
-    if (h && pthread_create(&h->thread, NULL, beat, h) == 0) {
+    h = new_heartbeat(ranks, o);
+    if (pthread_create(&h->thread, NULL, beat, h) == 0) {
         *out = h;
         return ML_OK;
     }
-    if (h)
-        release(h);
+    release(h);
     return ml_fail(err, ML_ENOMEM, "cannot create a thread for heartbeats");
 }
 

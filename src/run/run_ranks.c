@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "comm/device/device_comm.h"
+#include "comm/watch.h"
 #include "run/opts.h"
 
 /* --- hosts -------------------------------------------------------------------- */
@@ -203,6 +204,7 @@ static ml_status open_engine(ml_run_ranks *r, ml_err *err) {
     st = r->world->split(r->world, &host, at < 0 ? -1 : at / r->engine_size, r->world->rank,
                          err);
     if (host) {
+        ml_comm_aside(host);
         r->engine = ml_comm_device(host);
         r->engine->group = "engine";
         r->engine->spans = NULL; /* used by other threads */

@@ -45,6 +45,7 @@ typedef struct ml_place_opts {
     int64_t nodes, gpus_per_node; /* of the actor */
     int64_t most_per_node;
     double timeout_min; /* of a wait for another rank in training; 0: none */
+    double stall_min;   /* of any wait for a rank that is in no collective; 0: none */
     /* Heartbeats, 0: not given.  Every so many seconds; a rank is lost after so many that are
      * later than the timeout; time added to the first. */
     double beat_s, beat_timeout_s, beat_first_s;

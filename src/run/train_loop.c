@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "comm/watch.h"
 #include "run/rank_messages.h"
 #include "run/rank_spans.h"
 
@@ -202,8 +203,10 @@ static ml_status in_stage(ml_train_loop *l, ml_stage stage,
     ml_status st;
 
     l->now.stage = stage;
-    if (world_of(l))
+    if (ml_run_ranks_size(&l->run->opts.ranks) > 1) {
         ml_comm_doing(world_of(l), doing[stage], -1);
+        ml_watch_stage(ml_comm_watch(world_of(l)), doing[stage]);
+    }
     ml_stage_begin(&l->iteration, stage);
     st = tell(l, ML_ON_STAGE, "", err);
     if (st == ML_OK)

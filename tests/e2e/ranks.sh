@@ -371,6 +371,29 @@ wait $job
 check "a silent rank ends the job" [ $? -eq 3 ]
 check "it is named" says_once '^miles train: .*rank 1 .*did not answer within 3 s'
 
+# --- a rank runs, but its loop does not go on: the others say which, and what it does ---
+
+cat >"$work/stall.py" <<EOF
+import os, time
+def log(rollout_id, args, samples, metrics, seconds):
+    if rollout_id == 1 and os.path.exists("$work/stall"):
+        time.sleep(1000)
+EOF
+hook=(--num-rollout 3 --custom-rollout-log-function-path "$work/stall.py:log" --save-interval 1)
+touch "$work/stall"
+log=$work/stalled.log
+train 3 stalled "${hook[@]}" --distributed-timeout-minutes 0.05 --rank-stall-minutes 0.07
+check "a rank that does not go on ends the job" [ "$status" -eq 3 ]
+check "the ranks that wait for it say so" [ "$(grep -l 'rank [12] waited for rank 0 in bcast over .*, rank 0 was in no collective for [0-9.]* s (rollout)$' "$work"/stalled/logs/rank_?.log | wc -l)" = 2 ]
+check "one prints why the job ends" says_once '^miles train: rank [12] gave up: .*rank 0 was in no collective for [0-9.]* s (rollout), longer than 4.2 s (--rank-stall-minutes)'
+check "all know" [ "$(grep -l 'rank [12] gave up: .*rank 0 was in no collective' "$work"/stalled/logs/rank_[12].log | wc -l)" = 2 ]
+rm "$work/stall"
+train 3 stalled "${hook[@]}" --load "$work/stalled"
+check "it resumes after a stall" ended
+train 3 unstalled "${hook[@]}"
+check "a stall: the metrics of an undisturbed run" same stalled/metrics.jsonl unstalled/metrics.jsonl
+check "a stall: the snapshot of an undisturbed run" same_snapshot stalled unstalled 0000002
+
 # --- messages: one sentence, by rank 0 ---
 
 log=$work/size.log

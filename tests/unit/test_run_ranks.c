@@ -6,6 +6,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "comm/watch.h"
+#include "comm/world.h"
 #include "run/heartbeat.h"
 #include "run/rank_spans.h"
 #include "run/opts.h"
@@ -179,23 +181,26 @@ static void heartbeats_have_times(void) {
     CHECK(o.deadline_s == 33);
     o = ml_heartbeat_times(&(ml_place_opts){
         .beat_s = 2, .beat_timeout_s = 3, .beat_first_s = 4, .beat_failures = 5 });
-    CHECK(o.deadline_s == 25 && o.every_s == 2 && o.first_s == 4);
+    CHECK(o.deadline_s == 25 && o.every_s == 2 && o.first_s == 4 && o.stall_s == 0);
+    o = ml_heartbeat_times(&(ml_place_opts){ .timeout_min = 10, .stall_min = 2 });
+    CHECK(o.deadline_s == 600 && o.stall_s == 120);
+    o = ml_heartbeat_times(&(ml_place_opts){ .stall_min = 2 });
+    CHECK(o.deadline_s == 120 && o.stall_s == 120);
 }
 
-/* The last rank joins the ring and falls silent; the others wait for something else. */
+/* The last rank sends no heartbeat; the others wait for something else. */
 static void fall_silent(ml_comm *c, void *ud) {
     ml_heartbeat *h = NULL;
-    ml_comm *ring;
+    ml_comm *beats;
     ml_err err = { 0 };
     char byte;
     ml_tensor t = ml_comm_bytes(&byte, 1);
 
     (void)ud;
     if (c->rank == c->size - 1) {
-        CHECK(c->split(c, &ring, 0, c->rank, &err) == ML_OK);
-        CHECK(ring->recv(ring, NULL, &t, 1, &err) == ML_OK); /* a beat; none is sent */
+        CHECK(c->split(c, &beats, 0, c->rank, &err) == ML_OK);
         CHECK(c->recv(c, NULL, &t, 0, &err) == ML_EPEER);
-        ring->close(ring);
+        beats->close(beats);
         return;
     }
     CHECK(ml_heartbeat_open(&h, c, &(ml_heartbeat_opts){ .deadline_s = 0.4 }, &err) ==
@@ -223,15 +228,15 @@ static void be_busy(ml_comm *c, void *ud) {
     ml_heartbeat_opts o = { .deadline_s = 0.2, .lost = count_lost, .grace_s = 0.2 };
     const bool *notices = ud;
     ml_heartbeat *h = NULL;
-    ml_comm *ring = NULL;
+    ml_comm *beats = NULL;
     ml_err err = { 0 };
     char byte;
     ml_tensor t = ml_comm_bytes(&byte, 1);
 
     if (c->rank == 1) {
-        CHECK(c->split(c, &ring, 0, c->rank, &err) == ML_OK);
+        CHECK(c->split(c, &beats, 0, c->rank, &err) == ML_OK);
         CHECK(c->recv(c, NULL, &t, 0, &err) == ML_EPEER);
-        ring->close(ring);
+        beats->close(beats);
         return;
     }
     o.grace_s = *notices ? 60 : 0.2;
@@ -251,6 +256,112 @@ static void a_busy_owner_is_told(void) {
     notices = true;
     ml_ranks_run(2, be_busy, &notices);
     CHECK(atomic_load(&n_lost) == 1);
+}
+
+/* --- ranks that run, but do not go on ------------------------------------------------- */
+
+static atomic_int n_line, n_ended;
+
+static void count_line(const char *line) {
+    CHECK_HAS(line, "waited for rank 0 in recv over world");
+    CHECK_HAS(line, "rank 0 was in no collective for");
+    CHECK_HAS(line, "(rollout)");
+    atomic_fetch_add(&n_line, 1);
+}
+
+typedef struct stall {
+    double stall_s;    /* of the heartbeats */
+    double deadline_s; /* of rank 2's wait */
+} stall;
+
+/* Rank 0's loop does something else, rank 1 waits for it, and rank 2 for rank 1. */
+static void be_idle(ml_comm *c, const stall *s) {
+    ml_err err = { 0 };
+    char byte = 0;
+    ml_tensor t = ml_comm_bytes(&byte, 1);
+    bool ends = s->stall_s > 0 || s->deadline_s > 0;
+
+    ml_watch_stage(ml_comm_watch(c), "rollout");
+    while (ends ? atomic_load(&n_ended) < 2 : atomic_load(&n_line) < 2)
+        sleep_s(0.01);
+    CHECK(c->send(c, NULL, &t, 1, &err) == (ends ? ML_EPEER : ML_OK));
+}
+
+static void wait_for_it(ml_comm *c, const stall *s) {
+    ml_err err = { 0 };
+    char byte = 0;
+    ml_tensor t = ml_comm_bytes(&byte, 1);
+    bool ends = s->stall_s > 0 || s->deadline_s > 0;
+
+    ml_comm_doing(c, "forward", 3);
+    c->deadline_s = c->rank == 2 ? s->deadline_s : 0;
+    CHECK(c->recv(c, NULL, &t, c->rank - 1, &err) == (ends ? ML_EPEER : ML_OK));
+    atomic_fetch_add(&n_ended, 1);
+    if (!ends && c->rank == 1)
+        CHECK(c->send(c, NULL, &t, 2, &err) == ML_OK);
+    if (!ends)
+        return;
+    CHECK_HAS(err.msg, "recv over world (forward, layer 3)");
+    CHECK_HAS(err.msg, "rank 0 was in no collective for");
+    CHECK_HAS(err.msg, "(rollout)");
+    CHECK(s->stall_s <= 0 || strstr(err.msg, "(--rank-stall-minutes)"));
+    CHECK(s->stall_s > 0 || strstr(err.msg, "rank 1 did not answer within 1 s"));
+    CHECK(ml_comm_first_silent(c) || s->stall_s > 0 || c->rank == 1); /* it can print */
+}
+
+static void stall_one(ml_comm *c, void *ud) {
+    const stall *s = ud;
+    ml_heartbeat *h = NULL;
+    ml_heartbeat_opts o = { .every_s = 0.02, .stall_s = s->stall_s, .say = count_line };
+    ml_err err = { 0 };
+
+    o.deadline_s = s->stall_s > 0 ? 60 : 1; /* a line comes after a quarter of it */
+    CHECK(ml_heartbeat_open(&h, c, &o, &err) == ML_OK);
+    if (c->rank == 0)
+        be_idle(c, s);
+    else
+        wait_for_it(c, s);
+    ml_heartbeat_close(h);
+}
+
+static void run_stall(stall s) {
+    atomic_store(&n_line, 0);
+    atomic_store(&n_ended, 0);
+    ml_ranks_run(3, stall_one, &s);
+}
+
+static void a_rank_that_does_not_go_on_is_named(void) {
+    run_stall((stall){ .stall_s = 0.3 });
+    run_stall((stall){ .deadline_s = 1 });
+}
+
+static void a_rank_may_be_busy_for_long(void) {
+    run_stall((stall){ 0 });
+    CHECK(atomic_load(&n_line) >= 2);
+}
+
+static void a_chain_of_waits_has_an_end(void) {
+    ml_rank_state s[4] = {
+        { .waits = true, .awaits = 2, .for_s = 7, .call = "barrier over train" },
+        { .for_s = 9, .stage = "saving" },
+        { .waits = true, .awaits = 1, .for_s = 8, .call = "bcast over tp" },
+        { .waits = true, .awaits = 0, .for_s = 6, .call = "recv over pp" },
+    };
+    ml_text text = { 0 };
+
+    CHECK(ml_rank_states_end(s, 4, 3) == 1 && ml_rank_states_end(s, 4, 1) == 1);
+    ml_rank_states_put(&text, s, 4, 0);
+    CHECK(strcmp(
+              text.ptr,
+              "rank 0 waited for rank 2 in barrier over train for 7.0 s, rank 2 waited for "
+              "rank 1 in bcast over tp for 8.0 s, rank 1 was in no collective for 9.0 s "
+              "(saving)") == 0);
+    ml_text_release(&text);
+    s[2].awaits = 3; /* a circle */
+    CHECK(ml_rank_states_end(s, 4, 0) == -1);
+    ml_rank_states_put(&text, s, 4, 0);
+    CHECK_HAS(text.ptr, "so that ranks waited for each other");
+    ml_text_release(&text);
 }
 
 /* --- a trace of all ranks ------------------------------------------------------------ */
@@ -329,6 +440,10 @@ static const ml_test tests[] = {
     { "one flag of heartbeats gives them times of their own", heartbeats_have_times },
     { "a silent rank is named while others wait", a_silent_rank_is_named },
     { "an owner that is busy elsewhere is ended by its heartbeats", a_busy_owner_is_told },
+    { "a rank that runs but does not go on is named", a_rank_that_does_not_go_on_is_named },
+    { "a rank may be busy for long, and others say that they wait",
+      a_rank_may_be_busy_for_long },
+    { "a chain of waits ends at the rank that does not wait", a_chain_of_waits_has_an_end },
     { "a trace has the spans of all ranks", a_trace_has_all_ranks },
     { 0 },
 };

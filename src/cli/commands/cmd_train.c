@@ -75,6 +75,7 @@ static ml_status place_rank(train_job *j, ml_err *err) {
     ml_status st = open_timeline(j, err);
 
     beats.lost = end_at_once;
+    beats.say = ml_rank_log_line;
     ml_run_ranks_place(o);
     if (st == ML_OK)
         st = ml_run_ranks_open(&o->ranks, j->config->run.ranks.world, &o->place, err);

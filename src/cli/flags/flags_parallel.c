@@ -76,6 +76,18 @@ const ml_flag ml_flags_parallel[] = {
       .from = ML_FROM_MEGATRON,
       .help = "The job ends if a rank waits longer than this for another one in training, "
               "or if a rank's heartbeats stop for as long at any time.  0: no limit." },
+    { .name = "rank-stall-minutes",
+      .type = ML_FLAG_F64,
+      ML_AT(run.place.stall_min),
+      .def = "0",
+      .min = 0,
+      .max = 1e6,
+      .group = "ranks",
+      .cmds = RANKED | ML_CMD_EVAL,
+      .help = "The job ends if a rank takes part in no collective for this time while "
+              "others wait for it, at any time: choose more than the start, a rollout, an "
+              "update of the weights, an evaluation or a snapshot takes.  0: no limit, "
+              "and the ranks that wait write that to their logs." },
     ML_SIZE(
         "tensor-model-parallel-size", tp,
         "Ranks that divide the weights, and gather those of a layer when they need them; "
