@@ -82,7 +82,7 @@ static void forward(const ck_case *c, ck_ref *r) {
 
 /* ---- the exact contract: outputs are FMA chains ---- */
 
-enum { BLOCK = 352 }; /* rows of a chain of dw, at most */
+enum { OUTPUTS = 352, ROWS = 176 }; /* of a chain of dx and of dw, at most */
 
 /* f32 values, widened; gradients are added to what dx, dw and db hold. */
 typedef struct exact {
@@ -106,7 +106,12 @@ static float exact_y(const exact *v, int64_t i, int64_t j) {
 }
 
 static float exact_dx(const exact *v, int64_t i, int64_t q) {
-    return chain(v->dx[i * v->k + q], v->dy + i * v->n, 1, v->w + q, v->k, v->n);
+    float dx = (float)v->dx[i * v->k + q];
+
+    for (int64_t j = 0; j < v->n; j += OUTPUTS)
+        dx += chain(0.0, v->dy + i * v->n + j, 1, v->w + j * v->k + q, v->k,
+                    v->n - j > OUTPUTS ? OUTPUTS : v->n - j);
+    return dx;
 }
 
 /* The first row after the sequence of row t. */
@@ -123,7 +128,7 @@ static float exact_dw(const exact *v, int64_t j, int64_t q) {
 
     for (int64_t t = 0, end; t < v->m; t = end) {
         end = end_of_seq(v, t);
-        end = end - t > BLOCK ? t + BLOCK : end;
+        end = end - t > ROWS ? t + ROWS : end;
         dw += chain(0.0, v->x + t * v->k + q, v->k, v->dy + t * v->n + j, v->n, end - t);
     }
     return dw;

@@ -13,14 +13,15 @@
  * computed, which are still in its own caches.  A piece iterates over the depth in
  * blocks; in each block it loads np panels of b into the L1 cache and runs all its row
  * tiles over them, while a streams from the L2 cache.  Later blocks continue the FMA
- * chains from c, so blocking does not change the bits; where dweight has sequences, its
- * blocks are theirs, and their chains are added to c.
+ * chains from c, so blocking does not change the bits; except by_block, where dinput and
+ * dweight add the blocks' chains, and where dweight has sequences, its blocks are theirs.
  *
  * Forward may have several outputs, each with its own w: a is then packed once for all. */
 #include "backend/cpu/gemm.h"
 
 enum {
     DEPTH_BLOCK = ML_GEMM_SPAN / 6, /* np panels of this depth nearly fit the L1 cache */
+    CHAIN_ROWS = DEPTH_BLOCK / 2,   /* of a sequence, in a chain of dweight */
     ROW_BLOCK = 512,                /* rows x DEPTH_BLOCK of a fit the L2 cache */
     PIECE_PANELS = 16,              /* panels per piece: the reuse of a row block */
     PIECE_PANELS_MIN = 4,           /* a multiple of every kernel's np */
@@ -47,7 +48,7 @@ typedef struct product {
     int64_t b_panel;                      /* bytes per panel of w */
     int64_t n_row, n_col, n_depth;
     bool add;      /* chains start from c */
-    bool by_block; /* each block is a chain from +0, which is added to c */
+    bool by_block; /* each block is a chain from +0; they are added */
 
     int32_t *cut; /* [n_block+1] where the blocks of the depth begin, and its end */
     int64_t n_block;
@@ -262,7 +263,7 @@ static ml_gemm_tile tile_of(const product *g, block blk) {
         .np = (int32_t)blk.np,
         .tail = tail_of(g->n_col, blk.p + blk.np),
         .add = !g->by_block && (g->add || blk.d > 0),
-        .onto = g->by_block,
+        .onto = g->by_block && (g->add || blk.d > 0),
         .bias =
             g->bias && blk.d + blk.depth == g->n_depth ? g->bias + blk.p * ML_LANES : NULL,
     };
@@ -434,8 +435,10 @@ size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m) {
 
 /* Cuts the depth up to `end` into blocks. */
 static void cut_depth(product *g, int64_t end) {
+    const int64_t most = g->by_block && g->b_source == B_COLUMNS ? CHAIN_ROWS : DEPTH_BLOCK;
+
     for (int64_t d = g->cut[g->n_block]; d < end; d = g->cut[g->n_block])
-        g->cut[++g->n_block] = (int32_t)lesser(d + DEPTH_BLOCK, end);
+        g->cut[++g->n_block] = (int32_t)lesser(d + most, end);
 }
 
 static void place_scratch(product *g, void *scratch) {
@@ -471,7 +474,8 @@ void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
 }
 
 void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float *dy,
-                    int64_t lddy, const ml_tensor *w, int64_t m, bool add, void *scratch) {
+                    int64_t lddy, const ml_tensor *w, int64_t m, bool add, bool by_block,
+                    void *scratch) {
     product g = {
         .s = s,
         .c = dx,
@@ -488,6 +492,7 @@ void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float
         .n_col = w->shape[1],
         .n_depth = w->shape[0],
         .add = add,
+        .by_block = by_block,
     };
     place_scratch(&g, scratch);
     cut_depth(&g, g.n_depth);

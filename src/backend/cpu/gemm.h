@@ -49,12 +49,15 @@ static inline ml_gemm_codes ml_gemm_codes_of(const ml_tensor *w, const void *pan
 bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     const float *x, int64_t ldx, int64_t m, float *packed);
 
-/* dx[m,K] = dy[m,N] w, FMA chains over ascending n; `add`: chains start from dx. */
+/* dx[m,K] = dy[m,N] w, FMA chains over ascending n; `add`: chains start from dx.  `by_block`: each
+ * block of 352 outputs is a chain from +0, and they are added: long sums of gradients round at
+ * their own size less often. */
 void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float *dy,
-                    int64_t lddy, const ml_tensor *w, int64_t m, bool add, void *scratch);
+                    int64_t lddy, const ml_tensor *w, int64_t m, bool add, bool by_block,
+                    void *scratch);
 
 /* dw[N,K] += dy^T x; dw is f32 ML_PANELS.  FMA chains over ascending rows that start from dw; or, with
- * `seqs`, from +0 for each block of 352 rows of a sequence, and are added to dw. */
+ * `seqs`, from +0 for each block of 176 rows of a sequence, and are added to dw. */
 void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *dy,
                      int64_t lddy, const float *x, int64_t ldx, int64_t m,
                      const ml_row_runs *seqs, void *scratch);

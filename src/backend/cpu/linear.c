@@ -59,7 +59,7 @@ void ml_cpu_linear_backward(ml_stream *s, const ml_op_args *a) {
     const ml_row_runs runs = ml_cpu_row_runs(a, m);
 
     if (a->din[0].data)
-        ml_gemm_dinput(ml_cpu(s), a->din[0].data, k, dy, n, w, m, a->din_add[0],
+        ml_gemm_dinput(ml_cpu(s), a->din[0].data, k, dy, n, w, m, a->din_add[0], true,
                        a->scratch);
     if (a->dw[0].data)
         ml_gemm_dweight(ml_cpu(s), &a->dw[0], dy, n, x->data, k, m, &runs, a->scratch);
@@ -181,7 +181,7 @@ static void expert_backward(const ml_cpu_stream *s, const ml_op_args *a, int64_t
 
     if (dx) {
         const ml_tensor w = expert_of(&a->w[0], e);
-        ml_gemm_dinput(s, dx + start[e] * k, k, dy, n, &w, m, a->din_add[0], scratch);
+        ml_gemm_dinput(s, dx + start[e] * k, k, dy, n, &w, m, a->din_add[0], true, scratch);
     }
     if (a->dw[0].data) {
         const ml_tensor dw = expert_of(&a->dw[0], e);
@@ -220,7 +220,7 @@ void ml_cpu_head_linear_backward(ml_stream *s, const ml_op_args *a) {
         const ml_tensor w = expert_of(&a->w[0], i);
         if (dx)
             ml_gemm_dinput(ml_cpu(s), dx + i * k, h * k, dy + i * n, h * n, &w, m,
-                           a->din_add[0], a->scratch);
+                           a->din_add[0], true, a->scratch);
         if (a->dw[0].data) {
             const ml_tensor dw = expert_of(&a->dw[0], i);
             ml_gemm_dweight(ml_cpu(s), &dw, dy + i * n, h * n, x + i * k, h * k, m, &runs,

@@ -341,7 +341,7 @@ static void lmhead_backward_stripe(lmhead_call *c) {
     lmhead_run(c, lmhead_grad_rows);
     if (a->din[0].data)
         ml_gemm_dinput(c->stream, c->dx, c->width, c->z, c->stripe, &w, c->n, c->column > 0,
-                       c->gemm);
+                       false, c->gemm);
     if (dw.data)
         ml_gemm_dweight(c->stream, &dw, c->z, c->stripe, c->x, c->width, c->n, NULL,
                         c->gemm);

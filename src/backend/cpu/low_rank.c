@@ -194,7 +194,7 @@ static void times(const worker *k, rows y, rows x, const ml_tensor *w, int64_t m
 /* y = x w, or chains over ascending rows of w that start from y. */
 static void times_transposed(const worker *k, rows y, rows x, const ml_tensor *w, int64_t m,
                              bool add) {
-    ml_gemm_dinput(k->s, y.data, y.ld, x.data, x.ld, w, m, add, k->gemm);
+    ml_gemm_dinput(k->s, y.data, y.ld, x.data, x.ld, w, m, add, false, k->gemm);
 }
 
 static void scale_rows(rows y, float by, int64_t m, int64_t n) {

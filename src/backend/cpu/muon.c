@@ -188,7 +188,7 @@ static void iterate(muon_job *j, const float (*coef)[3]) {
     ml_gemm_forward(j->s, &poly, 1, j->gram, j->m, j->m, j->gemm);
     rows(&with, j->m, j->m, polynomial_rows);
     rows(&with, j->m, j->n, scale_rows);
-    ml_gemm_dinput(j->s, j->y, j->n, j->poly, j->m, &x, j->m, true, j->gemm);
+    ml_gemm_dinput(j->s, j->y, j->n, j->poly, j->m, &x, j->m, true, false, j->gemm);
     j->y = j->x, j->x = with.y;
 }
 
