@@ -47,11 +47,9 @@ static ml_status take_grads(ml_trainer *t, ml_err *err) {
     st = t->opts.lora ? ml_grads_open_lora(&t->grads, t->opts.lora, err)
                       : ml_grads_open(&t->grads, t->spec, t->weights->range,
                                       has_embedding(t), t->be, &t->arena, err);
-    t->waiting = ML_NEW(&t->arena, ml_weights, n + 1);
-    for (; t->n_waiting < n && st == ML_OK; t->n_waiting++)
-        st = ml_weights_zeros_part(&t->waiting[t->n_waiting], trained_spec(t),
-                                   t->grads.sum.range, t->be, &t->arena, err);
-    return st;
+    return st == ML_OK ? ml_grad_shards_open(&t->shards, n, trained_spec(t), &t->grads,
+                                             t->be, &t->arena, err)
+                       : st;
 }
 
 /* --- open and close --------------------------------------------------------- */
@@ -172,6 +170,10 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
         st = ml_trainer_open_pipeline(t, err);
     if (st == ML_OK)
         st = ml_lr_init(&t->lr, &opts->lr, err);
+    if (st == ML_OK && opts->mtp)
+        st = ml_mtp_trainer_divide(opts->mtp,
+                                   ml_trainer_waiting_sets(opts->grad_shards, opts->mesh),
+                                   &t->context, err);
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
@@ -208,8 +210,7 @@ static void close_plans(ml_trainer *t) {
 
 static void free_grads(ml_trainer *t) {
     ml_grads_close(&t->grads);
-    while (t->n_waiting > 0)
-        ml_weights_close(&t->waiting[--t->n_waiting]);
+    ml_grad_shards_close(&t->shards);
     ml_arena_release(&t->arena);
 }
 
@@ -867,25 +868,6 @@ static ml_status run_shard(step_run *x, const ml_bins *micro, ml_err *err) {
     return st;
 }
 
-/* A binary counter of sums: shard k joins the sums of 1, 2, 4, ... shards before it whose
- * other half it completes, and waits for its own other half, unless it is the last. */
-static ml_status add_shard(ml_trainer *t, int32_t k, bool last, ml_err *err) {
-    int32_t level = 0;
-    ml_weights mine;
-
-    for (; k >> level & 1; level++)
-        t->be->optim->add(t->be->stream, t->grads.sum.buf.ptr, t->waiting[level].buf.ptr,
-                          (int64_t)(t->grads.sum.buf.bytes / sizeof(float)));
-    if (last)
-        return ML_OK;
-    if (t->opts.lora) /* the adapter has its gradients */
-        return ml_weights_copy(&t->waiting[level], &t->grads.sum, t->be, err);
-    mine = t->grads.sum;
-    t->grads.sum = t->waiting[level];
-    t->waiting[level] = mine;
-    return ML_OK;
-}
-
 void ml_trainer_schedule_at(const ml_trainer *t, double *lr, double *weight_decay) {
     *lr = ml_lr_at(&t->lr, t->n_sample);
     *weight_decay = ml_lr_weight_decay_at(&t->lr, t->n_sample);
@@ -912,11 +894,13 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro, n_shard);
     if (t->opts.mtp)
-        ml_mtp_trainer_begin(t->opts.mtp);
+        st = ml_mtp_trainer_begin(t->opts.mtp, err);
     for (int32_t k = 0; k < n_shard && st == ML_OK; k++) {
         st = run_shard(&(step_run){ t, step, &terms, out }, &step->micro[k], err);
         if (st == ML_OK)
-            st = add_shard(t, k, k + 1 == n_shard, err);
+            st = ml_grad_shards_add(&t->shards, &t->grads, k, k + 1 == n_shard, err);
+        if (st == ML_OK && t->opts.mtp)
+            st = ml_mtp_trainer_end_shard(t->opts.mtp, k, k + 1 == n_shard, err);
     }
     st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)

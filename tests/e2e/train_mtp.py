@@ -6,13 +6,14 @@ online, or, with --head, an EAGLE-3 head that begins with random weights.
 The same run is made without speculation and without training of the layer, and with both.  Samples
 and checkpoints are equal byte for byte, except the layer's weights and the state of its optimizer,
 which change.  A run that is continued from a snapshot saves the bytes of one that was not
-interrupted.  With --long, half of the layer's drafts are accepted at the end, or a third of the head's, which
+interrupted, and ranks that divide the weights go on from one of one process.  With --long, half of the layer's drafts are accepted at the end, or a third of the head's, which
 learns to draft one token."""
 import argparse
 import filecmp
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -29,8 +30,9 @@ def tensors(path):
     return {k: data[slice(*v["data_offsets"])] for k, v in header.items() if k != "__metadata__"}
 
 
-def miles(build, *args):
-    done = subprocess.run([build + "/miles", *map(str, args)], capture_output=True, text=True)
+def miles(build, *args, ranks=1):
+    launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)] if ranks > 1 else []
+    done = subprocess.run([*launch, build + "/miles", *map(str, args)], capture_output=True, text=True)
     if done.returncode:
         sys.exit("miles %s\n%s%s" % (" ".join(map(str, args)), done.stdout[-2000:], done.stderr[-4000:]))
 
@@ -101,7 +103,7 @@ class Runs:
             write_head(self.root + "/head", self.model)
             self.trained = ["--train-draft", "--sglang-speculative-draft-model-path", self.root + "/head"]
 
-    def train(self, name, *more, rollouts=None):
+    def train(self, name, *more, rollouts=None, ranks=1):
         n = rollouts or self.n_rollout
         miles(self.build, "train", "--hf-checkpoint", self.model, "--prompt-data", self.root + "/prompts.jsonl",
               "--input-key", "messages", "--label-key", "label", "--apply-chat-template", "--rm-type", "math",
@@ -109,7 +111,7 @@ class Runs:
               "--rollout-max-response-len", 8, "--sglang-max-running-requests", 8, "--lr", "5e-4", "--lr-decay-style", "constant", "--weight-decay", 0,
               "--use-dynamic-batch-size", "--max-tokens-per-gpu", 1024, "--save-debug-rollout-data",
               "%s/%s-rounds/{rollout_id}.jsonl.zst" % (self.root, name), "--save", "%s/%s" % (self.root, name),
-              "--device", self.device, *more)
+              "--device", self.device, *more, ranks=ranks)
         return "%s/%s/iter_%07d" % (self.root, name, n - 1)
 
     def metrics(self, name, key):
@@ -153,6 +155,26 @@ def check_resumed(runs, both):
         assert filecmp.cmp("%s/%s" % (both, name), "%s/%s" % (again, name), shallow=False), name
 
 
+def check_ranks(runs, both):
+    """Ranks that divide the weights: the trunk is that of the same ranks without the training, and a snapshot of one
+    process goes on with them."""
+    if runs.device != "cpu" or not shutil.which("mpirun") or not os.path.exists(runs.build + "/libmiles_mpi.so"):
+        print("ranks are left out: mpirun or libmiles_mpi.so is missing, or a GPU would be shared")
+        return
+    n, parts = runs.n_rollout, ["--tensor-model-parallel-size", "2"]
+    plain = runs.train("plain-ranks", *parts, rollouts=n // 2, ranks=2)
+    half = runs.train("ranks", *runs.speculative, *runs.trained, *parts, rollouts=n // 2, ranks=2)
+    assert filecmp.cmp(plain + "/trainer.safetensors", half + "/trainer.safetensors", shallow=False)
+    runs.train("half-ranks", *runs.speculative, *runs.trained, rollouts=n // 2)
+    again = runs.train("half-ranks", *runs.speculative, *runs.trained, *parts, "--load", runs.root + "/half-ranks",
+                       ranks=2)
+    a, b = (tensors(d + "/trainer_mtp.safetensors") for d in (both, again))
+    assert {k: len(v) for k, v in a.items()} == {k: len(v) for k, v in b.items()}
+    one, several = (runs.metrics(name, runs.metric) for name in ("both", "half-ranks"))
+    assert one[n] == several[n], "the first step after the snapshot has another loss"
+    assert len(one) == len(several) and all(abs(x - y) < 1e-3 * x for x, y in zip(one, several)), (one, several)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
@@ -174,6 +196,7 @@ def main():
             assert sum(last) / len(last) > (0.3 if runs.head else 0.5), last
         else:
             check_resumed(runs, both)
+            check_ranks(runs, both)
     print("1 passed, 0 failed, 0 skipped")
 
 
