@@ -31,7 +31,9 @@ ml_status ml_mtp_trainer_open_head(ml_mtp_trainer *out, const char *dir,
 
 /* Each rank has all of the module: to it, ranks that divide the trunk's weights are ranks with
  * other samples. */
-static ml_optimizer_opts own_opts(ml_mtp_trainer *m, const ml_optimizer_opts *trunks) {
+static ml_optimizer_opts own_opts(ml_mtp_trainer *m, const ml_optimizer_opts *trunks,
+                                  ml_arena *a) {
+    int32_t *stage = ML_NEW(a, int32_t, m->spec.n_node);
     ml_optimizer_opts o = *trunks;
 
     if (o.mesh) {
@@ -41,7 +43,9 @@ static ml_optimizer_opts own_opts(ml_mtp_trainer *m, const ml_optimizer_opts *tr
         o.mesh = &m->mesh;
     }
     o.freeze = NULL; /* its patterns name the trunk's tensors */
-    o.stage = NULL;
+    for (int32_t i = 0; i < m->spec.n_node && o.mesh; i++)
+        stage[i] = o.mesh->sizes.size[ML_MESH_PP] - 1; /* which has the hidden states */
+    o.stage = stage;
     o.no_state = false;
     return o;
 }
@@ -69,11 +73,12 @@ ml_status ml_mtp_trainer_start(ml_mtp_trainer *m, const ml_checkpoint *c,
                                ml_weight_dtype dtype, const ml_spec *trunk,
                                const ml_weights *of, const ml_optimizer_opts *opts,
                                ml_err *err) {
-    ml_optimizer_opts own = own_opts(m, opts);
+    ml_optimizer_opts own = own_opts(m, opts, &m->arena);
     ml_status st =
         ml_mtp_load(&m->weights, &m->spec, c, dtype, trunk, of, m->be, &m->arena, err);
 
-    ml_mtp_trunk_open(&m->trunk, &m->spec, trunk, of, opts->mesh, m->be, &m->arena);
+    ml_mtp_trunk_open(&m->trunk, &m->spec, trunk, of, opts->mesh, opts->stage, m->be,
+                      &m->arena);
     if (st == ML_OK)
         st = take_grads(m, err);
     return st == ML_OK
@@ -132,13 +137,14 @@ ml_status ml_mtp_trainer_bytes(size_t *out, const ml_mtp_trainer *m, const ml_ch
                                const ml_optimizer_opts *opts, int32_t n_waiting,
                                ml_batch_caps caps, ml_err *err) {
     ml_mtp_trainer copy = *m;
-    ml_optimizer_opts own = own_opts(&copy, opts);
+    ml_optimizer_opts own;
     const ml_shard_range *part;
     size_t rows = 0;
     ml_arena a;
     ml_status st = plan_bytes(&rows, m, caps, err);
 
     ml_arena_init(&a, "multi-token prediction");
+    own = own_opts(&copy, opts, &a);
     part = ml_mtp_parts(&m->spec, m->be->linear, &a);
     *out = rows + ml_weights_part_bytes(&m->spec, m->head ? m->head : c, dtype, part) +
            ml_mtp_trunk_bytes(&m->spec, c, dtype, opts->mesh, m->be->linear) +
@@ -201,6 +207,15 @@ ml_status ml_mtp_trainer_add(ml_mtp_trainer *m, ml_trunk_rows trunk,
     return st;
 }
 
+/* The last stage of a pipeline has updated the module: the others get its weights, for drafts and
+ * snapshots. */
+static ml_status share_weights(ml_mtp_trainer *m, ml_err *err) {
+    ml_comm *c = m->optimizer.opts.mesh ? m->mesh.group[ML_GROUP_PP] : NULL;
+    ml_tensor all = ml_comm_bytes(m->weights.buf.ptr, m->weights.buf.bytes);
+
+    return c && c->size > 1 ? c->bcast(c, m->be->stream, &all, c->size - 1, err) : ML_OK;
+}
+
 ml_status ml_mtp_trainer_end(ml_mtp_trainer *m, int64_t n_row, double lr,
                              double weight_decay, ml_update *out, ml_err *err) {
     ml_grads *g = &m->runner.grads;
@@ -214,5 +229,7 @@ ml_status ml_mtp_trainer_end(ml_mtp_trainer *m, int64_t n_row, double lr,
     if (st == ML_OK)
         st = ml_optimizer_step(&m->optimizer, &g->sum, lr, weight_decay,
                                m->factor / (double)n_row, out, err);
+    if (st == ML_OK)
+        st = share_weights(m, err);
     return st == ML_OK ? m->be->dev->sync(m->be->stream, err) : st;
 }

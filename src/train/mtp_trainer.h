@@ -9,7 +9,7 @@
  *
  * Ranks have the whole module each and divide the samples, and the optimizer's state.  Where
  * they divide the trunk's weights, they gather embedding and LM head once for each step
- * (mtp_trunk.h).
+ * (mtp_trunk.h).  In a pipeline, the last stage runs and updates the module.
  *
  * thread: the trainer's. */
 #ifndef ML_TRAIN_MTP_TRAINER_H

@@ -695,8 +695,7 @@ typedef struct step_run {
 } step_run;
 
 /* The loss of a micro-batch whose forward pass has run; its derivatives are in its rows. */
-static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
-    step_run *x = ud;
+static ml_status take_loss(step_run *x, ml_micro *m, bool *live, ml_err *err) {
     ml_status st = x->step->loss(x->step->ud, m->io, m->n_sample, err);
 
     if (st != ML_OK)
@@ -718,9 +717,9 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
 }
 
 /* The multi-token prediction module learns from every sample, with an advantage or not. */
-static ml_status run_mtp(step_run *x, const ml_bin *bin, ml_err *err) {
+static ml_status run_mtp(step_run *x, const ml_runner *r, const ml_bin *bin, ml_err *err) {
     const ml_trainer *t = x->t;
-    ml_trunk_rows trunk = { t->run_spec, t->train.plan, &t->train.micro.batch.rows };
+    ml_trunk_rows trunk = { t->run_spec, r->plan, &r->micro.batch.rows };
 
     if (!t->opts.mtp)
         return ML_OK;
@@ -728,6 +727,14 @@ static ml_status run_mtp(step_run *x, const ml_bin *bin, ml_err *err) {
         x->terms->n_mtp +=
             ml_mtp_rows(t->opts.mtp->runner.vocab, &x->step->sample[bin->item[i]]);
     return ml_mtp_trainer_add(t->opts.mtp, trunk, x->step->sample, bin, x->terms->mtp, err);
+}
+
+/* In the last stage of a pipeline. */
+static ml_status take_pass(void *ud, ml_runner *r, const ml_bin *bin, bool *live,
+                           ml_err *err) {
+    ml_status st = take_loss(ud, &r->micro, live, err);
+
+    return st == ML_OK ? run_mtp(ud, r, bin, err) : st;
 }
 
 static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
@@ -741,7 +748,7 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     if (st == ML_OK)
         st = take_loss(x, m, &live, err);
     if (st == ML_OK)
-        st = run_mtp(x, bin, err);
+        st = run_mtp(x, &t->train, bin, err);
     if (st != ML_OK)
         return st;
     ml_grads_bind(&t->grads, &run);
@@ -767,7 +774,7 @@ static ml_status run_micros(step_run *x, const ml_bins *micro, int32_t n_round,
                                                         .micro = micro,
                                                         .n_round = n_round,
                                                         .step = x->step,
-                                                        .scored = take_loss,
+                                                        .scored = take_pass,
                                                         .ud = x },
                                        err);
     for (int32_t k = 0; k < n_round && st == ML_OK; k++) {

@@ -84,7 +84,7 @@ typedef struct ml_pipe_work {
     const ml_step *step;  /* NULL: forward passes alone, with all response tokens */
     /* In the last stage, with the results of a forward pass.  live: whether there are
      * derivatives; otherwise no rank runs the backward pass. */
-    ml_status (*scored)(void *ud, ml_micro *m, bool *live, ml_err *err);
+    ml_status (*scored)(void *ud, ml_runner *r, const ml_bin *bin, bool *live, ml_err *err);
     void *ud;
 } ml_pipe_work;
 

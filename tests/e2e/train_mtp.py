@@ -156,17 +156,18 @@ def check_resumed(runs, both):
 
 
 def check_ranks(runs, both):
-    """Ranks that divide the weights: the trunk is that of the same ranks without the training, and a snapshot of one
-    process goes on with them."""
+    """Ranks that divide the weights: the trunk is that of the same ranks without the training.  A snapshot of one
+    process goes on with them, or with the stages of a pipeline."""
     if runs.device != "cpu" or not shutil.which("mpirun") or not os.path.exists(runs.build + "/libmiles_mpi.so"):
         print("ranks are left out: mpirun or libmiles_mpi.so is missing, or a GPU would be shared")
         return
     n, parts = runs.n_rollout, ["--tensor-model-parallel-size", "2"]
+    others = parts if runs.head else ["--pipeline-model-parallel-size", "2"]
     plain = runs.train("plain-ranks", *parts, rollouts=n // 2, ranks=2)
     half = runs.train("ranks", *runs.speculative, *runs.trained, *parts, rollouts=n // 2, ranks=2)
     assert filecmp.cmp(plain + "/trainer.safetensors", half + "/trainer.safetensors", shallow=False)
     runs.train("half-ranks", *runs.speculative, *runs.trained, rollouts=n // 2)
-    again = runs.train("half-ranks", *runs.speculative, *runs.trained, *parts, "--load", runs.root + "/half-ranks",
+    again = runs.train("half-ranks", *runs.speculative, *runs.trained, *others, "--load", runs.root + "/half-ranks",
                        ranks=2)
     a, b = (tensors(d + "/trainer_mtp.safetensors") for d in (both, again))
     assert {k: len(v) for k, v in a.items()} == {k: len(v) for k, v in b.items()}

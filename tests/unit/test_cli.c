@@ -264,7 +264,6 @@ static const struct {
     { "draft-head", ROUND "--train-draft" },
     { "draft-head", ROUND "--train-draft --speculative-draft-model-path d "
                           "--sglang-speculative-algorithm STANDALONE" },
-    { "mtp-sizes", ROUND MTP "--pipeline-model-parallel-size 2" },
     { "mtp-sizes", ROUND "--train-draft --speculative-draft-model-path d "
                          "--pipeline-model-parallel-size 2" },
     { "mtp-others", ROUND MTP "--lora-rank 4 --target-modules all-linear" },
