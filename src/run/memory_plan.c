@@ -247,8 +247,10 @@ static ml_status add_mtp(ml_memory *m, const ml_memory_request *req, ml_err *err
     ml_status st;
 
     opt.mesh = req->opts.mesh;
-    st = ml_mtp_trainer_bytes(&bytes, req->opts.mtp, req->from, req->dtype, req->bf16, &opt,
-                              ml_memory_caps(tokens_of(req, false), 1), err);
+    st =
+        ml_mtp_trainer_bytes(&bytes, req->opts.mtp, req->from, req->dtype, req->bf16, &opt,
+                             ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh),
+                             ml_memory_caps(tokens_of(req, false), n_context_of(req)), err);
     add(m, "multi-token prediction", bytes);
     return st;
 }

@@ -489,6 +489,7 @@ static ml_status start_mtp(ml_train_run *r, ml_err *err) {
     if (!r->mtp.be)
         return ML_OK;
     opts.mesh = r->opts.trainer.mesh;
+    opts.stage = r->opts.trainer.stage;
     st = open_module(&own, r, err);
     if (st == ML_OK)
         st = ml_mtp_trainer_start(&r->mtp, own ? own : first, r->opts.dtype, &r->spec,

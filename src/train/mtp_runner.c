@@ -1,6 +1,7 @@
 #include "train/mtp_runner.h"
 
 #include "base/bug.h"
+#include "train/mtp_context.h"
 
 ml_status ml_mtp_runner_open(ml_mtp_runner *r, const ml_spec *s, const ml_weights *w,
                              const ml_draft_vocab *vocab, bool backward, bool logits,
@@ -21,6 +22,7 @@ void ml_mtp_runner_release(ml_mtp_runner *r) {
     ml_plan_free(r->plan);
     r->plan = NULL;
     r->caps = (ml_batch_caps){ 0 };
+    ml_micro_release(&r->micro);
     ml_arena_release(&r->arena);
 }
 
@@ -41,6 +43,12 @@ static bool counts(const ml_draft_vocab *v, const ml_train_sample *s, int32_t p)
 
     return at >= 0 && at < s->n_response && (!s->mask || s->mask[at]) &&
            (!v || v->draft[s->token[p + 2]] != ML_NONE);
+}
+
+int32_t ml_mtp_target(const ml_draft_vocab *vocab, const ml_train_sample *s, int32_t p) {
+    if (!counts(vocab, s, p))
+        return ML_TARGET_SKIP;
+    return vocab ? vocab->draft[s->token[p + 2]] : s->token[p + 2];
 }
 
 int64_t ml_mtp_rows(const ml_draft_vocab *vocab, const ml_train_sample *s) {
@@ -76,31 +84,43 @@ ml_plan_opts ml_mtp_runner_plan(const ml_spec *s, ml_batch_caps caps, bool backw
 
 static bool same_caps(ml_batch_caps a, ml_batch_caps b) {
     return a.n_token == b.n_token && a.n_seq == b.n_seq && a.n_loss == b.n_loss &&
-           a.n_page == b.n_page;
+           a.n_page == b.n_page && a.n_share == b.n_share;
 }
 
-static ml_status grow(ml_mtp_runner *r, ml_batch_caps caps, ml_err *err) {
+/* Arrays of rows; pieces of samples are a micro-batch. */
+static void take_arrays(ml_mtp_runner *r) {
+    if (r->context) {
+        ml_micro_init(&r->micro, r->caps, &r->context->opts, false);
+        return;
+    }
+    ml_batch_init(&r->batch, &r->arena, r->caps);
+    r->target = ML_NEW(&r->arena, int32_t, r->caps.n_token);
+    r->logprob = ML_NEW(&r->arena, float, r->caps.n_loss);
+    r->dlogprob = ML_NEW(&r->arena, float, r->caps.n_loss);
+}
+
+ml_status ml_mtp_runner_grow(ml_mtp_runner *r, ml_batch_caps caps, ml_err *err) {
+    const ml_spec *s = r->context ? &r->context->spec : r->spec;
+    ml_plan_opts opts = ml_mtp_runner_plan(s, caps, r->backward, r->logits);
     ml_status st;
 
     if (r->plan && same_caps(caps, r->caps))
         return ML_OK;
     ml_mtp_runner_release(r);
     r->caps = caps;
-    st = ml_plan_new(&r->plan, r->spec, r->be,
-                     ml_mtp_runner_plan(r->spec, caps, r->backward, r->logits), err);
+    if (r->context)
+        opts.group[ML_GROUP_CP] = r->context->group;
+    st = ml_plan_new(&r->plan, s, r->be, opts, err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
-    ml_batch_init(&r->batch, &r->arena, caps);
-    r->target = ML_NEW(&r->arena, int32_t, caps.n_token);
-    r->logprob = ML_NEW(&r->arena, float, caps.n_loss);
-    r->dlogprob = ML_NEW(&r->arena, float, caps.n_loss);
+    take_arrays(r);
     return st;
 }
 
 static int32_t target_of(const ml_mtp_runner *r, const ml_train_sample *s, int32_t p) {
-    if (!counts(r->vocab, s, p))
-        return r->logits ? ML_TARGET_NONE : ML_TARGET_SKIP;
-    return r->vocab ? r->vocab->draft[s->token[p + 2]] : s->token[p + 2];
+    int32_t id = ml_mtp_target(r->vocab, s, p);
+
+    return id == ML_TARGET_SKIP && r->logits ? ML_TARGET_NONE : id;
 }
 
 static void add_sample(ml_mtp_runner *r, const ml_train_sample *s, ml_trunk_rows trunk,
@@ -150,8 +170,11 @@ static void take_sums(ml_mtp_runner *r, const ml_train_sample *s, const ml_bin *
 ml_status ml_mtp_runner_run(ml_mtp_runner *r, ml_trunk_rows trunk, const ml_train_sample *s,
                             const ml_bin *bin, float by, double *sum, ml_err *err) {
     ml_run run = { .weights = r->weights, .rows = &r->batch.rows };
-    ml_status st = grow(r, need_of(r, s, bin), err);
+    ml_status st;
 
+    if (r->context)
+        return ml_mtp_context_run(r, trunk, s, bin, by, sum, err);
+    st = ml_mtp_runner_grow(r, need_of(r, s, bin), err);
     for (int32_t i = 0; i < bin->n; i++)
         sum[i] = 0;
     if (st != ML_OK)

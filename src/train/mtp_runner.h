@@ -24,10 +24,12 @@ typedef struct ml_mtp_runner {
     ml_plan *plan; /* grown to the largest micro-batch */
     ml_batch batch;
     ml_batch_caps caps;
-    ml_grads grads;            /* with `backward` */
-    int32_t *target;           /* [n_token] */
-    float *logprob, *dlogprob; /* [n_loss] */
-    ml_arena arena;            /* of the plan's arrays */
+    struct ml_mtp_context *context; /* of pieces of samples (mtp_context.h), or NULL */
+    ml_micro micro;                 /* of these */
+    ml_grads grads;                 /* with `backward` */
+    int32_t *target;                /* [n_token] */
+    float *logprob, *dlogprob;      /* [n_loss] */
+    ml_arena arena;                 /* of the plan's arrays */
 } ml_mtp_runner;
 
 /* spec, weights, vocab and backend must outlive it; `grads` is in the arena.  logits: of all
@@ -43,9 +45,14 @@ void ml_mtp_runner_release(ml_mtp_runner *r);
 /* How many rows of a sample count; vocab: of an EAGLE-3 head, or NULL. */
 int64_t ml_mtp_rows(const ml_draft_vocab *vocab, const ml_train_sample *s);
 
+/* The id that row p of a sample scores, or ML_TARGET_SKIP if it does not count. */
+int32_t ml_mtp_target(const ml_draft_vocab *vocab, const ml_train_sample *s, int32_t p);
+
 /* Its plans. */
 ml_plan_opts ml_mtp_runner_plan(const ml_spec *s, ml_batch_caps caps, bool backward,
                                 bool logits);
+/* A plan and arrays for such micro-batches. */
+ml_status ml_mtp_runner_grow(ml_mtp_runner *r, ml_batch_caps caps, ml_err *err);
 
 /* The sum of the cross entropies of the rows that count of each sample of a micro-batch, sum
  * [bin->n], after a forward of the trunk over whole samples that kept what the module reads

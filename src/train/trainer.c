@@ -47,11 +47,9 @@ static ml_status take_grads(ml_trainer *t, ml_err *err) {
     st = t->opts.lora ? ml_grads_open_lora(&t->grads, t->opts.lora, err)
                       : ml_grads_open(&t->grads, t->spec, t->weights->range,
                                       has_embedding(t), t->be, &t->arena, err);
-    t->waiting = ML_NEW(&t->arena, ml_weights, n + 1);
-    for (; t->n_waiting < n && st == ML_OK; t->n_waiting++)
-        st = ml_weights_zeros_part(&t->waiting[t->n_waiting], trained_spec(t),
-                                   t->grads.sum.range, t->be, &t->arena, err);
-    return st;
+    return st == ML_OK ? ml_grad_shards_open(&t->shards, n, trained_spec(t), &t->grads,
+                                             t->be, &t->arena, err)
+                       : st;
 }
 
 /* --- open and close --------------------------------------------------------- */
@@ -172,6 +170,10 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
         st = ml_trainer_open_pipeline(t, err);
     if (st == ML_OK)
         st = ml_lr_init(&t->lr, &opts->lr, err);
+    if (st == ML_OK && opts->mtp)
+        st = ml_mtp_trainer_divide(opts->mtp,
+                                   ml_trainer_waiting_sets(opts->grad_shards, opts->mesh),
+                                   &t->context, err);
     if (st == ML_OK)
         st = take_grads(t, err);
     if (st == ML_OK)
@@ -208,8 +210,7 @@ static void close_plans(ml_trainer *t) {
 
 static void free_grads(ml_trainer *t) {
     ml_grads_close(&t->grads);
-    while (t->n_waiting > 0)
-        ml_weights_close(&t->waiting[--t->n_waiting]);
+    ml_grad_shards_close(&t->shards);
     ml_arena_release(&t->arena);
 }
 
@@ -694,8 +695,7 @@ typedef struct step_run {
 } step_run;
 
 /* The loss of a micro-batch whose forward pass has run; its derivatives are in its rows. */
-static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
-    step_run *x = ud;
+static ml_status take_loss(step_run *x, ml_micro *m, bool *live, ml_err *err) {
     ml_status st = x->step->loss(x->step->ud, m->io, m->n_sample, err);
 
     if (st != ML_OK)
@@ -717,9 +717,9 @@ static ml_status take_loss(void *ud, ml_micro *m, bool *live, ml_err *err) {
 }
 
 /* The multi-token prediction module learns from every sample, with an advantage or not. */
-static ml_status run_mtp(step_run *x, const ml_bin *bin, ml_err *err) {
+static ml_status run_mtp(step_run *x, const ml_runner *r, const ml_bin *bin, ml_err *err) {
     const ml_trainer *t = x->t;
-    ml_trunk_rows trunk = { t->run_spec, t->train.plan, &t->train.micro.batch.rows };
+    ml_trunk_rows trunk = { t->run_spec, r->plan, &r->micro.batch.rows };
 
     if (!t->opts.mtp)
         return ML_OK;
@@ -727,6 +727,14 @@ static ml_status run_mtp(step_run *x, const ml_bin *bin, ml_err *err) {
         x->terms->n_mtp +=
             ml_mtp_rows(t->opts.mtp->runner.vocab, &x->step->sample[bin->item[i]]);
     return ml_mtp_trainer_add(t->opts.mtp, trunk, x->step->sample, bin, x->terms->mtp, err);
+}
+
+/* In the last stage of a pipeline. */
+static ml_status take_pass(void *ud, ml_runner *r, const ml_bin *bin, bool *live,
+                           ml_err *err) {
+    ml_status st = take_loss(ud, &r->micro, live, err);
+
+    return st == ML_OK ? run_mtp(ud, r, bin, err) : st;
 }
 
 static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
@@ -740,7 +748,7 @@ static ml_status run_micro(step_run *x, const ml_bin *bin, ml_err *err) {
     if (st == ML_OK)
         st = take_loss(x, m, &live, err);
     if (st == ML_OK)
-        st = run_mtp(x, bin, err);
+        st = run_mtp(x, &t->train, bin, err);
     if (st != ML_OK)
         return st;
     ml_grads_bind(&t->grads, &run);
@@ -766,7 +774,7 @@ static ml_status run_micros(step_run *x, const ml_bins *micro, int32_t n_round,
                                                         .micro = micro,
                                                         .n_round = n_round,
                                                         .step = x->step,
-                                                        .scored = take_loss,
+                                                        .scored = take_pass,
                                                         .ud = x },
                                        err);
     for (int32_t k = 0; k < n_round && st == ML_OK; k++) {
@@ -867,25 +875,6 @@ static ml_status run_shard(step_run *x, const ml_bins *micro, ml_err *err) {
     return st;
 }
 
-/* A binary counter of sums: shard k joins the sums of 1, 2, 4, ... shards before it whose
- * other half it completes, and waits for its own other half, unless it is the last. */
-static ml_status add_shard(ml_trainer *t, int32_t k, bool last, ml_err *err) {
-    int32_t level = 0;
-    ml_weights mine;
-
-    for (; k >> level & 1; level++)
-        t->be->optim->add(t->be->stream, t->grads.sum.buf.ptr, t->waiting[level].buf.ptr,
-                          (int64_t)(t->grads.sum.buf.bytes / sizeof(float)));
-    if (last)
-        return ML_OK;
-    if (t->opts.lora) /* the adapter has its gradients */
-        return ml_weights_copy(&t->waiting[level], &t->grads.sum, t->be, err);
-    mine = t->grads.sum;
-    t->grads.sum = t->waiting[level];
-    t->waiting[level] = mine;
-    return ML_OK;
-}
-
 void ml_trainer_schedule_at(const ml_trainer *t, double *lr, double *weight_decay) {
     *lr = ml_lr_at(&t->lr, t->n_sample);
     *weight_decay = ml_lr_weight_decay_at(&t->lr, t->n_sample);
@@ -912,11 +901,13 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro, n_shard);
     if (t->opts.mtp)
-        ml_mtp_trainer_begin(t->opts.mtp);
+        st = ml_mtp_trainer_begin(t->opts.mtp, err);
     for (int32_t k = 0; k < n_shard && st == ML_OK; k++) {
         st = run_shard(&(step_run){ t, step, &terms, out }, &step->micro[k], err);
         if (st == ML_OK)
-            st = add_shard(t, k, k + 1 == n_shard, err);
+            st = ml_grad_shards_add(&t->shards, &t->grads, k, k + 1 == n_shard, err);
+        if (st == ML_OK && t->opts.mtp)
+            st = ml_mtp_trainer_end_shard(t->opts.mtp, k, k + 1 == n_shard, err);
     }
     st = join_ranks(t, &a, &terms, out, st, err);
     for (int32_t i = 0; i < terms.n; i++)

@@ -172,7 +172,7 @@ static ml_status run_forward(pipe_run *x, const ml_pass *p, ml_err *err) {
     if (st == ML_OK)
         st = ml_trainer_read(t, r, err);
     if (st == ML_OK)
-        st = w->scored(w->ud, &r->micro, &live, err);
+        st = w->scored(w->ud, r, bin, &live, err);
     x->live[p->micro] = live;
     x->loaded = p->micro;
     return st;

@@ -3,7 +3,7 @@
 #define ML_TRAIN_TRAINER_PRIV_H
 
 #include "model/spec_context.h"
-#include "train/grads.h"
+#include "train/grad_shards.h"
 #include "train/trainer.h"
 
 /* A plan and the micro-batch it runs, both grown to the largest one seen. */
@@ -31,8 +31,7 @@ struct ml_trainer {
     ml_shard_map map; /* of several ranks */
     ml_dtype *stored; /* [n_param] dtypes of the weights */
     ml_grads grads;
-    ml_weights *waiting; /* [n_waiting] sums of 1, 2, 4 shards: see grad_shards */
-    int32_t n_waiting;
+    ml_grad_shards shards;
     ml_runner train, score;
     /* Of the plans of both, which point to it, unless there is a pipeline. */
     ml_plan_memory *memory;
@@ -85,7 +84,7 @@ typedef struct ml_pipe_work {
     const ml_step *step;  /* NULL: forward passes alone, with all response tokens */
     /* In the last stage, with the results of a forward pass.  live: whether there are
      * derivatives; otherwise no rank runs the backward pass. */
-    ml_status (*scored)(void *ud, ml_micro *m, bool *live, ml_err *err);
+    ml_status (*scored)(void *ud, ml_runner *r, const ml_bin *bin, bool *live, ml_err *err);
     void *ud;
 } ml_pipe_work;
 

@@ -157,11 +157,13 @@ static ml_runner *head_of(ml_trainer *t) {
     return r;
 }
 
-static ml_status keep_scores(void *ud, ml_micro *m, bool *live, ml_err *err) {
+static ml_status keep_scores(void *ud, ml_runner *r, const ml_bin *bin, bool *live,
+                             ml_err *err) {
     const scores *x = ud;
 
+    (void)bin;
     (void)live;
-    copy_scores(m, x);
+    copy_scores(&r->micro, x);
     return x->logits ? copy_logits(head_of(x->t), x, err) : ML_OK;
 }
 
@@ -232,7 +234,7 @@ static ml_status run_bins(ml_trainer *t, const ml_weights *w, const ml_bins *bin
         }
         st = ml_trainer_forward(t, &t->score, w, s, &bins->bin[k], true, err);
         if (st == ML_OK)
-            st = keep_scores(to, &t->score.micro, NULL, err);
+            st = keep_scores(to, &t->score, NULL, NULL, err);
         ml_work_count_add(t->work_count);
     }
     return st;

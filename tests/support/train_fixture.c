@@ -117,6 +117,7 @@ static void start_mtp(ml_train_fixture *t, const char *dir, const char *head,
     ml_err err = { 0 };
 
     optimizer.mesh = o->mesh;
+    optimizer.stage = o->stage;
     must(head ? ml_mtp_trainer_open_head(&t->mtp, head, &t->spec, &t->be, &err)
               : ml_mtp_trainer_open(&t->mtp, dir, &t->be, 0.2, &err),
          &err);

@@ -264,10 +264,8 @@ static const struct {
     { "draft-head", ROUND "--train-draft" },
     { "draft-head", ROUND "--train-draft --speculative-draft-model-path d "
                           "--sglang-speculative-algorithm STANDALONE" },
-    { "mtp-sizes", ROUND MTP "--tensor-model-parallel-size 2" },
     { "mtp-sizes", ROUND "--train-draft --speculative-draft-model-path d "
-                         "--tensor-model-parallel-size 2" },
-    { "mtp-sizes", ROUND MTP "--gradient-shards 2" },
+                         "--pipeline-model-parallel-size 2" },
     { "mtp-others", ROUND MTP "--lora-rank 4 --target-modules all-linear" },
     { "mtp-others", ROUND MTP "--fp8-format e4m3 --fp8-recipe blockwise" },
     { "quantized-base", ROUND "--base-quantization nf4" },

@@ -100,11 +100,9 @@ static bool trains_module(const ml_config *c) {
     return c->run.mtp.train || c->run.mtp.head;
 }
 
-static bool mtp_in_parts(const ml_config *c) {
-    const ml_place_opts *p = &c->run.place;
-
-    return trains_module(c) && (p->tp > 1 || p->pp > 1 || p->cp > 1 || p->etp > 1 ||
-                                p->backend == ML_TRAIN_FSDP || c->run.trainer.grad_shards);
+/* A head reads layers of several stages. */
+static bool head_in_stages(const ml_config *c) {
+    return c->run.mtp.head && c->run.place.pp > 1;
 }
 
 static bool mtp_with_others(const ml_config *c) {
@@ -499,11 +497,9 @@ const ml_rule ml_rules_train[] = {
     { "draft-head", ML_CMD_SFT | ML_CMD_TRAIN, head_not_given,
       "--train-draft trains an EAGLE-3 head: add --speculative-draft-model-path with its "
       "directory, use --speculative-algorithm EAGLE3 and no --enable-mtp-training" },
-    { "mtp-sizes", ML_CMD_SFT | ML_CMD_TRAIN, mtp_in_parts,
-      "--enable-mtp-training, --train-draft: a module that drafts is trained by ranks that "
-      "have the whole model, or divide its experts: use sizes of 1 for tensor, pipeline, "
-      "context and expert tensor parallelism, --train-backend megatron, and no "
-      "--gradient-shards" },
+    { "mtp-sizes", ML_CMD_SFT | ML_CMD_TRAIN, head_in_stages,
+      "--train-draft: an EAGLE-3 head reads layers of several stages of a pipeline: use "
+      "--pipeline-model-parallel-size 1" },
     { "mtp-others", ML_CMD_SFT | ML_CMD_TRAIN, mtp_with_others,
       "--enable-mtp-training, --train-draft: a module that drafts is trained with all "
       "weights, unquantized, for an engine of this process: use no LoRA adapter, no "
