@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/cpu_priv.h"
+#include "backend/cpu/columns.h"
 #include "backend/cpu/math.h"
 #include "base/bug.h"
 #include "base/exp.h"
@@ -215,22 +215,33 @@ static void hyper_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Chains over ascending tokens: too short to divide among threads. */
-static void add_gradients(const ml_op_args *a) {
-    hyper h = hyper_of(a);
-    int64_t n = ml_tensor_count(&a->in[0]);
+/* Adds what tokens begin .. end - 1, of one sequence, give to the gradients: sums in f64. */
+static void add_sequence(const ml_op_args *a, const hyper *h, int64_t begin, int64_t end) {
     const float *x = a->in[0].data, *d = a->scratch;
     float *dscale = a->dw[0].data, *dbase = a->dw[1].data;
+    double scale[3] = { 0 }, base[MAX_IN] = { 0 };
 
-    for (int64_t t = 0; t < n; t += h.n_in) {
-        double sum[3] = { 0 };
-        for (int32_t i = 0; i < h.n_in; i++) {
-            sum[part_of(&h, i)] += (double)d[t + i] * (double)x[t + i];
-            if (dbase)
-                dbase[i] += d[t + i];
+    for (int64_t t = begin; t < end; t++)
+        for (int32_t i = 0; i < h->n_in; i++) {
+            const double dl = (double)d[t * h->n_in + i];
+            scale[part_of(h, i)] += dl * (double)x[t * h->n_in + i];
+            base[i] += dl;
         }
-        for (int k = 0; dscale && k < (h.head ? 1 : 3); k++)
-            dscale[k] += (float)sum[k];
+    for (int32_t i = 0; dbase && i < h->n_in; i++)
+        dbase[i] += (float)base[i];
+    for (int k = 0; dscale && k < (h->head ? 1 : 3); k++)
+        dscale[k] += (float)scale[k];
+}
+
+/* Too few numbers to divide among threads. */
+static void add_gradients(const ml_op_args *a) {
+    const hyper h = hyper_of(a);
+    const int64_t n = a->in[0].shape[0];
+    const ml_row_runs runs = ml_cpu_row_runs(a, n);
+
+    for (int64_t t = 0, end; t < n; t = end) {
+        end = ml_row_run_end(&runs, t, n);
+        add_sequence(a, &h, t, end);
     }
 }
 
