@@ -36,6 +36,14 @@ bool ml_draft_fits(const ml_engine *e) {
     return e->opts.draft.n && for_each(e) > 0;
 }
 
+/* Requests may have got draft tokens before others joined, which left no room for more. */
+bool ml_draft_is_in(const ml_inflight_step *f) {
+    for (int32_t i = 0; i < f->n_entry; i++)
+        if (f->entry[i].n_draft || f->entry[i].n_tree_row)
+            return true;
+    return false;
+}
+
 bool ml_draft_flat(const ml_engine *e, const ml_batch_entry *entry) {
     return !e->be->dev->host && entry->n_row == 1 && !e->group->slots.n;
 }

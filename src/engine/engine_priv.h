@@ -151,6 +151,8 @@ void ml_state_accept(ml_engine *e, const ml_batch_entry *entry);
 int32_t ml_draft_room(const ml_engine_opts *o);
 /* Whether the batch is small enough for draft tokens. */
 bool ml_draft_fits(const ml_engine *e);
+/* Whether rows of a step are draft tokens. */
+bool ml_draft_is_in(const ml_inflight_step *f);
 /* Whether each row of the entry is a sequence of the batch, with the pages of all.  A GPU's
  * kernels for decode have one row per sequence, and CUDA graphs are captured of such batches.
  * Recurrent layers compute the rows of a sequence in order. */

@@ -2,6 +2,7 @@
  * clock, whatever happens meanwhile.  The CPU does here what a device does whose work goes on. */
 #include <string.h>
 
+#include "engine/request.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/must.h"
 
@@ -123,6 +124,46 @@ static void some_draws_wait(void) {
     ml_engine_fixture_close(&b);
 }
 
+/* The tokens of the run without draft tokens, some of them wrong. */
+static int32_t guess(void *ud, const ml_request *r, int32_t chain, int32_t *out,
+                     int32_t n) {
+    const ml_received *h = (const ml_received *)ud + r->ticket - 1;
+    int32_t at = r->n_token - r->params.n_prompt, k = 0;
+
+    (void)chain;
+    for (; k < n && at + k < h->n; k++)
+        out[k] = (h->id[at + k] + (at % 3 == 2)) % ML_FIXTURE_VOCAB;
+    return k;
+}
+
+/* Four requests have draft tokens in the step in which two others join, with whom there is no room
+ * for more: the next step is not begun ahead, since nobody knows how many tokens they get. */
+static void others_join_a_step_with_drafts(void) {
+    ml_received h[2][N];
+
+    for (int drafts = 0; drafts < 2; drafts++) {
+        ml_engine_fixture b;
+        open_ahead(&b, true);
+        b.o.max_running = N;
+        if (drafts)
+            b.o.draft =
+                (ml_draft_opts){ .n = 3, .fn = guess, .ud = h[0], .max_rows = 2 * N - 2 };
+        ml_engine_fixture_start(&b);
+        memset(h[drafts], 0, sizeof h[drafts]);
+        for (int i = 0; i < N; i++) {
+            if (i == N - 2)
+                for (int k = 0; k < 3; k++)
+                    CHECK(ml_engine_step(b.e));
+            submit(&b, &h[drafts][i], i, ml_fixture_request(5 + i, 30));
+        }
+        step_to_the_end(&b);
+        check_pages(&b);
+        CHECK(n_overlapped(&b) > 0);
+        ml_engine_fixture_close(&b);
+    }
+    check_same(h[0], h[1]);
+}
+
 static void told_to_wait(void) {
     ml_engine_fixture b;
     ml_received h = { 0 };
@@ -234,6 +275,7 @@ int main(int argc, char **argv) {
         { "overlapped steps admit waiting requests", those_who_wait_get_in },
         { "overlapped steps give the same tokens when pages run short", pages_run_short },
         { "draws with penalties wait for the tokens before them", some_draws_wait },
+        { "no step overlaps one with draft tokens", others_join_a_step_with_drafts },
         { "--disable-overlap-schedule overlaps no step", told_to_wait },
         { "a request is aborted during an overlapped step", aborted_on_the_way },
         { "a weight switch with recomputation works during an overlapped step",
