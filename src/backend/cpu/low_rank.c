@@ -3,8 +3,8 @@
  * Rows that follow each other with the same adapter and the same group (expert) are a run,
  * which the GEMMs of gemm.h compute.  Runs are cut into pieces of PIECE rows, which threads
  * compute on their own if there are enough of them.  Neither changes a bit: an output of
- * these GEMMs is a chain of its own row, a gradient of A or B one chain over ascending
- * rows. */
+ * these GEMMs is a chain of its own row, a gradient of A or B is summed over ascending rows, of each
+ * sequence in blocks as that of a linear layer. */
 #include <string.h>
 
 #include "backend/cpu/gemm.h"
@@ -331,9 +331,10 @@ static void backward_piece(const lora *l, const worker *k, const piece *p) {
     }
 }
 
-/* Adds a run to the gradients of A and B. */
-static void add_gradients(const lora *l, const worker *k, const piece *p) {
+/* Adds a run to the gradients of A and B; by_block: of one sequence, in blocks of rows. */
+static void add_gradients(const lora *l, const worker *k, const piece *p, bool by_block) {
     const ml_lora_site *site = site_of(l, p->adapter);
+    const ml_row_runs one = { 0 }, *seqs = by_block ? &one : NULL;
 
     for (int32_t h = 0; h < l->n_head; h++) {
         part t = part_of(l, p, h);
@@ -343,12 +344,12 @@ static void add_gradients(const lora *l, const worker *k, const piece *p) {
         if (site->da.data) {
             ml_tensor da = matrix(&site->da, t.group);
             rows y = swapped ? t.low : t.dlow, v = swapped ? dz : x;
-            ml_gemm_dweight(k->s, &da, y.data, y.ld, v.data, v.ld, t.m, NULL, k->gemm);
+            ml_gemm_dweight(k->s, &da, y.data, y.ld, v.data, v.ld, t.m, seqs, k->gemm);
         }
         if (site->db.data) {
             ml_tensor db = matrix(&site->db, t.group);
             rows y = swapped ? x : dz, v = swapped ? t.dlow : t.low;
-            ml_gemm_dweight(k->s, &db, y.data, y.ld, v.data, v.ld, t.m, NULL, k->gemm);
+            ml_gemm_dweight(k->s, &db, y.data, y.ld, v.data, v.ld, t.m, seqs, k->gemm);
         }
     }
 }
@@ -441,6 +442,22 @@ static void pass_gradient(const lora *l) {
         dy[i] += dz[i];
 }
 
+/* The same, sequence by sequence; rows of experts have none. */
+static void add_run(const lora *l, const worker *k, const piece *run) {
+    const ml_row_runs seqs = ml_cpu_row_runs(l->a, l->n_row);
+    piece own = *run;
+
+    if (l->a->in[2].data) {
+        add_gradients(l, k, run, false);
+        return;
+    }
+    for (; own.begin < run->end; own.begin = own.end) {
+        const int64_t end = ml_row_run_end(&seqs, own.begin, l->n_row);
+        own.end = end < run->end ? (int32_t)end : run->end;
+        add_gradients(l, k, &own, true);
+    }
+}
+
 void ml_cpu_lora_backward(ml_stream *s, const ml_op_args *a) {
     lora l = sizes_of(ml_cpu(s), a);
     worker all;
@@ -460,6 +477,6 @@ void ml_cpu_lora_backward(ml_stream *s, const ml_op_args *a) {
         piece run = l.piece[p];
         for (next = p + 1; next < l.n_piece && continues(&run, &l.piece[next]); next++)
             run.end = l.piece[next].end;
-        add_gradients(&l, &all, &run);
+        add_run(&l, &all, &run);
     }
 }
