@@ -3,6 +3,7 @@
  *
  *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]
  *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
+ *     bench_gpu MODEL_DIR quantized STREAMS IN OUT
  *     bench_gpu MODEL_DIR speculate STREAMS IN OUT DRAFTS
  *
  * Made-up weights of the shape that MODEL_DIR/config.json has, in bf16 with f32 masters; a loss at
@@ -14,6 +15,8 @@
  *
  * Decode: tokens per second of decode steps alone, of the weights, and with an adapter for each
  * stream, in turn, in the same batch.
+ *
+ * Quantized: the same of weights in bf16 and in the quantized formats, and the bytes of each.
  *
  * Speculate: the same with at most DRAFTS draft tokens of the model's multi-token prediction layer.
  * The layer and its head are computed for each draft token, which is then replaced: by the token
@@ -196,6 +199,7 @@ enum { MOST_ADAPTERS = 256 };
 
 typedef struct load {
     int32_t n_stream, n_in, n_out, n_adapter, rank;
+    ml_weight_dtype dtype; /* of the weights; 0: bf16 */
 } load;
 
 static void on_update(void *ud, const ml_gen_update *u) {
@@ -278,9 +282,11 @@ static double measure_decode(const char *dir, const load *l, ml_weights *w, ml_b
 
     if (ml_spec_open(&spec, dir, &err))
         die(err.msg);
+    ml_weights_mark_codes(&spec, NULL, l->dtype);
     if (l->n_adapter)
         open_adapters(x, &spec, l, be, a);
-    else if (ml_weights_dummy(w, &spec, ML_WEIGHT_BF16, 1, be, a, &err))
+    else if (ml_weights_dummy(w, &spec, l->dtype ? l->dtype : ML_WEIGHT_BF16, 1, be, a,
+                              &err))
         die(err.msg);
     w->lora = l->n_adapter ? &x[0].table : NULL;
     if (ml_engine_open(&engine, &spec, w, be, &opts, &err))
@@ -319,6 +325,40 @@ static int bench_decode(const char *dir, load l) {
     ml_weights_close(&w);
     ml_backend_close(&be);
     ml_arena_release(&a);
+    return 0;
+}
+
+/* ---- quantized weights ---- */
+
+static int bench_quantized(const char *dir, load l) {
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_BF16, ML_WEIGHT_INT4,
+                                              ML_WEIGHT_INT4_G128, ML_WEIGHT_FP8 };
+    double base = 0, speed;
+    ml_backend be;
+    ml_weights w;
+    ml_arena a;
+    ml_err err;
+
+    if (l.n_stream < 1 || l.n_in < 1 || l.n_out < 16)
+        die("STREAMS and IN are at least 1, OUT 16");
+    if (ml_backend_open(
+            &be,
+            &(ml_backend_opts){ .device = "cuda",
+                                .n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN) },
+            &err))
+        die(err.msg);
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        ml_arena_init(&a, "bench");
+        l.dtype = dtypes[i];
+        speed = measure_decode(dir, &l, &w, &be, &a);
+        base = base > 0 ? base : speed;
+        printf("%s: tokens_per_s %.0f, ratio %.2f, weights %.2f GiB\n",
+               ml_weight_dtype_name(l.dtype), speed, speed / base,
+               (double)w.buf.bytes / 0x1p30);
+        ml_weights_close(&w);
+        ml_arena_release(&a);
+    }
+    ml_backend_close(&be);
     return 0;
 }
 
@@ -533,10 +573,16 @@ static int bench_train(int argc, char **argv) {
 int main(int argc, char **argv) {
     if (argc == 7 && strcmp(argv[2], "speculate") == 0)
         return bench_speculate(argv[1],
-                               (load){ atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), 0, 0 },
+                               (load){ .n_stream = atoi(argv[3]),
+                                       .n_in = atoi(argv[4]),
+                                       .n_out = atoi(argv[5]) },
                                atoi(argv[6]));
+    if (argc == 6 && strcmp(argv[2], "quantized") == 0)
+        return bench_quantized(argv[1], (load){ .n_stream = atoi(argv[3]),
+                                                .n_in = atoi(argv[4]),
+                                                .n_out = atoi(argv[5]) });
     if (argc == 8 && strcmp(argv[2], "decode") == 0)
         return bench_decode(argv[1], (load){ atoi(argv[3]), atoi(argv[4]), atoi(argv[5]),
-                                             atoi(argv[6]), atoi(argv[7]) });
+                                             atoi(argv[6]), atoi(argv[7]), 0 });
     return bench_train(argc, argv);
 }

@@ -6,6 +6,7 @@
 #define ML_BACKEND_CUDA_OPS_H
 
 #include "backend/ops.h"
+#include "tensor/codes.h"
 
 /* X(id, name): the op functions are ml_cuda_<name>_forward and _backward. */
 #define ML_CUDA_OP_LIST(X)                                                                 \
@@ -102,15 +103,25 @@ static inline size_t ml_cuda_linear_product_scratch(const ml_op_args *a) {
                          sizeof(float));
 }
 
+/* A quantized weight in bf16. */
+static inline size_t ml_cuda_dense_bytes(const ml_op_args *a) {
+    if (!ml_dtype_codes(a->w[0].dtype))
+        return 0;
+    return ml_cuda_align((size_t)ml_tensor_count(&a->w[0]) * ml_dtype_bytes(ML_BF16));
+}
+
+/* The weight is first. */
 static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0];
     int64_t parts = (rows + ML_BIAS_ROWS - 1) / ML_BIAS_ROWS;
 
     if (!backward) /* for three LINEARs of its size as one GEMM */
-        return (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
-               ml_dtype_bytes(a->out[0].dtype);
+        return ml_cuda_dense_bytes(a) +
+               (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
+                   ml_dtype_bytes(a->out[0].dtype);
     /* Partial sums of the bias come last. */
-    return ml_cuda_linear_product_scratch(a) + (size_t)(parts * n) * sizeof(float);
+    return ml_cuda_dense_bytes(a) + ml_cuda_linear_product_scratch(a) +
+           (size_t)(parts * n) * sizeof(float);
 }
 
 /* LMHEAD: gathered rows (twice in backward: their gradients), gradients of the logits,
@@ -316,6 +327,7 @@ static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
     (void)s;
     switch (op) {
     case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
+    case ML_OP_MOE_LINEAR: return ml_cuda_dense_bytes(a);
     case ML_OP_RMSNORM:
         return backward ? (size_t)ml_cuda_norm_chunks(width) * (size_t)width * sizeof(float)
                         : 0;

@@ -153,13 +153,16 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
         }
 }
 
-/* A weight's shape without its data, for sizing. */
+/* A weight's shape without its data, for sizing.  Devices dequantize in memory; the CPU's kernels
+ * do not. */
 static void shape_weights(const ml_plan *p, int32_t node, ml_op_args *a) {
     const ml_node *n = &p->spec->node[node];
 
     for (int k = 0; k < ML_OP_W; k++)
         if (n->w[k] != ML_NONE) {
-            a->w[k] = ml_weights_tensor(&p->spec->param[n->w[k]], ML_BF16, p->be->linear);
+            const ml_param *of = &p->spec->param[n->w[k]];
+            bool codes = of->codes != ML_F32 && !p->be->dev->host;
+            a->w[k] = ml_weights_tensor(of, codes ? of->codes : ML_BF16, p->be->linear);
             ml_plan_experts_view(p, node, &a->w[k]);
         }
 }

@@ -67,7 +67,9 @@ typedef struct ml_param {
     bool keep_f32;       /* loading and saving do not round it */
     bool linear;         /* a linear layer that may be quantized: no router, no gate */
     bool high_precision; /* ...but is not (ml_spec_keep_precision) */
-    bool qat; /* one that INT4 training quantizes: of a model with experts, only these */
+    ml_dtype
+        codes; /* its dtype in memory, if that is quantized (ml_weights_keep_kv); else f32 */
+    bool qat;  /* one that INT4 training quantizes: of a model with experts, only these */
     int64_t below; /* its elements are whole numbers 0 .. below - 1; 0: any */
 } ml_param;
 

@@ -54,7 +54,11 @@ ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype) {
 }
 
 ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear) {
-    ml_tensor t = { .dtype = dtype, .layout = p->layout == ML_ROWS ? ML_ROWS : linear };
+    ml_tensor t = { .dtype = dtype,
+                    .layout = ml_dtype_codes(dtype)  ? ML_PANELS
+                              : p->layout == ML_ROWS ? ML_ROWS
+                                                     : linear };
+
     if (p->name_after) {
         t.n_dim = p->n_dim + 1;
         t.shape[0] = p->n_stack;
@@ -134,7 +138,13 @@ ml_status ml_weights_keep_kv(ml_spec *s, const ml_checkpoint *c, ml_weight_dtype
 
     if (st == ML_OK)
         ml_spec_keep_kv(s, want == ML_F32 ? ml_weights_kv_dtype(s, c, dtype) : want);
+    ml_weights_mark_codes(s, c, dtype);
     return st;
+}
+
+void ml_weights_mark_codes(ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype) {
+    for (int32_t i = 0; i < s->n_param; i++)
+        s->param[i].codes = ml_weights_code_dtype(&s->param[i], c, dtype);
 }
 
 /* --- packing ---------------------------------------------------------------- */
@@ -352,12 +362,32 @@ static ml_tensor member_of(const ml_tensor *t, int32_t e) {
     return m;
 }
 
+/* Memory of the host for the codes of a matrix: its own, or that of a copy on the way to a device. */
+static ml_tensor begin_codes(const ml_tensor *m, const ml_backend *be, ml_arena *a) {
+    ml_tensor here = *m;
+
+    ml_arena_init(a, "codes of a weight");
+    if (!be->dev->host)
+        here.data = ml_arena_take(a, ml_tensor_bytes(m), 1);
+    return here;
+}
+
+static void end_codes(const ml_tensor *m, const ml_tensor *here, const ml_backend *be,
+                      ml_arena *a) {
+    if (!be->dev->host)
+        be->dev->copy_in(be->stream, m->data, here->data, ml_tensor_bytes(m));
+    ml_arena_release(a);
+}
+
 static void pack_codes(const packer *k, const ml_weights *w, int32_t i, const ml_param *p,
                        const ml_checkpoint *c) {
     for (int32_t e = 0; e < p->n_stack; e++) {
         const ml_source src = ml_source_of(c, p, e);
         const ml_tensor m = member_of(&w->t[i], e);
-        ml_weights_encode_source(&m, &src, k->pool);
+        ml_arena a;
+        const ml_tensor here = begin_codes(&m, k->be, &a);
+        ml_weights_encode_source(&here, &src, k->pool);
+        end_codes(&m, &here, k->be, &a);
         if (src.file)
             ml_st_forget(src.file, src.t);
     }
@@ -475,6 +505,16 @@ ml_status ml_packer_close(ml_packer *k, ml_err *err) {
 /* --- sets ------------------------------------------------------------------------ */
 
 /* Divides one buffer into the tensors of the spec. */
+/* Of a parameter of a set: a GPU has bf16 beside quantized matrices, whatever the checkpoint has. */
+static ml_dtype dtype_on(const ml_backend *be, const ml_param *p, const ml_checkpoint *c,
+                         ml_weight_dtype want) {
+    const ml_dtype d = ml_weights_param_dtype(p, c, want);
+
+    if (be->dev->host || want < ML_WEIGHT_STORED || ml_dtype_codes(d))
+        return d;
+    return ml_weights_param_dtype(p, c, ML_WEIGHT_BF16);
+}
+
 static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                        ml_weight_dtype dtype, const ml_shard_range *range, ml_mem_kind kind,
                        ml_backend *be, ml_arena *a, ml_err *err) {
@@ -482,10 +522,6 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
     ml_status st;
 
     dtype = dtype_of_parts(dtype, range);
-    if (dtype >= ML_WEIGHT_STORED && be->linear != ML_PANELS)
-        return ml_fail(err, ML_EUNSUP,
-                       "quantized weights (--quantization, --base-quantization) run on the "
-                       "CPU alone: add --device cpu, or remove the flag");
     *w = (ml_weights){
         .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param), .be = be, .range = range
     };
@@ -494,7 +530,7 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < s->n_param; i++) {
-        ml_dtype d = ml_weights_param_dtype(&s->param[i], c, dtype);
+        ml_dtype d = dtype_on(be, &s->param[i], c, dtype);
         w->t[i] = range ? ml_weights_part(&s->param[i], d, be->linear, range[i])
                         : ml_weights_tensor(&s->param[i], d, be->linear);
         if (ml_tensor_bytes(&w->t[i]))
@@ -552,10 +588,13 @@ static void make_up_rows(const void *ud, int64_t row, int64_t n, float *out) {
     make_up(out, n * m->shape[1], 1.0f / sqrtf((float)m->shape[1]), &state);
 }
 
-static void make_up_codes(const ml_tensor *t) {
+static void make_up_codes(const ml_tensor *t, ml_pool *pool, const ml_backend *be) {
     for (int32_t e = 0; e < (t->n_dim == 3 ? t->shape[0] : 1); e++) {
         const ml_tensor m = member_of(t, e);
-        ml_weights_encode(&m, make_up_rows, &m, NULL);
+        ml_arena a;
+        const ml_tensor here = begin_codes(&m, be, &a);
+        ml_weights_encode(&here, make_up_rows, &here, pool);
+        end_codes(&m, &here, be, &a);
     }
 }
 
@@ -626,7 +665,7 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
         j.seed = seed + (uint64_t)i * 0xd1342543de82ef95u;
         j.scale = 1.0f / sqrtf((float)j.t->shape[j.t->n_dim - 1]);
         if (ml_dtype_codes(j.t->dtype))
-            make_up_codes(j.t);
+            make_up_codes(j.t, pool, be);
         else
             make_up_tensor(&j, pool, be);
     }
@@ -757,6 +796,23 @@ static void begin_passage(passage *p, const ml_tensor *m, int64_t row, int64_t n
     p->here.data = ml_arena_take(&p->arena, p->bytes, 1);
 }
 
+/* Copies the panels of these rows. */
+static void unpack_codes(const ml_weights *w, const ml_tensor *m, int64_t row, int64_t n,
+                         ml_dtype to, void *out) {
+    const int64_t first = row / ML_LANES, end = (row + n + ML_LANES - 1) / ML_LANES;
+    const size_t panel = ml_tensor_panel_bytes(m);
+    ml_tensor here = *m;
+    ml_arena a;
+
+    ml_arena_init(&a, "panels in transfer");
+    here.data = ml_arena_take(&a, (size_t)(end - first) * panel, 1);
+    w->be->dev->copy_out(w->be->stream, here.data,
+                         (const unsigned char *)m->data + (size_t)first * panel,
+                         (size_t)(end - first) * panel);
+    unpack_rows(&here, row - first * ML_LANES, n, to, out);
+    ml_arena_release(&a);
+}
+
 void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                        ml_dtype to, void *out) {
     const ml_tensor m = member_of(&w->t[i], e);
@@ -765,6 +821,10 @@ void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, i
     ML_BUG_IF(row < 0 || row + n > m.shape[0]);
     if (!is_elsewhere(w)) {
         unpack_rows(&m, row, n, to, out);
+        return;
+    }
+    if (ml_dtype_codes(m.dtype)) {
+        unpack_codes(w, &m, row, n, to, out);
         return;
     }
     begin_passage(&p, &m, row, n);

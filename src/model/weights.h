@@ -74,6 +74,8 @@ ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
 /* Sets the dtype of the KV cache: `want`, or with ML_F32 that of such a set. */
 ml_status ml_weights_keep_kv(ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype,
                              ml_dtype want, ml_err *err);
+/* Marks the parameters that such a set has quantized (ml_param.codes), for plans. */
+void ml_weights_mark_codes(ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype);
 
 /* Checks, allocates, packs.  If the checkpoint has no critic head, it is initialized:
  * random weights of standard deviation 0.02, zero bias. */

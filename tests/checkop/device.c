@@ -128,6 +128,11 @@ static void place(device_run *r, twin *t, const ml_tensor *ours, ml_dtype dtype,
     t->ours = t->theirs = *ours;
     if (ours->n_dim == 0)
         return;
+    if (ml_dtype_codes(ours->dtype)) { /* the same everywhere */
+        t->at = reserve(r, ml_tensor_bytes(ours));
+        memcpy(r->image + t->at, ours->data, ml_tensor_bytes(ours));
+        return;
+    }
     t->theirs.layout = ML_ROWS;
     t->theirs.dtype = ours->dtype == ML_I32 ? ML_I32 : dtype;
     t->at = reserve(r, ml_tensor_bytes(&t->theirs));
@@ -405,8 +410,15 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
     memcpy(a.in, c->in, sizeof a.in);
     memcpy(a.out, c->out, sizeof a.out);
     memcpy(a.w, c->w, sizeof a.w);
-    if (ml_dtype_codes(c->w[0].dtype)) {
-        ml_fail(err, ML_EUNSUP, "backend %s has no quantized weights", be->name);
+    if (ml_dtype_codes(c->w[0].dtype) && be->act != ML_BF16) {
+        ml_fail(err, ML_EUNSUP, "backend %s has no quantized weights for f32 rows",
+                be->name);
+        return false;
+    }
+    if (ml_dtype_codes(c->w[0].dtype))
+        a.in[0].dtype = be->act;
+    if (ml_dtype_rounds_inputs(c->w[0].dtype)) {
+        ml_fail(err, ML_EUNSUP, "backend %s has no products of FP8 inputs", be->name);
         return false;
     }
     if (ml_dtype_is_kv_codes(c->out[2].dtype)) {

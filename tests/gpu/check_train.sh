@@ -3,8 +3,8 @@
 #
 # GRPO with a mixture of experts: those that the rollout chose are replayed, and the profile has
 # the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers; memory in
-# turns, or optimizer state in a file, gives the same bytes.  GRPO with adapters, of experts too; with
-# top-p and top-k, over sampling supports.  In every round the log-probs of training are those of the
+# turns, or optimizer state in a file, gives the same bytes.  GRPO with adapters, of experts too, and of a
+# quantized base; with top-p and top-k, over sampling supports.  In every round the log-probs of training are those of the
 # rollout.
 set -euo pipefail
 build=$1
@@ -12,12 +12,13 @@ work=$2/train
 device=${3:-cuda}
 rm -rf "$work"
 mkdir -p "$work"
+dtype=(--dtype bf16)
 
 train() { # train NAME FAMILY FLAG...
     local at="$work/$1" equal
     "$build/tools/quickstart_make" "$at" 1 "$2"
     shift 2
-    "$build/miles" train --device "$device" --dtype bf16 --hf-checkpoint "$at/model" --save "$at/run" \
+    "$build/miles" train --device "$device" "${dtype[@]}" --hf-checkpoint "$at/model" --save "$at/run" \
         --prompt-data "$at/prompts.jsonl" --input-key messages --label-key label \
         --apply-chat-template --rm-type deterministic_random --num-rollout 3 --rollout-batch-size 8 \
         --n-samples-per-prompt 4 --rollout-max-response-len 8 --lr 1e-4 --use-dynamic-batch-size \
@@ -30,6 +31,10 @@ train() { # train NAME FAMILY FLAG...
 train moe qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --profile
 train lora qwen3 --advantage-estimator grpo --lora-rank 8 --target-modules all-linear
 train lora-moe qwen3_moe --advantage-estimator grpo --lora-rank 4 --target-modules all-linear
+dtype=() # quantized layers, others as the checkpoint has them
+train qlora qwen3 --advantage-estimator grpo --lora-rank 8 --target-modules all-linear --base-quantization int4
+train qlora-moe qwen3_moe --advantage-estimator grpo --lora-rank 4 --target-modules all-linear --base-quantization nf4
+dtype=(--dtype bf16)
 train support qwen3 --advantage-estimator grpo --rollout-top-p 0.7 --rollout-top-k 20 --use-kl-loss --kl-loss-coef 0.01
 train ppo qwen3 --advantage-estimator ppo
 train turns qwen3 --advantage-estimator ppo --offload

@@ -74,6 +74,10 @@ check "$build/tests/gpu/check_engine" "$work/two-layers" 16 32
 check "$build/tests/gpu/check_engine" "$work/two-layers" 3 64
 check "$build/tests/gpu/check_engine" "$work/two-layers" 1 5
 check "$build/tests/gpu/check_engine" "$work/one-layer" 5 16
+for dtype in int4 int4-g128 fp8 int8 nf4; do
+    check "$build/tests/gpu/check_engine" "$work/two-layers" quantized $dtype
+    check "$build/tests/gpu/check_engine" tests/golden/data/qwen3_moe quantized $dtype
+done
 # Every family, as tiny models, with their multi-token prediction layers; with adapters, too.
 for family in tests/golden/data/*/ tests/golden/mtp/*/; do
     check "$build/tests/gpu/check_engine" "$family"

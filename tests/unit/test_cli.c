@@ -273,8 +273,6 @@ static const struct {
                                 "int4 --advantage-estimator ppo" },
     { "quantized-dtype", ROUND "--lora-rank 4 --target-modules q_proj --base-quantization "
                                "fp8 --dtype f32" },
-    { "quantized-device", ROUND "--lora-rank 4 --target-modules q_proj "
-                                "--base-quantization int8 --device cuda" },
     { "train-teacher", ROUND "--opd-teacher-load t" },
     { "train-opd-type", ROUND "--use-opd" },
     { "train-opd-load", ROUND "--use-opd --opd-type megatron" },

@@ -158,6 +158,12 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
     if (op == ML_OP_ATTN && a->out[2].dtype != a->in[1].dtype)
         return refuse(err, "keys in another type than activations, of size",
                       attr->attn.head_dim);
+    if (ml_dtype_codes(a->w[0].dtype) &&
+        (a->in[0].dtype != ML_BF16 || ml_dtype_rounds_inputs(a->w[0].dtype)))
+        return ml_fail(err, ML_EUNSUP,
+                       "the CUDA backend has no products of %s weights and %s inputs; use "
+                       "--device cpu",
+                       ml_dtype_name(a->w[0].dtype), ml_dtype_name(a->in[0].dtype));
     if (op == ML_OP_INDEX && !ml_index_fits(attr, a->in[0].dtype))
         return refuse(err, "a selection of keys:", attr->index.top_k);
     if (op == ML_OP_MOE_ROUTE && attr->moe.n_expert > ML_MOE_EXPERTS)

@@ -112,10 +112,11 @@ static bool products_fit(const products *p) {
     return !p->norm || apart(&p->norm->out[0], out[n - 1]);
 }
 
-static bool is_bf16(const products *p) {
+/* Are all rows bf16, and all weights of one kind? */
+static bool is_bf16(const products *p, ml_dtype weights) {
     for (int i = 0; i < p->n_linear; i++) {
         const ml_op_args *a = p->linear[i];
-        if (a->w[0].dtype != ML_BF16 || a->out[0].dtype != ML_BF16 ||
+        if (a->w[0].dtype != weights || a->out[0].dtype != ML_BF16 ||
             a->in[0].dtype != ML_BF16)
             return false;
     }
@@ -131,9 +132,14 @@ static ml_skinny_gemm skinny_of(const products *p) {
     f.m = (int)first->in[0].shape[0];
     f.k = (int)first->w[0].shape[1];
     f.n_part = p->n_linear;
+    f.weights = first->w[0].dtype;
+    if (ml_dtype_codes(f.weights)) {
+        f.panel = ml_codes_panel_bytes(f.weights, f.k);
+        f.scales = ml_codes_scale_bytes(f.weights, f.k);
+    }
     for (int i = 0; i < p->n_linear; i++) {
         const ml_op_args *a = p->linear[i];
-        f.part[i].w = (const bf16 *)a->w[0].data;
+        f.part[i].w = a->w[0].data;
         f.part[i].bias = (const float *)a->w[1].data;
         f.part[i].n = (int)a->w[0].shape[0];
         f.part[i].y = is_wanted(p->call, p->n_call, i + (p->norm ? 1 : 0))
@@ -166,7 +172,8 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
     if (!s->early || (c->op != ML_OP_RMSNORM && c->op != ML_OP_LINEAR))
         return 0;
     p = find_products(c, n);
-    if (p.n_linear == 0 || !is_bf16(&p) || !products_fit(&p) ||
+    if (p.n_linear == 0 || !ml_skinny_gemm_reads(p.linear[0]->w[0].dtype) ||
+        !is_bf16(&p, p.linear[0]->w[0].dtype) || !products_fit(&p) ||
         (p.norm && (p.norm->w[0].shape[0] != p.linear[0]->w[0].shape[1] ||
                     p.norm->attr->norm.width > ML_NORM_WIDE)))
         return 0;
@@ -183,7 +190,7 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
 static bool is_joint(const products *p, int n_call) {
     const ml_tensor *before = NULL;
 
-    if (p->norm || p->add || p->n_linear < 2 || !is_bf16(p) ||
+    if (p->norm || p->add || p->n_linear < 2 || !is_bf16(p, ML_BF16) ||
         p->linear[0]->in[0].shape[0] > ML_JOINT_ROWS)
         return false;
     for (int i = 0; i < p->n_linear; i++) {
@@ -298,8 +305,9 @@ static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
             return 0;
         lora[i] = &c[k + i].args;
     }
-    if (p.norm || (k > 1 && !is_joint(&p, 2 * k)) ||
-        !ml_cuda_lora_decode_supports(s, lora, k))
+    /* A quantized weight is dequantized between the adapter's kernels, where it may not be yet. */
+    if (p.norm || ml_dtype_codes(p.linear[0]->w[0].dtype) ||
+        (k > 1 && !is_joint(&p, 2 * k)) || !ml_cuda_lora_decode_supports(s, lora, k))
         return 0;
     low = ml_cuda_lora_decode_low(s, lora, k);
     if (k > 1) {

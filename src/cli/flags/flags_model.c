@@ -23,7 +23,7 @@ static const char *const store_dtypes[] = { "auto",  "f32",       "bf16",      "
 
 #define QUANTIZATIONS                                                                      \
     "Keep the weights of linear layers quantized in memory, and dequantize them inside "   \
-    "the kernels (CPU).  checkpoint: the codes and scales of a quantized checkpoint, "     \
+    "the kernels.  checkpoint: the codes and scales of a quantized checkpoint, "           \
     "where it has FP8, INT8, INT4 or MXFP4 without zero points; others quantize when "     \
     "loading: e4m3 in blocks of 128x128 (fp8), groups of 128 (int8, int4-g128), 32 "       \
     "(int4) or 64 (nf4) inputs.  See docs/LORA.md."

@@ -28,11 +28,6 @@ static bool quantized_dtype(const ml_config *c) {
     return c->quantization && c->dtype != ML_WEIGHT_AUTO;
 }
 
-static bool quantized_device(const ml_config *c) {
-    return c->quantization && c->run.backend.device &&
-           strcmp(c->run.backend.device, "cuda") == 0;
-}
-
 static bool kv_device(const ml_config *c) {
     return c->kv_cache && c->run.backend.device &&
            strcmp(c->run.backend.device, "cuda") == 0;
@@ -506,9 +501,6 @@ const ml_rule ml_rules[] = {
     { "quantized-dtype", QUANTIZED, quantized_dtype,
       "--quantization and --base-quantization exclude --dtype f32 and bf16: what is not "
       "quantized has the dtype of the checkpoint" },
-    { "quantized-device", QUANTIZED, quantized_device,
-      "--quantization and --base-quantization run on the CPU alone: use --device cpu, or "
-      "remove the flag" },
     { "kv-cache-device", QUANTIZED, kv_device,
       "--kv-cache-dtype and --sglang-kv-cache-dtype other than auto run on the CPU alone: "
       "use --device cpu, or auto" },

@@ -12,7 +12,7 @@
 enum { ML_SKINNY_ROWS = 16, ML_SKINNY_PARTS = 3 };
 
 typedef struct ml_skinny_gemm_part {
-    const bf16 *w;     /* [n, k] */
+    const void *w;     /* [n, k] */
     const float *bias; /* [n] or NULL */
     bf16 *y;           /* [m, n]; NULL: not stored */
     int n;
@@ -21,8 +21,10 @@ typedef struct ml_skinny_gemm_part {
 typedef struct ml_skinny_gemm {
     const bf16 *x; /* [m, k] */
     int m, k;
-    const float *norm; /* prologue: [k] weights of an RMSNorm; NULL: none */
-    bf16 *normed;      /* [m, k]; NULL: not stored */
+    ml_dtype weights;     /* of all parts: bf16, or quantized */
+    size_t panel, scales; /* bytes of a panel of quantized weights, and of its scales */
+    const float *norm;    /* prologue: [k] weights of an RMSNorm; NULL: none */
+    bf16 *normed;         /* [m, k]; NULL: not stored */
     float eps;
     bool plus_one;
     ml_skinny_gemm_part part[ML_SKINNY_PARTS];
@@ -34,6 +36,8 @@ typedef struct ml_skinny_gemm {
     float limit; /* of the gate */
 } ml_skinny_gemm;
 
+/* Are there kernels for this kind of weights? */
+bool ml_skinny_gemm_reads(ml_dtype weights);
 /* Is there a kernel?  Up to ML_SKINNY_ROWS rows that fit the shared memory of an SM. */
 bool ml_skinny_gemm_supports(const ml_skinny_gemm *f);
 void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f);

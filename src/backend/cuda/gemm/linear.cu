@@ -1,4 +1,5 @@
 /* linear.cu - LINEAR: three GEMMs (y, dx, dw), and a bias. */
+#include "backend/cuda/dense.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
@@ -36,26 +37,28 @@ static bool has_f32_weights(const ml_op_args *a) {
     return a->in[0].dtype == ML_BF16 && a->w[0].dtype == ML_F32;
 }
 
-static ml_gemm forward_gemm(const ml_op_args *a) {
+static ml_gemm forward_gemm(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
     ml_gemm g = ml_gemm_shape(x->shape[0], w->shape[0], w->shape[1], false, false);
 
     g.a = x->data;
-    g.b = w->data;
+    g.b = ml_cuda_dense(ml_cuda(s), a, NULL);
     g.c = y->data;
-    g.in = w->dtype;
+    g.in = ml_cuda_dense_dtype(w);
     g.out = y->dtype;
     return g;
 }
 
 void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
-    ml_gemm g = forward_gemm(a);
-    int64_t count = g.m * g.n;
+    ml_gemm g;
+    int64_t count;
 
     if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_forward(s, a);
         return;
     }
+    g = forward_gemm(s, a);
+    count = g.m * g.n;
     ml_gemm_rows(ml_cuda(s), &g);
     if (!a->w[1].data || count == 0)
         return;
@@ -71,9 +74,9 @@ static void back_input(ml_stream *s, const ml_op_args *a) {
     ml_gemm g = ml_gemm_shape(dy->shape[0], w->shape[1], w->shape[0], false, true);
 
     g.a = dy->data;
-    g.b = w->data;
+    g.b = ml_cuda_dense(ml_cuda(s), a, NULL);
     g.c = dx->data;
-    g.in = w->dtype;
+    g.in = ml_cuda_dense_dtype(w);
     g.out = dx->dtype;
     g.add = a->din_add[0];
     ml_gemm_any(ml_cuda(s), &g);
@@ -97,7 +100,8 @@ static void back_weight(ml_stream *s, const ml_op_args *a) {
 static void back_bias(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *dy = &a->dout[0];
     int64_t rows = dy->shape[0], n = dy->shape[1];
-    float *part = (float *)((char *)a->scratch + ml_cuda_linear_product_scratch(a));
+    float *part = (float *)((char *)a->scratch + ml_cuda_dense_bytes(a) +
+                            ml_cuda_linear_product_scratch(a));
     unsigned parts = bias_parts(rows), blocks = ml_cuda_blocks(n, THREADS);
 
     if (rows == 0)

@@ -3,6 +3,7 @@
  *
  * bf16 goes to tensor cores (moe_mma.cu); the kernel here is for f32 and odd widths:
  * one FMA chain per output over ascending k. */
+#include "backend/cuda/dense.cuh"
 #include "backend/cuda/moe/moe.cuh"
 
 enum { TILE = 32, ROWS = 8 };
@@ -96,7 +97,7 @@ template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
     ml_expert_gemm<T, T> g = {};
 
     g.a = (const T *)a->in[0].data;
-    g.b = (const T *)w->data;
+    g.b = (const T *)ml_cuda_dense(ml_cuda(s), a, (const int32_t *)a->in[1].data);
     g.c = (T *)a->out[0].data;
     g.bias = (const float *)a->w[1].data;
     g.start = (const int32_t *)a->in[1].data;
@@ -120,7 +121,7 @@ template <class T> static void back_input(ml_stream *s, const ml_op_args *a) {
     ml_expert_gemm<T, T> g = {};
 
     g.a = (const T *)a->dout[0].data;
-    g.b = (const T *)w->data;
+    g.b = (const T *)ml_cuda_dense(ml_cuda(s), a, (const int32_t *)a->in[1].data);
     g.c = (T *)a->din[0].data;
     g.start = (const int32_t *)a->in[1].data;
     g.n_expert = (int)w->shape[0];
