@@ -43,7 +43,7 @@ static void read_layers(ml_builder *b, ml_module_io *m) {
                               "%s:%u: \"eagle_aux_hidden_state_layer_ids\" must list "
                               "numbers of layers",
                               c->path, v->line);
-        m->layer[i] = (int32_t)id + 1;
+        m->layer[i] = (int32_t)(id + 1);
     }
 }
 
