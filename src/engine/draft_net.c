@@ -47,16 +47,31 @@ static void keep_kv_like(ml_spec *s, const ml_spec *trunk) {
     ml_spec_keep_kv(s, ml_dtype_is_kv_codes(dtype) ? ML_BF16 : dtype);
 }
 
+/* The weights of a trainer, which changes them. */
+static ml_status use_trained(ml_engine *e, ml_draft_net *d, ml_err *err) {
+    const ml_draft_opts *o = &e->opts.draft;
+    ml_checkpoint *c;
+    ml_status st;
+
+    keep_kv_like(&d->spec, e->spec);
+    refer_to(d, o->mtp_weights);
+    if (!o->eagle3)
+        return ML_OK;
+    st = ml_checkpoint_open(&c, o->eagle3, err);
+    if (st != ML_OK)
+        return st;
+    st = ml_eagle3_vocab(&d->vocab, &d->spec, c, &d->arena, err);
+    ml_checkpoint_close(c);
+    return st;
+}
+
 static ml_status load(ml_engine *e, ml_draft_net *d, ml_err *err) {
     const ml_draft_opts *o = &e->opts.draft;
     ml_checkpoint *c;
     ml_status st;
 
-    if (o->mtp_weights) {
-        keep_kv_like(&d->spec, e->spec);
-        refer_to(d, o->mtp_weights);
-        return ML_OK;
-    }
+    if (o->mtp_weights)
+        return use_trained(e, d, err);
     st = ml_checkpoint_open(&c, dir_of(o), err);
     if (st != ML_OK)
         return st;

@@ -125,7 +125,7 @@ static int32_t length_by_rate(ml_request *r, const ml_batch_entry *entry, int32_
     r->draft_tries = MEMORY * r->draft_tries +
                      (float)(entry->n_right + (entry->n_right < entry->n_draft));
     rate = r->draft_hits / r->draft_tries;
-    if (rate < RARE)
+    if ((r->draft_hits + 1) / (r->draft_tries + 2) < RARE) /* one miss is no rate yet */
         r->draft_pause = 1 << LONGEST_PAUSE;
     for (chain = rate * rate; n < most && chain >= WORTHWHILE; n++)
         chain *= rate;
