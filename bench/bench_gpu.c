@@ -299,25 +299,30 @@ static double measure_decode(const char *dir, const load *l, ml_weights *w, ml_b
     return speed;
 }
 
+static void open_gpu(ml_backend *be) {
+    ml_err err;
+
+    if (ml_backend_open(
+            be,
+            &(ml_backend_opts){ .device = "cuda",
+                                .n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN) },
+            &err))
+        die(err.msg);
+}
+
 static int bench_decode(const char *dir, load l) {
     load alone = l;
     double base, adapted;
     ml_backend be;
     ml_weights w;
     ml_arena a;
-    ml_err err;
 
     if (l.n_stream < 1 || l.n_in < 1 || l.n_out < 16 || l.rank < 1 || l.n_adapter < 1 ||
         l.n_adapter > MOST_ADAPTERS)
         die("STREAMS, IN and RANK are at least 1, OUT 16, ADAPTERS 1 to 256");
     alone.n_adapter = 0;
     ml_arena_init(&a, "bench");
-    if (ml_backend_open(
-            &be,
-            &(ml_backend_opts){ .device = "cuda",
-                                .n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN) },
-            &err))
-        die(err.msg);
+    open_gpu(&be);
     base = measure_decode(dir, &alone, &w, &be, &a);
     adapted = measure_decode(dir, &l, &w, &be, &a);
     printf("base_tokens_per_s %.0f\nadapter_tokens_per_s %.0f\nratio %.3f\n", base, adapted,
@@ -337,16 +342,10 @@ static int bench_quantized(const char *dir, load l) {
     ml_backend be;
     ml_weights w;
     ml_arena a;
-    ml_err err;
 
     if (l.n_stream < 1 || l.n_in < 1 || l.n_out < 16)
         die("STREAMS and IN are at least 1, OUT 16");
-    if (ml_backend_open(
-            &be,
-            &(ml_backend_opts){ .device = "cuda",
-                                .n_thread = (int)sysconf(_SC_NPROCESSORS_ONLN) },
-            &err))
-        die(err.msg);
+    open_gpu(&be);
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         ml_arena_init(&a, "bench");
         l.dtype = dtypes[i];

@@ -37,7 +37,7 @@ bool ml_draft_fits(const ml_engine *e) {
 }
 
 /* Requests may have got draft tokens before others joined, which left no room for more. */
-bool ml_draft_is_in(const ml_inflight_step *f) {
+bool ml_step_has_drafts(const ml_inflight_step *f) {
     for (int32_t i = 0; i < f->n_entry; i++)
         if (f->entry[i].n_draft || f->entry[i].n_tree_row)
             return true;

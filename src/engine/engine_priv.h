@@ -152,7 +152,7 @@ int32_t ml_draft_room(const ml_engine_opts *o);
 /* Whether the batch is small enough for draft tokens. */
 bool ml_draft_fits(const ml_engine *e);
 /* Whether rows of a step are draft tokens. */
-bool ml_draft_is_in(const ml_inflight_step *f);
+bool ml_step_has_drafts(const ml_inflight_step *f);
 /* Whether each row of the entry is a sequence of the batch, with the pages of all.  A GPU's
  * kernels for decode have one row per sequence, and CUDA graphs are captured of such batches.
  * Recurrent layers compute the rows of a sequence in order. */

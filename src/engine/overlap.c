@@ -47,8 +47,9 @@ static bool has_pages(const ml_engine *e, const ml_inflight_step *now) {
 static bool can_overlap(const ml_engine *e, const ml_inflight_step *now) {
     int32_t n_row = 0, n_entry = 0;
 
-    if (!e->be->async || e->opts.no_overlap || ml_draft_fits(e) || ml_draft_is_in(now) ||
-        records_routing(e) || e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
+    if (!e->be->async || e->opts.no_overlap || ml_draft_fits(e) ||
+        ml_step_has_drafts(now) || records_routing(e) || e->opts.dump || e->opts.spans ||
+        ml_engine_may_admit(e))
         return false;
     for (int32_t i = 0; i < now->n_entry; i++) {
         const ml_request *r = now->entry[i].r;

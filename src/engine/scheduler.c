@@ -339,7 +339,8 @@ static void begin(ml_engine *e) {
     ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
     double forward = ml_clock_s(), sample;
 
-    e->step->followed = e->draft.net.on && !ml_draft_fits(e) && !ml_draft_is_in(e->step);
+    e->step->followed =
+        e->draft.net.on && !ml_draft_fits(e) && !ml_step_has_drafts(e->step);
     ml_dp_count_rows(e);
     ml_routing_record_bind(&e->routing_record, &run);
     ml_plan_forward(e->plan, &run);

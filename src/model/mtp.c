@@ -16,16 +16,18 @@ const ml_shard_range *ml_mtp_parts(const ml_spec *m, ml_layout linear, ml_arena 
     return range;
 }
 
+int32_t ml_mtp_trunk_param(const ml_spec *m, int32_t i, const ml_spec *trunk) {
+    int32_t member, theirs = ml_spec_find(trunk, ml_str_of(m->param[i].name), &member);
+
+    ML_BUG_IF(theirs == ML_NONE);
+    return theirs;
+}
+
 void ml_mtp_share(ml_weights *w, const ml_spec *m, const ml_spec *trunk,
                   const ml_weights *of) {
-    for (int32_t i = 0; i < m->n_param; i++) {
-        int32_t member, theirs;
-        if (!m->param[i].of_trunk)
-            continue;
-        theirs = ml_spec_find(trunk, ml_str_of(m->param[i].name), &member);
-        ML_BUG_IF(theirs == ML_NONE);
-        w->t[i] = of->t[theirs];
-    }
+    for (int32_t i = 0; i < m->n_param; i++)
+        if (m->param[i].of_trunk)
+            w->t[i] = of->t[ml_mtp_trunk_param(m, i, trunk)];
     w->version = of->version;
 }
 

@@ -25,6 +25,8 @@ const ml_shard_range *ml_mtp_parts(const ml_spec *m, ml_layout linear, ml_arena 
 ml_status ml_mtp_load(ml_weights *out, const ml_spec *m, const ml_checkpoint *c,
                       ml_weight_dtype dtype, const ml_spec *trunk, const ml_weights *of,
                       ml_backend *be, ml_arena *a, ml_err *err);
+/* The trunk's number of parameter i of a module, which is the trunk's. */
+int32_t ml_mtp_trunk_param(const ml_spec *m, int32_t i, const ml_spec *trunk);
 /* Lets the set refer to these weights of the trunk. */
 void ml_mtp_share(ml_weights *w, const ml_spec *m, const ml_spec *trunk,
                   const ml_weights *of);

@@ -1,6 +1,6 @@
 #include "train/mtp_trunk.h"
 
-#include "base/bug.h"
+#include "model/mtp.h"
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
@@ -51,14 +51,9 @@ void ml_mtp_trunk_open(ml_mtp_trunk *out, const ml_spec *m, const ml_spec *trunk
     out->param = ML_NEW(a, int32_t, m->n_param);
     out->theirs = ML_NEW(a, int32_t, m->n_param);
     out->from = ML_NEW(a, int32_t, m->n_param);
-    for (int32_t i = 0; i < m->n_param; i++) {
-        int32_t member, theirs;
-        if (!m->param[i].of_trunk)
-            continue;
-        theirs = ml_spec_find(trunk, ml_str_of(m->param[i].name), &member);
-        ML_BUG_IF(theirs == ML_NONE);
-        add_param(out, i, theirs);
-    }
+    for (int32_t i = 0; i < m->n_param; i++)
+        if (m->param[i].of_trunk)
+            add_param(out, i, ml_mtp_trunk_param(m, i, trunk));
 }
 
 void ml_mtp_trunk_close(ml_mtp_trunk *x) {

@@ -305,7 +305,8 @@ static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
             return 0;
         lora[i] = &c[k + i].args;
     }
-    /* A quantized weight is dequantized between the adapter's kernels, where it may not be yet. */
+    /* In a CUDA graph the product begins before the kernel in front of the adapter's has ended, which
+     * may still read the scratch memory that a quantized weight is dequantized to. */
     if (p.norm || ml_dtype_codes(p.linear[0]->w[0].dtype) ||
         (k > 1 && !is_joint(&p, 2 * k)) || !ml_cuda_lora_decode_supports(s, lora, k))
         return 0;
