@@ -320,6 +320,24 @@ static inline size_t ml_cuda_attn_chosen_scratch(const ml_op_args *a) {
            some * heads * (size_t)a->attr->attn.value_dim * ml_dtype_bytes(a->in[0].dtype);
 }
 
+/* Backward of ATTN: pages of codes as numbers. */
+static inline size_t ml_cuda_attn_page_scratch(const ml_op_args *a) {
+    int64_t heads = a->out[2].shape[0] * a->attr->attn.n_kv, width = a->attr->attn.head_dim;
+
+    if (!ml_dtype_is_kv_codes(a->out[2].dtype))
+        return 0;
+    if (a->out[3].n_dim)
+        width += (a->attr->attn.value_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
+    return ml_cuda_align((size_t)(heads * ML_PAGE * width) *
+                         ml_dtype_bytes(a->in[0].dtype));
+}
+
+/* After these, delta and LSE of each row. */
+static inline size_t ml_cuda_attn_scratch(const ml_op_args *a) {
+    return ml_cuda_attn_page_scratch(a) +
+           2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head * sizeof(float);
+}
+
 static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
                                         const ml_op_args *a, bool backward) {
     int width = a->attr->norm.width;
@@ -331,10 +349,7 @@ static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
     case ML_OP_RMSNORM:
         return backward ? (size_t)ml_cuda_norm_chunks(width) * (size_t)width * sizeof(float)
                         : 0;
-    case ML_OP_ATTN:
-        return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
-                              sizeof(float)
-                        : 0;
+    case ML_OP_ATTN: return backward ? ml_cuda_attn_scratch(a) : 0;
     case ML_OP_MOE_ROUTE:
         return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
     case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward).total;
