@@ -128,32 +128,40 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     return c;
 }
 
-/* The kernels for narrow heads or not: depends on the model only. */
-static bool takes_mma(const ml_op_args *a) {
-    return a->in[0].dtype == ML_BF16 && a->attr->attn.head_dim % 8 == 0 &&
-           a->attr->attn.head_dim <= 128 &&
-           a->attr->attn.value_dim == a->attr->attn.head_dim && a->out[3].n_dim;
-}
-
-static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
+static void forward(ml_cuda_stream *s, const attn_call<float> &c, const ml_op_args *) {
     ml_attn_plain<float>(s, c);
 }
 
-static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
-    if (!mma && ml_attn_wide_supports(c))
+#if ML_WGMMA
+/* Many rows read pages of codes as bf16; false: there are too many pages. */
+static bool forward_wgmma(ml_cuda_stream *s, attn_call<bf16> c, const ml_op_args *a) {
+    if (!s->wgmma || (int64_t)c.n_token * c.group < (int64_t)MANY_ROWS * c.n_seq)
+        return false;
+    if (c.format) {
+        ml_attn_scratch at = ml_cuda_attn_pages(a, false);
+        if (at.n_page < a->rows->n_page || c.n_token == c.n_seq) /* or it is recorded */
+            return false;
+        ml_attn_widen_pages<bf16>(s, c, at, a->scratch);
+    }
+    ml_attn_wgmma(s, c);
+    return true;
+}
+#else
+static bool forward_wgmma(ml_cuda_stream *, const attn_call<bf16> &, const ml_op_args *) {
+    return false;
+}
+#endif
+
+static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, const ml_op_args *a) {
+    if (!ml_cuda_attn_is_narrow(a) && ml_attn_wide_supports(c))
         ml_attn_wide(s, c);
-    else if (!mma)
+    else if (!ml_cuda_attn_is_narrow(a))
         ml_attn_plain<bf16>(s, c);
     else if (ml_attn_decode_codes_supports(c))
         ml_attn_decode_codes(s, c);
     else if (ml_attn_decode_supports(c))
         ml_attn_decode(s, c);
-#if ML_WGMMA
-    else if (s->wgmma && !c.format &&
-             (int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
-        ml_attn_wgmma(s, c);
-#endif
-    else
+    else if (!forward_wgmma(s, c, a))
         ml_attn_mma(s, c);
 }
 
@@ -165,7 +173,7 @@ void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a) {
     attn_call<bf16> c = open_call<bf16>(a);
 
     if (c.n_token > 0)
-        forward(s, c, takes_mma(a));
+        forward(s, c, a);
 }
 
 template <class T> static void write_rows(ml_cuda_stream *s, const attn_call<T> &c) {
@@ -184,7 +192,7 @@ template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
     if (c.n_token == 0)
         return;
     write_rows(ml_cuda(s), c);
-    forward(ml_cuda(s), c, takes_mma(a));
+    forward(ml_cuda(s), c, a);
 }
 
 void ml_cuda_attn_forward(ml_stream *s, const ml_op_args *a) {
@@ -212,13 +220,14 @@ static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
 
 template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) {
     attn_call<T> c = open_call<T>(a);
+    ml_attn_scratch at = ml_cuda_attn_pages(a, true);
 
     if (c.n_token == 0)
         return;
-    c.dout = (const T *)a->dout[0].data;
     if (c.format)
-        ml_attn_widen_pages<T>(ml_cuda(s), c, a->out[2].shape[0], a->scratch);
-    c.delta = (float *)((char *)a->scratch + ml_cuda_attn_page_scratch(a));
+        ml_attn_widen_pages<T>(ml_cuda(s), c, at, a->scratch);
+    c.dout = (const T *)a->dout[0].data;
+    c.delta = (float *)((char *)a->scratch + at.total);
     c.shift = c.delta + (int64_t)c.n_token * c.n_head;
     c.dq = (T *)a->din[0].data;
     c.dk = (T *)a->din[1].data;
@@ -228,7 +237,7 @@ template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) 
     c.add_v = a->din_add[2];
     ml_attn_delta(ml_cuda(s), c);
     ml_attn_sink_back(ml_cuda(s), c, (float *)a->dw[0].data);
-    backward(ml_cuda(s), c, takes_mma(a));
+    backward(ml_cuda(s), c, ml_cuda_attn_is_narrow(a));
 }
 
 void ml_cuda_attn_backward(ml_stream *s, const ml_op_args *a) {

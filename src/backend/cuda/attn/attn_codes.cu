@@ -43,35 +43,98 @@ template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T
     ml_cuda_launched(s, "KV cache");
 }
 
-/* A block has a head of a page. */
+/* ---- whole pages ---- */
+
+/* Pages of keys, or of values, and where their numbers go. */
+template <class T> struct wide_pages {
+    uint8_t *from;
+    T *to; /* page i of the batch's table is page i there */
+    int width;
+    bool paired;
+};
+
+/* Whether a row of its sequence attends to a key of entry i of the page table. */
+template <class T> __device__ static bool is_read(const attn_call<T> &c, int i) {
+    int seq = attn_seq_of(c.page_start, c.n_seq, i);
+    int key = (i - c.page_start[seq]) * ML_PAGE;
+
+    return key <= c.pos[c.seq_start[seq + 1] - 1] &&
+           key + ML_PAGE > attn_first_key(c, c.pos[c.seq_start[seq]]);
+}
+
 template <class T>
-__global__ void widen_pages(T *to, uint8_t *pages, int width, bool paired, int format) {
-    to += (int64_t)blockIdx.x * ML_PAGE * width;
-    for (int i = (int)threadIdx.x; i < ML_PAGE * width; i += THREADS) {
-        attn_coded row = attn_coded_at(pages, blockIdx.x, i / width, width);
-        uint8_t code = row.code[attn_code_place(i % width, paired)];
+__device__ static void widen_head(T *to, uint8_t *from, int64_t head,
+                                  const wide_pages<T> &p, int format) {
+    for (int i = (int)threadIdx.x; i < ML_PAGE * p.width; i += THREADS) {
+        attn_coded row = attn_coded_at(from, head, i / p.width, p.width);
+        uint8_t code = row.code[attn_code_place(i % p.width, p.paired)];
         to[i] = ml_as<T>(attn_code_value(code, format) * *row.scale);
     }
 }
 
-template <class T>
-void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, int64_t n_page,
-                         void *scratch) {
-    unsigned heads = (unsigned)(n_page * c.n_kv);
+/* The same, 16 numbers at a time. */
+__device__ static void widen_units(bf16 *to, uint8_t *from, int64_t head,
+                                   const wide_pages<bf16> &p, int format) {
+    int per_row = (p.width + ATTN_UNIT - 1) / ATTN_UNIT;
 
-    c.kpage = (T *)scratch;
-    widen_pages<T><<<heads, THREADS, 0, s->stream>>>(c.kpage, c.kcode, c.d,
-                                                     attn_is_paired(c.d), c.format);
-    if (c.vcode) {
-        c.vpage = c.kpage + (int64_t)heads * ML_PAGE * c.d;
-        widen_pages<T>
-            <<<heads, THREADS, 0, s->stream>>>(c.vpage, c.vcode, c.dv, false, c.format);
+    for (int i = (int)threadIdx.x; i < ML_PAGE * per_row; i += THREADS) {
+        int slot = i / per_row, e = i % per_row * ATTN_UNIT;
+        attn_unit u = attn_load_unit(attn_coded_at(from, head, slot, p.width), e, p.width);
+        uint4 x[2];
+        attn_widen_unit(x, u, p.paired, format);
+        *(uint4 *)(to + slot * p.width + e) = x[0];
+        if (e + 8 < p.width)
+            *(uint4 *)(to + slot * p.width + e + 8) = x[1];
     }
+}
+
+__device__ static void widen(float *to, uint8_t *from, int64_t head,
+                             const wide_pages<float> &p, int format) {
+    widen_head(to, from, head, p, format);
+}
+
+__device__ static void widen(bf16 *to, uint8_t *from, int64_t head,
+                             const wide_pages<bf16> &p, int format) {
+    if (p.width % 8 == 0)
+        widen_units(to, from, head, p, format);
+    else
+        widen_head(to, from, head, p, format);
+}
+
+/* A block has a head of an entry of the page table. */
+template <class T>
+__global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table) {
+    int i = (int)blockIdx.x, head = (int)blockIdx.y;
+
+    if (threadIdx.x == 0 && head == 0)
+        table[i] = i;
+    if (is_read(c, i))
+        widen(p.to + ((int64_t)i * c.n_kv + head) * ML_PAGE * p.width, p.from,
+              (int64_t)c.page[i] * c.n_kv + head, p, c.format);
+}
+
+template <class T>
+void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
+                         void *scratch) {
+    dim3 grid((unsigned)at.n_page, (unsigned)c.n_kv);
+    wide_pages<T> k = { c.kcode, (T *)((char *)scratch + at.keys), c.d,
+                        attn_is_paired(c.d) };
+    wide_pages<T> v = { c.vcode, (T *)((char *)scratch + at.values), c.dv, false };
+
+    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, (int32_t *)scratch);
+    if (c.vcode)
+        widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, v, (int32_t *)scratch);
     ml_cuda_launched(s, "KV pages");
+    c.kpage = k.to;
+    c.vpage = c.vcode ? v.to : NULL;
+    c.page = (const int32_t *)scratch;
+    c.kcode = c.vcode = NULL;
+    c.format = ATTN_NO_CODES;
 }
 
 #define INSTANTIATE(T)                                                                     \
     template void ml_attn_write_codes<T>(ml_cuda_stream *, const attn_call<T> &);          \
-    template void ml_attn_widen_pages<T>(ml_cuda_stream *, attn_call<T> &, int64_t, void *);
+    template void ml_attn_widen_pages<T>(ml_cuda_stream *, attn_call<T> &,                 \
+                                         const ml_attn_scratch &, void *);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -177,10 +177,10 @@ __device__ static inline uint8_t attn_encode(float x, const attn_scale &s, int f
 
 /* attn_codes.cu: writes the rows' keys and values to pages of codes. */
 template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T> &c);
-/* The pages of a call as numbers in scratch memory, of which `c` then has the addresses; n_page:
- * of all pages. */
+/* Makes the pages of a call numbers in scratch memory. */
 template <class T>
-void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, int64_t n_page, void *scratch);
+void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
+                         void *scratch);
 /* attn_decode_codes.cu: ml_attn_decode of pages of codes. */
 bool ml_attn_decode_codes_supports(const attn_call<bf16> &c);
 void ml_attn_decode_codes(ml_cuda_stream *s, const attn_call<bf16> &c);
