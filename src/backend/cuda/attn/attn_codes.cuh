@@ -111,18 +111,23 @@ struct attn_unit {
 };
 
 /* Element e, a multiple of 16, and those after it, of a row of `width` codes, a multiple of 8. */
-__device__ static inline attn_unit attn_load_unit(const attn_coded &row, int e, int width) {
+__device__ static inline attn_unit attn_load_unit(const uint8_t *code, const float *scale,
+                                                  int e, int width) {
     attn_unit u = {};
 
-    u.scale = *row.scale;
+    u.scale = *scale;
     if (width % ATTN_UNIT == 0) {
-        u.code = *(const uint4 *)(row.code + e);
+        u.code = *(const uint4 *)(code + e);
         return u;
     }
-    *(uint2 *)&u.code = *(const uint2 *)(row.code + e);
+    *(uint2 *)&u.code = *(const uint2 *)(code + e);
     if (e + 8 < width)
-        *((uint2 *)&u.code + 1) = *(const uint2 *)(row.code + e + 8);
+        *((uint2 *)&u.code + 1) = *(const uint2 *)(code + e + 8);
     return u;
+}
+
+__device__ static inline attn_unit attn_load_unit(const attn_coded &row, int e, int width) {
+    return attn_load_unit(row.code, row.scale, e, width);
 }
 
 /* 16 numbers in order. */
