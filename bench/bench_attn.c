@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "tensor/codes.h"
 #include "tensor/tensor.h"
 
 enum { RUNS = 5, MAX_BUF = 32 };
@@ -23,6 +24,7 @@ static const struct shape {
     bool in_key;
     int32_t window, top_k; /* top_k: ATTN_CHOSEN */
     bool sink;
+    ml_dtype kv; /* of codes in pages; 0: bf16 */
 } shapes[] = {
     { "mla-decode", 64, 4096, true, 128, 1, 576, 512, .in_key = true },
     { "mla-train", 2, 4096, false, 128, 1, 576, 512, .in_key = true },
@@ -38,6 +40,15 @@ static const struct shape {
     { "head128-16k", 1, 16384, false, 16, 8, 128, 128 },
     { "head128-32k", 1, 32768, false, 16, 8, 128, 128 },
     { "head64-1k", 32, 1024, false, 9, 3, 64, 64 },
+    { "decode-bf16", 256, 1536, true, 32, 8, 128, 128 },
+    { "decode-fp8", 256, 1536, true, 32, 8, 128, 128, .kv = ML_KV_E4M3 },
+    { "decode-fp8_e5m2", 256, 1536, true, 32, 8, 128, 128, .kv = ML_KV_E5M2 },
+    { "decode-int8", 256, 1536, true, 32, 8, 128, 128, .kv = ML_KV_INT8 },
+    { "train-bf16", 4, 4096, false, 32, 8, 128, 128 },
+    { "train-fp8", 4, 4096, false, 32, 8, 128, 128, .kv = ML_KV_E4M3 },
+    { "mla-decode-fp8", 64, 4096, true, 128, 1, 576, 512, .in_key = true,
+      .kv = ML_KV_E4M3 },
+    { "head256-decode-fp8", 64, 4096, true, 16, 2, 256, 256, .kv = ML_KV_E4M3 },
 };
 
 typedef struct bench {
@@ -87,6 +98,19 @@ static ml_tensor matrix(bench *b, int64_t rows, int64_t cols) {
     return t;
 }
 
+/* Pages of numbers, or of codes and scales. */
+static ml_tensor page_matrix(bench *b, int64_t pages, int64_t width) {
+    int64_t n_kv = b->s->n_kv;
+    ml_tensor t;
+
+    if (!b->s->kv)
+        return matrix(b, pages, ML_PAGE * n_kv * width);
+    t = matrix(b, pages, ML_PAGE * n_kv * (width + ML_KV_SCALE_BYTES) / 2);
+    t.dtype = b->s->kv;
+    t.shape[1] *= 2;
+    return t;
+}
+
 static ml_tensor floats(bench *b, int64_t rows, int64_t cols) {
     ml_tensor t = {
         .dtype = ML_F32, .layout = ML_ROWS, .n_dim = 2, .shape = { rows, cols }
@@ -122,7 +146,7 @@ static void make_rows(bench *b) {
         pos[i] = s->decode ? s->len - 1 : i % s->len;
     for (int32_t i = 0; i < s->n_seq * pages; i++)
         page[i] = i;
-    b->rows = (ml_rows){ .n_token = n, .n_seq = s->n_seq };
+    b->rows = (ml_rows){ .n_token = n, .n_seq = s->n_seq, .n_page = s->n_seq * pages };
     b->rows.pos = ints(b, pos, n);
     b->rows.seq_start = ints(b, start, s->n_seq + 1);
     b->rows.page_start = ints(b, first, s->n_seq + 1);
@@ -167,9 +191,9 @@ static void make_args(bench *b) {
     a->in[2] = matrix(b, n, (int64_t)s->n_kv * s->e);
     a->din[2] = matrix(b, n, (int64_t)s->n_kv * s->e);
     a->out[1] = floats(b, n, 2 * (int64_t)s->n_head);
-    a->out[2] = matrix(b, pages, (int64_t)ML_PAGE * s->n_kv * s->d);
+    a->out[2] = page_matrix(b, pages, s->d);
     if (!s->in_key)
-        a->out[3] = matrix(b, pages, (int64_t)ML_PAGE * s->n_kv * s->e);
+        a->out[3] = page_matrix(b, pages, s->e);
 }
 
 /* The fastest of some calls; the first does not count. */
@@ -206,7 +230,7 @@ static void show(bench *b, const char *what, bool backward) {
     const struct shape *s = b->s;
     double t = best_s(b, backward), n = pairs(s) * s->n_head;
     double flop = 2.0 * n * (backward ? 3.0 * s->d + 2.0 * s->e : s->d + s->e);
-    double bytes = pairs(s) / (s->decode ? 1 : s->len) * s->n_kv * 2.0 *
+    double bytes = pairs(s) / (s->decode ? 1 : s->len) * s->n_kv * (s->kv ? 1.0 : 2.0) *
                    (s->d + (s->in_key ? 0 : s->e));
 
     printf("%-20s %-8s %8.3f ms %7.1f TFLOP/s %6.3f TB/s\n", s->name, what, t * 1e3,

@@ -4,6 +4,7 @@
  *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]
  *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
  *     bench_gpu MODEL_DIR quantized STREAMS IN OUT
+ *     bench_gpu MODEL_DIR kv STREAMS IN OUT
  *     bench_gpu MODEL_DIR speculate STREAMS IN OUT DRAFTS
  *
  * Made-up weights of the shape that MODEL_DIR/config.json has, in bf16 with f32 masters; a loss at
@@ -17,6 +18,8 @@
  * stream, in turn, in the same batch.
  *
  * Quantized: the same of weights in bf16 and in the quantized formats, and the bytes of each.
+ *
+ * KV: rollouts with a KV cache in bf16 and in 8 bits, of weights in bf16 and in FP8.
  *
  * Speculate: the same with at most DRAFTS draft tokens of the model's multi-token prediction layer.
  * The layer and its head are computed for each draft token, which is then replaced: by the token
@@ -200,7 +203,13 @@ enum { MOST_ADAPTERS = 256 };
 typedef struct load {
     int32_t n_stream, n_in, n_out, n_adapter, rank;
     ml_weight_dtype dtype; /* of the weights; 0: bf16 */
+    ml_dtype kv;           /* ML_KV_*; 0: bf16 */
 } load;
+
+typedef struct rate {
+    double tokens_per_s; /* of decode steps alone */
+    double whole_s;
+} rate;
 
 static void on_update(void *ud, const ml_gen_update *u) {
     int64_t *n_token = ud;
@@ -231,11 +240,10 @@ static void submit(ml_engine *e, const load *l, int32_t *prompt, int32_t i, ml_g
         die(err.msg);
 }
 
-/* Tokens per second of decode steps alone. */
-static double decode(ml_engine *e, const load *l, ml_arena *a) {
+static rate decode(ml_engine *e, const load *l, ml_arena *a) {
     int32_t *prompt = ML_NEW(a, int32_t, l->n_in);
     int64_t n_token = 0, before = 0;
-    double start = 0, now = 0;
+    double began = ml_clock_s(), start = 0, now = 0;
 
     for (int32_t i = 0; i < l->n_stream; i++)
         submit(e, l, prompt, i, on_update, &n_token);
@@ -246,7 +254,7 @@ static double decode(ml_engine *e, const load *l, ml_arena *a) {
             start = now;
         }
     }
-    return (double)(n_token - before) / (now - start);
+    return (rate){ (double)(n_token - before) / (now - start), now - began };
 }
 
 static void open_adapters(adapter *x, ml_spec *spec, const load *l, ml_backend *be,
@@ -268,8 +276,8 @@ static void open_adapters(adapter *x, ml_spec *spec, const load *l, ml_backend *
 }
 
 /* Without adapters: the weights alone. */
-static double measure_decode(const char *dir, const load *l, ml_weights *w, ml_backend *be,
-                             ml_arena *a) {
+static rate measure_decode(const char *dir, const load *l, ml_weights *w, ml_backend *be,
+                           ml_arena *a) {
     ml_engine_opts opts = { .context = l->n_in + l->n_out,
                             .max_running = l->n_stream,
                             .max_waiting = l->n_stream,
@@ -277,12 +285,14 @@ static double measure_decode(const char *dir, const load *l, ml_weights *w, ml_b
     adapter *x = ML_NEW(a, adapter, MOST_ADAPTERS);
     ml_engine *engine;
     ml_spec spec;
-    double speed;
+    rate speed;
     ml_err err;
 
     if (ml_spec_open(&spec, dir, &err))
         die(err.msg);
     ml_weights_mark_codes(&spec, NULL, l->dtype);
+    if (l->kv)
+        ml_spec_keep_kv(&spec, l->kv);
     if (l->n_adapter)
         open_adapters(x, &spec, l, be, a);
     else if (ml_weights_dummy(w, &spec, l->dtype ? l->dtype : ML_WEIGHT_BF16, 1, be, a,
@@ -323,8 +333,8 @@ static int bench_decode(const char *dir, load l) {
     alone.n_adapter = 0;
     ml_arena_init(&a, "bench");
     open_gpu(&be);
-    base = measure_decode(dir, &alone, &w, &be, &a);
-    adapted = measure_decode(dir, &l, &w, &be, &a);
+    base = measure_decode(dir, &alone, &w, &be, &a).tokens_per_s;
+    adapted = measure_decode(dir, &l, &w, &be, &a).tokens_per_s;
     printf("base_tokens_per_s %.0f\nadapter_tokens_per_s %.0f\nratio %.3f\n", base, adapted,
            adapted / base);
     ml_weights_close(&w);
@@ -349,11 +359,48 @@ static int bench_quantized(const char *dir, load l) {
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         ml_arena_init(&a, "bench");
         l.dtype = dtypes[i];
-        speed = measure_decode(dir, &l, &w, &be, &a);
+        speed = measure_decode(dir, &l, &w, &be, &a).tokens_per_s;
         base = base > 0 ? base : speed;
         printf("%s: tokens_per_s %.0f, ratio %.2f, weights %.2f GiB\n",
                ml_weight_dtype_name(l.dtype), speed, speed / base,
                (double)w.buf.bytes / 0x1p30);
+        ml_weights_close(&w);
+        ml_arena_release(&a);
+    }
+    ml_backend_close(&be);
+    return 0;
+}
+
+/* ---- a KV cache in 8 bits ---- */
+
+static int bench_kv(const char *dir, load l) {
+    static const struct {
+        ml_weight_dtype weights;
+        ml_dtype kv;
+        const char *kv_name;
+    } of[] = { { ML_WEIGHT_BF16, 0, "bf16" },
+               { ML_WEIGHT_BF16, ML_KV_E4M3, "fp8_e4m3" },
+               { ML_WEIGHT_BF16, ML_KV_INT8, "int8" },
+               { ML_WEIGHT_FP8, ML_KV_E4M3, "fp8_e4m3" } };
+    rate base = { 0 }, now;
+    ml_backend be;
+    ml_weights w;
+    ml_arena a;
+
+    if (l.n_stream < 1 || l.n_in < 1 || l.n_out < 16)
+        die("STREAMS and IN are at least 1, OUT 16");
+    open_gpu(&be);
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        ml_arena_init(&a, "bench");
+        l.dtype = of[i].weights;
+        l.kv = of[i].kv;
+        now = measure_decode(dir, &l, &w, &be, &a);
+        base = i == 0 ? now : base;
+        printf("weights %s, KV %s: %.2f s, ratio %.3f; decode tokens_per_s %.0f, ratio "
+               "%.3f\n",
+               ml_weight_dtype_name(l.dtype), of[i].kv_name, now.whole_s,
+               now.whole_s / base.whole_s, now.tokens_per_s,
+               now.tokens_per_s / base.tokens_per_s);
         ml_weights_close(&w);
         ml_arena_release(&a);
     }
@@ -580,8 +627,15 @@ int main(int argc, char **argv) {
         return bench_quantized(argv[1], (load){ .n_stream = atoi(argv[3]),
                                                 .n_in = atoi(argv[4]),
                                                 .n_out = atoi(argv[5]) });
+    if (argc == 6 && strcmp(argv[2], "kv") == 0)
+        return bench_kv(argv[1], (load){ .n_stream = atoi(argv[3]),
+                                         .n_in = atoi(argv[4]),
+                                         .n_out = atoi(argv[5]) });
     if (argc == 8 && strcmp(argv[2], "decode") == 0)
-        return bench_decode(argv[1], (load){ atoi(argv[3]), atoi(argv[4]), atoi(argv[5]),
-                                             atoi(argv[6]), atoi(argv[7]), 0 });
+        return bench_decode(argv[1], (load){ .n_stream = atoi(argv[3]),
+                                             .n_in = atoi(argv[4]),
+                                             .n_out = atoi(argv[5]),
+                                             .n_adapter = atoi(argv[6]),
+                                             .rank = atoi(argv[7]) });
     return bench_train(argc, argv);
 }

@@ -72,12 +72,13 @@ enum {
     ML_RNN_STATS = 3,            /* sums of a token of a block, in backward */
     ML_RNN_SKIP_ROWS = 256,      /* rows of a partial sum of its skip weights */
     ML_COMPRESS_SUM_ROWS = 1024, /* rows of a partial sum of COMPRESS's bias */
-    ML_LORA_FEW = 512,       /* rows of LORA up to which blocks divide a product's width */
-    ML_LORA_PARTS = 16,      /* the most parts of it */
-    ML_LORA_CHUNK = 1024,    /* rows of a part of its gradients */
-    ML_CHOSEN_TOKENS = 256,  /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
-    ML_DRAW_BATCH = 4096,    /* draws at a time */
-    ML_DRAW_SPLIT_BYTES = 32 /* of a split, for one draw */
+    ML_LORA_FEW = 512,      /* rows of LORA up to which blocks divide a product's width */
+    ML_LORA_PARTS = 16,     /* the most parts of it */
+    ML_LORA_CHUNK = 1024,   /* rows of a part of its gradients */
+    ML_CHOSEN_TOKENS = 256, /* ATTN_CHOSEN: tokens whose o is recomputed at a time */
+    ML_ATTN_PAGE_BYTES = 256 << 20, /* ml_cuda_attn_pages */
+    ML_DRAW_BATCH = 4096,           /* draws at a time */
+    ML_DRAW_SPLIT_BYTES = 32        /* of a split, for one draw */
 };
 
 static inline size_t ml_cuda_align(size_t bytes) {
@@ -320,6 +321,46 @@ static inline size_t ml_cuda_attn_chosen_scratch(const ml_op_args *a) {
            some * heads * (size_t)a->attr->attn.value_dim * ml_dtype_bytes(a->in[0].dtype);
 }
 
+/* ATTN: heads of up to 128 numbers on tensor cores; depends on the model only. */
+static inline bool ml_cuda_attn_is_narrow(const ml_op_args *a) {
+    return a->in[0].dtype == ML_BF16 && a->attr->attn.head_dim % 8 == 0 &&
+           a->attr->attn.head_dim <= 128 &&
+           a->attr->attn.value_dim == a->attr->attn.head_dim && a->out[3].n_dim;
+}
+
+/* ATTN with KV pages of codes: the pages of a batch in the type of activations, of which backward
+ * reads all.  Forward does for many rows, if the batch has no more than these bytes of pages.
+ * Byte offsets: a page table, keys, values. */
+typedef struct ml_attn_scratch {
+    int64_t n_page;
+    size_t keys, values, total;
+} ml_attn_scratch;
+
+static inline ml_attn_scratch ml_cuda_attn_pages(const ml_op_args *a, bool backward) {
+    int64_t e = a->attr->attn.value_dim, dv = (e + ML_LANES - 1) / ML_LANES * ML_LANES;
+    size_t head = (size_t)(a->attr->attn.n_kv * ML_PAGE) * ml_dtype_bytes(a->in[0].dtype);
+    size_t key = head * (size_t)a->attr->attn.head_dim;
+    size_t value = a->out[3].n_dim ? head * (size_t)dv : 0;
+    int64_t most = (int64_t)(ML_ATTN_PAGE_BYTES / (key + value));
+    ml_attn_scratch s = { 0, 0, 0, 0 };
+
+    if (!ml_dtype_is_kv_codes(a->out[2].dtype) || (!backward && !ml_cuda_attn_is_narrow(a)))
+        return s;
+    s.n_page = backward || a->rows->n_page < most ? a->rows->n_page : most;
+    s.keys = ml_cuda_align((size_t)s.n_page * sizeof(int32_t));
+    s.values = s.keys + ml_cuda_align((size_t)s.n_page * key);
+    s.total = s.values + ml_cuda_align((size_t)s.n_page * value);
+    return s;
+}
+
+/* After these, backward has delta and LSE of each row. */
+static inline size_t ml_cuda_attn_scratch(const ml_op_args *a, bool backward) {
+    size_t rows = (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head;
+
+    return ml_cuda_attn_pages(a, backward).total +
+           (backward ? 2 * rows * sizeof(float) : 0);
+}
+
 static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
                                         const ml_op_args *a, bool backward) {
     int width = a->attr->norm.width;
@@ -331,10 +372,7 @@ static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
     case ML_OP_RMSNORM:
         return backward ? (size_t)ml_cuda_norm_chunks(width) * (size_t)width * sizeof(float)
                         : 0;
-    case ML_OP_ATTN:
-        return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
-                              sizeof(float)
-                        : 0;
+    case ML_OP_ATTN: return ml_cuda_attn_scratch(a, backward);
     case ML_OP_MOE_ROUTE:
         return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
     case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward).total;

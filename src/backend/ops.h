@@ -99,7 +99,8 @@
  * from the pages.  In bf16 pages next to f32 activations, the keys of a head in a page
  * are panels of a matrix [16,d] and its values panels of a matrix [e+,16] (tensor.h).
  * Quantized pages (ML_KV_*): kpage [page][Hk] codes [d][16], scales f32 [16]; vpage [page][Hk]
- * codes [16][e+], scales f32 [16].  (CUDA: kpage [page][Hk][16][d].)
+ * codes [16][e+], scales f32 [16].  (CUDA: kpage [page][Hk][16][d], codes likewise:
+ * attn_codes.cuh.)
  *
  * Context parallel (spec_context.h): n are the rows of a rank's pieces, m the most rows that
  * a rank of the group has; rows n .. m-1 are zero.  ATTN, INDEX and ATTN_CHOSEN then have
@@ -359,6 +360,7 @@ typedef struct ml_rows {
     const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page; /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
+    int32_t n_page;      /* entries of `page`, where they are in device memory */
     const int32_t *slot; /* [n_seq] state slot of each sequence */
     /* [n_seq] Shared prefixes, of ATTN: the earlier sequence that this one continues, whose keys, and
      * those of its own prefix, are the keys of this one up to its first position; -1: none.

@@ -34,6 +34,7 @@ ml_rows ml_plan_full_rows(const ml_plan *p) {
     return (ml_rows){ .n_token = p->opts.caps.n_token,
                       .n_seq = p->opts.caps.n_seq,
                       .n_loss = p->opts.caps.n_loss,
+                      .n_page = p->opts.caps.n_page + p->opts.caps.n_again,
                       .temperature = 1,
                       .context = p->spec->n_context ? &p->context : NULL };
 }

@@ -63,7 +63,8 @@ static void send_group(const ml_plan *p, const ml_rows *r, ml_rows *d, int32_t *
         d->adapter = send_padded(p, r->adapter, r->n_token, none, at);
     if (r->adapter)
         d->by_adapter = send_lists(p, d->adapter, r->n_token, at);
-    d->page = send_padded(p, r->page, r->page_start[r->n_seq], none, at);
+    d->n_page = r->page_start[r->n_seq];
+    d->page = send_padded(p, r->page, d->n_page, none, at);
 }
 
 /* The batch as ops read it: the batch itself, or a copy in device memory, sent in one
@@ -71,11 +72,11 @@ static void send_group(const ml_plan *p, const ml_rows *r, ml_rows *d, int32_t *
 ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
     const ml_rows *r = run->rows;
     ml_rows d = *r;
-    int32_t at = 0, n = r->n_token, n_page, more;
+    int32_t at = 0, n = r->n_token, more;
 
     if (p->be->dev->host)
         return d;
-    n_page = r->page_start[r->n_seq];
+    d.n_page = r->page_start[r->n_seq];
     more = ml_plan_rows_of(p, run) - n;
     d.n_token += more;
     d.n_seq += more;
@@ -84,7 +85,7 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
     d.pos = send_padded(p, r->pos, n, (tail){ more, -1, 0 }, &at);
     d.seq_start = send_padded(p, r->seq_start, r->n_seq + 1, (tail){ more, n + 1, 1 }, &at);
     d.page_start =
-        send_padded(p, r->page_start, r->n_seq + 1, (tail){ more, n_page, 0 }, &at);
+        send_padded(p, r->page_start, r->n_seq + 1, (tail){ more, d.n_page, 0 }, &at);
     d.slot = send_padded(p, r->slot, r->n_seq, (tail){ more, 0, 0 }, &at);
     d.loss_row =
         send_padded(p, r->loss_row, r->n_loss, (tail){ d.n_loss - r->n_loss, n, 1 }, &at);
@@ -101,7 +102,7 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
             p, (const int32_t *)(const void *)r->dropout_key, 2 * n, (tail){ 0, 0, 0 },
             &at);
     /* The last array: the addresses of the others then depend on the counts only. */
-    d.page = send_padded(p, r->page, n_page, (tail){ 0, 0, 0 }, &at);
+    d.page = send_padded(p, r->page, d.n_page, (tail){ 0, 0, 0 }, &at);
     if (r->dp) {
         *dp = *r->dp;
         send_group(p, &r->dp->rows, &dp->rows, &at);

@@ -24,8 +24,8 @@
 #define ML_DIMS 3
 
 /* ML_U8: bytes that communicators move; no op computes with them.  ML_FP8 to ML_MXFP8: codes
- * of quantized weights, which linear layers of the CPU backend read; from ML_KV_E4M3 on:
- * quantized KV pages, which its ATTN reads (codes.h has both). */
+ * of quantized weights, which linear layers read; from ML_KV_E4M3 on: quantized KV pages, which
+ * ATTN reads (codes.h has both). */
 typedef enum ml_dtype {
     ML_F32,
     ML_BF16,

@@ -76,6 +76,35 @@ static const struct variant {
     { { 150, 81 }, 2, 1, 16, 0, 0.25f, 0.0f, 2.0f, .chunk = 80, .codes = ML_KV_E5M2 },
     { { 70, 130 }, 4, 2, 20, 65, 0.2f, 50.0f, 10.0f, .codes = ML_KV_INT8 },
     { { 70, 9 }, 4, 2, 24, 0, 0.2f, 0.0f, 2.0f, .e = 40, .codes = ML_KV_INT8 },
+    { { 140, 20 }, 8, 2, 128, 0, 0.09f, 0.0f, 1.5f, .codes = ML_KV_E4M3 },
+    { { 133, 9 }, 10, 1, 112, 40, 0.09f, 0.0f, 1.5f, .codes = ML_KV_E5M2 },
+    { { 130, 70 }, 20, 2, 64, 0, 0.125f, 20.0f, 3.0f, .codes = ML_KV_INT8 },
+    { { 140, 2 }, 4, 2, 8, 0, 0.4f, 0.0f, 2.0f, .codes = ML_KV_E4M3 },
+    { { 70 }, 3, 1, 88, 0, 0.1f, 0.0f, 1.5f, .codes = ML_KV_INT8 },
+    { { 3, 70 }, 2, 1, 136, 20, 0.08f, 20.0f, 1.5f, .e = 72, .codes = ML_KV_E5M2 },
+    { { 66, 3 }, 4, 2, 264, 0, 0.06f, 0.0f, 1.5f, .codes = ML_KV_E4M3 },
+    { { 70, 5 },
+      35,
+      1,
+      144,
+      0,
+      0.08f,
+      0.0f,
+      1.5f,
+      .e = 128,
+      .in_key = true,
+      .codes = ML_KV_E4M3 },
+    { { 66 },
+      2,
+      1,
+      136,
+      0,
+      0.08f,
+      0.0f,
+      1.5f,
+      .e = 128,
+      .in_key = true,
+      .codes = ML_KV_INT8 },
 };
 
 static void fill_nan(ck_case *c, ml_tensor *t) {
@@ -277,6 +306,7 @@ static ck_case part_of(const ck_case *c, int32_t i, int32_t first, int32_t n) {
     p.rows.seq_start = start;
     p.rows.page_start = start + 2;
     p.rows.page = page;
+    p.rows.n_page = n_page;
     for (int k = 0; k < ML_OP_IN; k++) {
         p.in[k] = slice(&c->in[k], row, n);
         p.din[k] = slice(&c->din[k], row, n);
@@ -335,8 +365,48 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
     }
 }
 
+/* The codes of row `row` of head h in `pages`, of keys or of values, are ml_kv_encode's. */
+static void check_code_row(ck_env *e, const ck_case *c, const ml_tensor *pages, bool keys,
+                           int64_t page, int64_t slot, int64_t h, const float *row) {
+    const int64_t n = keys ? c->attr.attn.head_dim : c->attr.attn.value_dim;
+    const int64_t width = pages->shape[2] / ML_PAGE - ML_KV_SCALE_BYTES;
+    const uint8_t *at =
+        (const uint8_t *)pages->data + (page * c->attr.attn.n_kv + h) * pages->shape[2];
+    uint8_t code[512];
+    float scale = ml_kv_encode(pages->dtype, row, n, code);
+
+    for (int64_t k = 0; k < width; k++) {
+        uint8_t got = keys ? at[k * ML_PAGE + slot] : at[slot * width + k];
+        uint8_t want = k < n ? code[k] : 0;
+        if (got != want) {
+            ck_fail(e, "code %lld of a row is 0x%02x instead of 0x%02x", (long long)k, got,
+                    want);
+            return;
+        }
+    }
+    if (memcmp(at + width * ML_PAGE + slot * ML_KV_SCALE_BYTES, &scale, sizeof scale) != 0)
+        ck_fail(e, "the scale of a row is not %g", (double)scale);
+}
+
+static void check_code_pages(ck_env *e, const ck_case *c, const ck_result *r) {
+    const int64_t n_kv = c->attr.attn.n_kv, d = c->attr.attn.head_dim;
+    const int64_t size = c->attr.attn.value_dim;
+
+    for (int32_t i = 0; i < c->rows.n_seq; i++)
+        for (int32_t t = c->rows.seq_start[i]; t < c->rows.seq_start[i + 1]; t++)
+            for (int64_t h = 0; h < n_kv; h++) {
+                int32_t pos = c->rows.pos[t];
+                int64_t page = c->rows.page[c->rows.page_start[i] + pos / ML_PAGE];
+                check_code_row(e, c, &r->out[2], true, page, pos % ML_PAGE, h,
+                               (const float *)c->in[1].data + (t * n_kv + h) * d);
+                if (r->out[3].data)
+                    check_code_row(e, c, &r->out[3], false, page, pos % ML_PAGE, h,
+                                   (const float *)c->in[2].data + (t * n_kv + h) * size);
+            }
+}
+
 /* Keys and values that the format does not have are rounded by ml_kv_encode; all other results,
- * gradients included, are those of f32 pages with the rounded numbers. */
+ * gradients included, are those of pages in the type of activations with the rounded numbers. */
 static void check_codes(ck_env *e, const ck_case *c) {
     const ml_dtype dtype = c->out[2].dtype;
     const int64_t d = c->attr.attn.head_dim, size = c->attr.attn.value_dim;
@@ -347,6 +417,8 @@ static void check_codes(ck_env *e, const ck_case *c) {
     ck_name(&rough, "%.60s (not rounded)", c->name);
     ck_fill(&rough, &rough.in[1], 2.0f);
     ck_fill(&rough, &rough.in[2], 2.0f);
+    for (int i = 1; i < ML_OP_IN && e->backend[0].act == ML_BF16; i++)
+        ck_round_tensor(&rough.in[i]);
     wide = rough;
     for (int i = 1; i < ML_OP_IN; i++) {
         wide.in[i].data = memcpy(ml_arena_take(c->arena, ml_tensor_bytes(&wide.in[i]), 1),
@@ -365,6 +437,7 @@ static void check_codes(ck_env *e, const ck_case *c) {
         m.backward = true;
         ck_run(e, &rough, m, &a);
         ck_run(e, &wide, m, &b);
+        check_code_pages(e, &rough, &a);
         for (int i = 0; i < 2; i++)
             ck_same(e, "differs from what is rounded before: out", &b.out[i], &a.out[i]);
         for (int i = 0; i < ML_OP_IN; i++)

@@ -123,6 +123,37 @@ static ml_tensor convert_out(device_run *r, const twin *t) {
     return o;
 }
 
+/* Where byte i of KV pages of codes is on the device: a key's codes are a row there and, where
+ * its size is a multiple of 16, in the order of an mma operand (attn_codes.cuh). */
+static int64_t page_byte(const device_run *r, const twin *t, int64_t i) {
+    int64_t width = t->ours.shape[2] / ML_PAGE - ML_KV_SCALE_BYTES;
+    int64_t at = i % t->ours.shape[2], e = at / ML_PAGE, slot = at % ML_PAGE;
+
+    if (t != &r->out[2] || at >= width * ML_PAGE) /* values, or scales */
+        return i;
+    if (width % 16 == 0)
+        e = (e & ~(int64_t)15) | (e & 6) << 1 | (e & 8) >> 2 | (e & 1);
+    return i - at + slot * width + e;
+}
+
+static void place_codes(device_run *r, twin *t) {
+    const unsigned char *from = t->ours.data;
+
+    t->at = reserve(r, ml_tensor_bytes(&t->ours));
+    for (int64_t i = 0; i < (int64_t)ml_tensor_bytes(&t->ours); i++)
+        r->image[t->at + (size_t)page_byte(r, t, i)] = from[i];
+}
+
+static ml_tensor fetch_codes(device_run *r, const twin *t) {
+    ml_tensor o = t->ours;
+    unsigned char *to = ml_arena_take(r->c->arena, ml_tensor_bytes(&o) + 1, 1);
+
+    for (int64_t i = 0; i < (int64_t)ml_tensor_bytes(&o); i++)
+        to[i] = r->image[t->at + (size_t)page_byte(r, t, i)];
+    o.data = to;
+    return o;
+}
+
 static void place(device_run *r, twin *t, const ml_tensor *ours, ml_dtype dtype,
                   bool contents) {
     t->ours = t->theirs = *ours;
@@ -131,6 +162,10 @@ static void place(device_run *r, twin *t, const ml_tensor *ours, ml_dtype dtype,
     if (ml_dtype_codes(ours->dtype)) { /* the same everywhere */
         t->at = reserve(r, ml_tensor_bytes(ours));
         memcpy(r->image + t->at, ours->data, ml_tensor_bytes(ours));
+        return;
+    }
+    if (ml_dtype_is_kv_codes(ours->dtype)) {
+        place_codes(r, t);
         return;
     }
     t->theirs.layout = ML_ROWS;
@@ -344,7 +379,8 @@ static void forward(device_run *r, ck_result *res) {
     for (int i = 0; i < ML_OP_OUT; i++) {
         if (!c->out[i].n_dim)
             continue;
-        res->out[i] = convert_out(r, &r->out[i]);
+        res->out[i] = ml_dtype_is_kv_codes(c->out[i].dtype) ? fetch_codes(r, &r->out[i])
+                                                            : convert_out(r, &r->out[i]);
         if (!r->m.special && !c->out[i].data)
             check_written(r, "out", i, &r->out[i]);
     }
@@ -419,10 +455,6 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
         a.in[0].dtype = be->act;
     if (ml_dtype_rounds_inputs(c->w[0].dtype)) {
         ml_fail(err, ML_EUNSUP, "backend %s has no products of FP8 inputs", be->name);
-        return false;
-    }
-    if (ml_dtype_is_kv_codes(c->out[2].dtype)) {
-        ml_fail(err, ML_EUNSUP, "backend %s has no quantized KV pages", be->name);
         return false;
     }
     return !be->ops->prepare ||

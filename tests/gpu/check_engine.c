@@ -1,13 +1,14 @@
 /* check_engine.c - what was generated on a GPU is what is trained on, bit for bit.
  *
- *     check_engine MODEL_DIR [ADAPTERS RANK | eagle3 HEAD_DIR]
+ *     check_engine MODEL_DIR [ADAPTERS RANK | eagle3 HEAD_DIR | quantized DTYPE | kv DTYPE]
  *
  * Made-up weights of the shape of MODEL_DIR/config.json.  Requests of many lengths go through the
  * engine (batched, in chunks, with shared prefixes, put back when pages run out, recorded steps,
  * steps begun ahead);
  * then the trainer scores the same tokens, packed, and every log-prob must have the same bits.  With
  * adapters (LoRA), requests of a batch have different ones, or none; the engine's are rounded as
- * far as the backend rounds them, the trainer's are not.  Speculative decoding of the same requests
+ * far as the backend rounds them, the trainer's are not.  The weights, or the KV cache, may be
+ * quantized.  Speculative decoding of the same requests
  * must give the same tokens and log-probs: with draft tokens by prompt lookup, and with those of a
  * multi-token prediction module or an EAGLE-3 head, if there is one, most of which are replaced by
  * right ones. */
@@ -374,6 +375,13 @@ static ml_weight_dtype dtype_named(const char *name) {
     die("DTYPE is fp8, int8, int4, int4-g128 or nf4");
 }
 
+static ml_dtype kv_dtype_named(const char *name) {
+    for (int i = ML_KV_E4M3; i <= ML_KV_INT8; i++)
+        if (strcmp(name, ml_dtype_name((ml_dtype)i)) == 0)
+            return (ml_dtype)i;
+    die("DTYPE is fp8_e4m3, fp8_e5m2 or int8");
+}
+
 int main(int argc, char **argv) {
     ml_trainer_opts train = {
         .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 } },
@@ -387,7 +395,7 @@ int main(int argc, char **argv) {
     ml_weights w, mtp;
     ml_trainer *trainer;
     model m;
-    bool has_mtp;
+    bool has_mtp, kv;
     const char *head;
     ml_weight_dtype dtype = ML_WEIGHT_BF16;
     ml_status st;
@@ -396,7 +404,8 @@ int main(int argc, char **argv) {
 
     if (argc != 2 && argc != 4)
         die("usage: check_engine MODEL_DIR [ADAPTERS RANK | eagle3 HEAD_DIR | quantized "
-            "DTYPE]");
+            "DTYPE | kv DTYPE]");
+    kv = argc == 4 && strcmp(argv[2], "kv") == 0;
     head = argc == 4 && strcmp(argv[2], "eagle3") == 0 ? argv[3] : NULL;
     if (argc == 4 && strcmp(argv[2], "quantized") == 0) {
         dtype = dtype_named(argv[3]);
@@ -406,13 +415,19 @@ int main(int argc, char **argv) {
     if (ml_spec_open(&spec, argv[1], &err))
         die(err.msg);
     ml_weights_mark_codes(&spec, NULL, dtype);
+    if (kv && ml_spec_check_kv(&spec, kv_dtype_named(argv[3]), &err)) {
+        printf("skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.msg);
+        return 0;
+    }
+    if (kv)
+        ml_spec_keep_kv(&spec, kv_dtype_named(argv[3]));
     if (ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 2 }, &err)) {
         printf("skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.msg);
         return 0;
     }
     if (ml_weights_dummy(&w, &spec, dtype, 1, &be, &a, &err))
         die(err.msg);
-    if (argc == 4 && !head && dtype == ML_WEIGHT_BF16)
+    if (argc == 4 && !head && !kv && dtype == ML_WEIGHT_BF16)
         open_adapters(atoi(argv[2]), atoi(argv[3]), &spec, &be);
     for (int i = 0; i < adapters.n; i++) {
         adapters.of[i].view = w;

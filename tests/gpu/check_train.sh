@@ -4,7 +4,7 @@
 # GRPO with a mixture of experts: those that the rollout chose are replayed, and the profile has
 # the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers; memory in
 # turns, or optimizer state in a file, gives the same bytes.  GRPO with adapters, of experts too, and of a
-# quantized base; with top-p and top-k, over sampling supports.  In every round the log-probs of training are those of the
+# quantized base; with a KV cache in 8 bits; with top-p and top-k, over sampling supports.  In every round the log-probs of training are those of the
 # rollout.
 set -euo pipefail
 build=$1
@@ -35,6 +35,8 @@ dtype=() # quantized layers, others as the checkpoint has them
 train qlora qwen3 --advantage-estimator grpo --lora-rank 8 --target-modules all-linear --base-quantization int4
 train qlora-moe qwen3_moe --advantage-estimator grpo --lora-rank 4 --target-modules all-linear --base-quantization nf4
 dtype=(--dtype bf16)
+train kv qwen3 --advantage-estimator grpo --sglang-kv-cache-dtype fp8_e4m3
+train kv-int8 qwen3_next --advantage-estimator grpo --sglang-kv-cache-dtype int8
 train support qwen3 --advantage-estimator grpo --rollout-top-p 0.7 --rollout-top-k 20 --use-kl-loss --kl-loss-coef 0.01
 train ppo qwen3 --advantage-estimator ppo
 train turns qwen3 --advantage-estimator ppo --offload

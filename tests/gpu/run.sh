@@ -78,6 +78,13 @@ for dtype in int4 int4-g128 fp8 int8 nf4; do
     check "$build/tests/gpu/check_engine" "$work/two-layers" quantized $dtype
     check "$build/tests/gpu/check_engine" tests/golden/data/qwen3_moe quantized $dtype
 done
+for dtype in fp8_e4m3 fp8_e5m2 int8; do
+    check "$build/tests/gpu/check_engine" "$work/two-layers" kv $dtype
+    check "$build/tests/gpu/check_engine" "$work/four-recurrent" kv $dtype
+    for family in tests/golden/data/*/; do
+        check "$build/tests/gpu/check_engine" "$family" kv $dtype
+    done
+done
 # Every family, as tiny models, with their multi-token prediction layers; with adapters, too.
 for family in tests/golden/data/*/ tests/golden/mtp/*/; do
     check "$build/tests/gpu/check_engine" "$family"

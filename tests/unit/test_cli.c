@@ -252,7 +252,6 @@ static const struct {
       ROUND "--fp8-format e4m3 --fp8-recipe blockwise --pipeline-model-parallel-size 2" },
     { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe delayed" },
     { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe tensorwise" },
-    { "kv-cache-device", ROUND "--sglang-kv-cache-dtype fp8_e4m3 --device cuda" },
     { "fp8-format", ROUND "--fp8-format hybrid --fp8-recipe blockwise" },
     { "high-precision-names", ROUND "--fp8-format e4m3 --fp8-recipe mxfp8 "
                                     "--extra-high-precision-layers-megatron linear_fc1" },

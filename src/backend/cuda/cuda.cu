@@ -155,7 +155,8 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
     if ((op == ML_OP_ATTN || op == ML_OP_ATTN_CHOSEN) &&
         (attr->attn.head_dim > ML_ATTN_MOST || attr->attn.value_dim > ML_ATTN_MOST))
         return refuse(err, "a head size of", attr->attn.head_dim);
-    if (op == ML_OP_ATTN && a->out[2].dtype != a->in[1].dtype)
+    if (op == ML_OP_ATTN && a->out[2].dtype != a->in[1].dtype &&
+        !ml_dtype_is_kv_codes(a->out[2].dtype))
         return refuse(err, "keys in another type than activations, of size",
                       attr->attn.head_dim);
     if (ml_dtype_codes(a->w[0].dtype) &&

@@ -28,11 +28,6 @@ static bool quantized_dtype(const ml_config *c) {
     return c->quantization && c->dtype != ML_WEIGHT_AUTO;
 }
 
-static bool kv_device(const ml_config *c) {
-    return c->kv_cache && c->run.backend.device &&
-           strcmp(c->run.backend.device, "cuda") == 0;
-}
-
 static bool quantized_ranks(const ml_config *c) {
     return c->quantization && (c->serve.tp > 1 || c->bench.tp > 1);
 }
@@ -501,9 +496,6 @@ const ml_rule ml_rules[] = {
     { "quantized-dtype", QUANTIZED, quantized_dtype,
       "--quantization and --base-quantization exclude --dtype f32 and bf16: what is not "
       "quantized has the dtype of the checkpoint" },
-    { "kv-cache-device", QUANTIZED, kv_device,
-      "--kv-cache-dtype and --sglang-kv-cache-dtype other than auto run on the CPU alone: "
-      "use --device cpu, or auto" },
     { "quantized-ranks", ML_CMD_SERVE | ML_CMD_BENCH_ENGINE, quantized_ranks,
       "--quantization excludes --tp-size: an engine of one rank has the whole weights" },
     { "quantized-grads", ML_CMD_SCORE, quantized_grads,

@@ -1,9 +1,9 @@
 /* attn.cu - ATTN: writes keys and values to KV pages, then launches an attention kernel. */
-#include "backend/cuda/attn/attn.cuh"
+#include "backend/cuda/attn/attn_codes.cuh"
 
 enum { THREADS = 128, MANY_ROWS = 64 /* per sequence on average: wgmma pays */ };
 
-/* V numbers per access; a value's padding (e .. dv - 1) becomes zero. */
+/* Pages of T.  V numbers per access; a value's padding (e .. dv - 1) becomes zero. */
 template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
     int key = c.pos[row];
@@ -97,8 +97,14 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     c.v = (const T *)a->in[2].data;
     c.o = (T *)a->out[0].data;
     c.stat = (float *)a->out[1].data;
-    c.kpage = (T *)a->out[2].data;
-    c.vpage = (T *)a->out[3].data;
+    if (ml_dtype_is_kv_codes(a->out[2].dtype)) {
+        c.kcode = (uint8_t *)a->out[2].data;
+        c.vcode = (uint8_t *)a->out[3].data;
+        c.format = ATTN_E4M3 + (a->out[2].dtype - ML_KV_E4M3);
+    } else {
+        c.kpage = (T *)a->out[2].data;
+        c.vpage = (T *)a->out[3].data;
+    }
     c.pos = a->rows->pos;
     c.seq_start = a->rows->seq_start;
     c.page_start = a->rows->page_start;
@@ -122,29 +128,40 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     return c;
 }
 
-/* The kernels for narrow heads or not: depends on the model only. */
-static bool takes_mma(const ml_op_args *a) {
-    return a->in[0].dtype == ML_BF16 && a->attr->attn.head_dim % 8 == 0 &&
-           a->attr->attn.head_dim <= 128 &&
-           a->attr->attn.value_dim == a->attr->attn.head_dim && a->out[3].n_dim;
-}
-
-static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
+static void forward(ml_cuda_stream *s, const attn_call<float> &c, const ml_op_args *) {
     ml_attn_plain<float>(s, c);
 }
 
-static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
-    if (!mma && ml_attn_wide_supports(c))
+#if ML_WGMMA
+/* Many rows read pages of codes as bf16; false: there are too many pages. */
+static bool forward_wgmma(ml_cuda_stream *s, attn_call<bf16> c, const ml_op_args *a) {
+    if (!s->wgmma || (int64_t)c.n_token * c.group < (int64_t)MANY_ROWS * c.n_seq)
+        return false;
+    if (c.format) {
+        ml_attn_scratch at = ml_cuda_attn_pages(a, false);
+        if (at.n_page < a->rows->n_page || c.n_token == c.n_seq) /* or it is recorded */
+            return false;
+        ml_attn_widen_pages<bf16>(s, c, at, a->scratch);
+    }
+    ml_attn_wgmma(s, c);
+    return true;
+}
+#else
+static bool forward_wgmma(ml_cuda_stream *, const attn_call<bf16> &, const ml_op_args *) {
+    return false;
+}
+#endif
+
+static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, const ml_op_args *a) {
+    if (!ml_cuda_attn_is_narrow(a) && ml_attn_wide_supports(c))
         ml_attn_wide(s, c);
-    else if (!mma)
+    else if (!ml_cuda_attn_is_narrow(a))
         ml_attn_plain<bf16>(s, c);
+    else if (ml_attn_decode_codes_supports(c))
+        ml_attn_decode_codes(s, c);
     else if (ml_attn_decode_supports(c))
         ml_attn_decode(s, c);
-#if ML_WGMMA
-    else if (s->wgmma && (int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
-        ml_attn_wgmma(s, c);
-#endif
-    else
+    else if (!forward_wgmma(s, c, a))
         ml_attn_mma(s, c);
 }
 
@@ -156,7 +173,17 @@ void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a) {
     attn_call<bf16> c = open_call<bf16>(a);
 
     if (c.n_token > 0)
-        forward(s, c, takes_mma(a));
+        forward(s, c, a);
+}
+
+template <class T> static void write_rows(ml_cuda_stream *s, const attn_call<T> &c) {
+    if (c.format)
+        ml_attn_write_codes<T>(s, c);
+    else if (c.d % ml_wide<T>::n == 0 && c.e % ml_wide<T>::n == 0)
+        write_pages<T, ml_wide<T>::n><<<(unsigned)c.n_token, THREADS, 0, s->stream>>>(c);
+    else
+        write_pages<T, 1><<<(unsigned)c.n_token, THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "KV cache");
 }
 
 template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
@@ -164,13 +191,8 @@ template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
 
     if (c.n_token == 0)
         return;
-    if (c.d % ml_wide<T>::n == 0 && c.e % ml_wide<T>::n == 0)
-        write_pages<T, ml_wide<T>::n>
-            <<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
-    else
-        write_pages<T, 1><<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
-    ml_cuda_launched(ml_cuda(s), "KV cache");
-    forward(ml_cuda(s), c, takes_mma(a));
+    write_rows(ml_cuda(s), c);
+    forward(ml_cuda(s), c, a);
 }
 
 void ml_cuda_attn_forward(ml_stream *s, const ml_op_args *a) {
@@ -198,11 +220,14 @@ static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
 
 template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) {
     attn_call<T> c = open_call<T>(a);
+    ml_attn_scratch at = ml_cuda_attn_pages(a, true);
 
     if (c.n_token == 0)
         return;
+    if (c.format)
+        ml_attn_widen_pages<T>(ml_cuda(s), c, at, a->scratch);
     c.dout = (const T *)a->dout[0].data;
-    c.delta = (float *)a->scratch;
+    c.delta = (float *)((char *)a->scratch + at.total);
     c.shift = c.delta + (int64_t)c.n_token * c.n_head;
     c.dq = (T *)a->din[0].data;
     c.dk = (T *)a->din[1].data;
@@ -212,7 +237,7 @@ template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) 
     c.add_v = a->din_add[2];
     ml_attn_delta(ml_cuda(s), c);
     ml_attn_sink_back(ml_cuda(s), c, (float *)a->dw[0].data);
-    backward(ml_cuda(s), c, takes_mma(a));
+    backward(ml_cuda(s), c, ml_cuda_attn_is_narrow(a));
 }
 
 void ml_cuda_attn_backward(ml_stream *s, const ml_op_args *a) {

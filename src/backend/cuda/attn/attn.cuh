@@ -16,9 +16,14 @@
 
 enum { ML_ATTN_MOST = 640 };
 
+/* Of the codes in KV pages (attn_codes.cuh). */
+enum { ATTN_NO_CODES, ATTN_E4M3, ATTN_E5M2, ATTN_INT8 };
+
 template <class T> struct attn_call {
-    const T *q, *k, *v;   /* of the rows of the batch */
-    T *o, *kpage, *vpage; /* vpage NULL: a value is the first numbers of its key */
+    const T *q, *k, *v;     /* of the rows of the batch */
+    T *o, *kpage, *vpage;   /* vpage NULL: a value is the first numbers of its key */
+    uint8_t *kcode, *vcode; /* instead, if pages have codes */
+    int format;             /* of these, or ATTN_NO_CODES */
     float *stat; /* [n_token, n_head, 2] row max m, and sum of exp(score - m); or NULL */
     const float *sink; /* [n_head] or NULL: one more score of each row, without a value */
     const int32_t *pos, *seq_start, *page_start, *page;

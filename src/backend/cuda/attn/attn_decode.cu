@@ -6,24 +6,16 @@
  * Only the work is divided differently: of a tile's 64 keys each warp computes the
  * scores of 16, all warps run the online softmax over all 64, and each warp has a
  * quarter of the value's columns. */
-#include "backend/cuda/attn/attn_mma.cuh"
-
-enum { ROWS = 16, PER_WARP = ML_KTILE / ATTN_WARPS, SCORE_LD = ML_KTILE + 8 };
+#include "backend/cuda/attn/attn_decode.cuh"
 
 /* Shared memory: queries, scores of this tile and the next, stages of keys, of values. */
 template <int D, int STAGES, int R> struct decode_tile {
     static const int ld = attn_tile<D>::ld, tile = attn_tile<D>::key_tile;
-    static const int whole = R * 8 * SCORE_LD; /* scores of a tile */
-    static const size_t scores = (size_t)ROWS * ld * sizeof(bf16);
+    static const int whole = R * 8 * DECODE_LD; /* scores of a tile */
+    static const size_t scores = (size_t)DECODE_ROWS * ld * sizeof(bf16);
     static const size_t stages = scores + 2 * whole * sizeof(float);
     static const size_t bytes = stages + 2 * (size_t)STAGES * tile * sizeof(bf16);
     static const int columns = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
-};
-
-/* Online-softmax state and accumulators of a lane's R rows; R is 1 for up to 8 rows. */
-template <int R, int N> struct folded {
-    float m[R], l[R], acc[N][4];
-    float to_log2;
 };
 
 /* Scores of a warp's keys, before scaling. */
@@ -38,99 +30,11 @@ __device__ static void decode_scores(float (&s)[2][4], const uint32_t (&q)[D / 1
         s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        attn_right<D>(b[k], keys, warp * PER_WARP, k * 16);
+        attn_right<D>(b[k], keys, warp * DECODE_OWN, k * 16);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         ml_mma(s[0], q[k], b[k][0], b[k][1]);
         ml_mma(s[1], q[k], b[k][2], b[k][3]);
-    }
-}
-
-/* To shared memory, for all warps to read. */
-template <int R> __device__ static void put_scores(float *to, const float (&s)[2][4]) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            *(float2 *)(to + (lane / 4 + 8 * r) * SCORE_LD + warp * PER_WARP + j * 8 +
-                        lane % 4 * 2) = make_float2(s[j][2 * r], s[j][2 * r + 1]);
-}
-
-/* Online softmax over a tile, for one of the lane's rows: scores become weights. */
-template <int R, int N>
-__device__ static void fold_row(folded<R, N> &x, float (&s)[8][2], int r, int tile, int lo,
-                                int hi, const attn_call<bf16> &c) {
-    int lane = (int)threadIdx.x % 32;
-    float top = x.m[r], shift, keep, sum = 0.0f;
-
-    if (c.softcap != 0.0f) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                s[j][k] = c.softcap * ml_tanh(s[j][k] * c.scale / c.softcap);
-    }
-    if (tile < lo || tile + ML_KTILE - 1 > hi) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                int key = tile + j * 8 + lane % 4 * 2 + k;
-                if (key > hi || key < lo)
-                    s[j][k] = -INFINITY;
-            }
-    }
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-            top = ml_max(top, s[j][k]);
-    top = ml_max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = ml_max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    shift = top == -INFINITY ? 0.0f : top * x.to_log2;
-    keep = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
-    x.m[r] = top;
-    x.l[r] *= keep;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        x.acc[j][2 * r] *= keep;
-        x.acc[j][2 * r + 1] *= keep;
-    }
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            s[j][k] = ml_exp2(fmaf(s[j][k], x.to_log2, -shift));
-            sum += s[j][k];
-        }
-    x.l[r] += sum;
-}
-
-/* Weights P of a tile as A fragments; rows from 8 R on are zero. */
-template <int R, int N>
-__device__ static void fold_scores(folded<R, N> &x, uint32_t (&w)[4][4],
-                                   const float *scores, int tile, int lo, int hi,
-                                   const attn_call<bf16> &c) {
-    int lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float s[8][2] = {};
-        if (r < R) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * SCORE_LD +
-                                             j * 8 + lane % 4 * 2);
-                s[j][0] = v.x;
-                s[j][1] = v.y;
-            }
-            fold_row<R, N>(x, s, r < R ? r : 0, tile, lo, hi, c);
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            w[k][r] = ml_pack2(s[2 * k][0], s[2 * k][1]);
-            w[k][2 + r] = ml_pack2(s[2 * k + 1][0], s[2 * k + 1][1]);
-        }
     }
 }
 
@@ -159,8 +63,8 @@ __device__ static void add_values(float (&acc)[N][4], const uint32_t (&w)[4][4],
 }
 
 template <int R, int N>
-__device__ static void put_rows(const folded<R, N> &x, const attn_call<bf16> &c, int seq,
-                                int head) {
+__device__ static void put_rows(const decode_state<R, N> &x, const attn_call<bf16> &c,
+                                int seq, int head) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -273,7 +177,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
     tiles<D, STAGES> t;
     uint32_t q[D / 16][4];
     float s[2][4];
-    folded<R, N> x = {};
+    decode_state<R, N> x = {};
 
     ml_grid_release();
     t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
@@ -281,7 +185,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
     ml_grid_wait();
     if (t.hi < 0) /* padding */
         return;
-    attn_fetch_rows<D, ROWS>(rows, c.q, c, seq, head, 0, c.group);
+    attn_fetch_rows<D, DECODE_ROWS>(rows, c.q, c, seq, head, 0, c.group);
     prefetch_keys(t, c, t.id, t.at, 0);
     ml_copy_commit();
     for (int n = 0; n < STAGES - 1; n++)
@@ -296,7 +200,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
     for (int k = 0; k < D / 16; k++)
         attn_left<D>(q[k], rows, 0, k * 16);
     decode_scores<D>(s, q, t.keys);
-    put_scores<R>(scores, s);
+    decode_put_scores<R>(scores, s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
          tile += ML_KTILE, n++) {
         uint32_t w[4][4], b[4][N / 2][4];
@@ -307,9 +211,9 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
         load_values<D, N>(b, t.values + n % STAGES * tl::tile);
         decode_scores<D>(s, q,
                          t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
-        fold_scores<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
+        decode_fold<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
         add_values<N>(x.acc, w, b);
-        put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
+        decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
     }
     put_rows<R, N>(x, c, seq, head);
 }
@@ -336,7 +240,7 @@ template <int D, int R> static void choose(ml_cuda_stream *s, const attn_call<bf
 }
 
 bool ml_attn_decode_supports(const attn_call<bf16> &c) {
-    return c.n_token == c.n_seq && c.group <= ROWS;
+    return !c.format && c.n_token == c.n_seq && c.group <= DECODE_ROWS;
 }
 
 void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c) {

@@ -15,17 +15,40 @@ template <int D> struct mla_smem {
     wide_tile tile[2];
 };
 
+/* A tile of keys from their codes, during the products of the one before. */
+template <int D>
+__device__ static inline void fetch_codes(bf16 *to, const wide_tile &t,
+                                          const attn_call<bf16> &c) {
+#pragma unroll 3
+    for (int i = (int)threadIdx.x; i < ML_KTILE * (D / ATTN_UNIT); i += WIDE_THREADS) {
+        int row = i / (D / ATTN_UNIT), e = i % (D / ATTN_UNIT) * ATTN_UNIT;
+        uint4 x[2];
+        wide_widen(x, t.key[row], row, e, c.d, c.d, attn_is_paired(c.d), c.format);
+        *(uint4 *)(to + ml_panel_at(row, e / 8)) = x[0];
+        *(uint4 *)(to + ml_panel_at(row, e / 8 + 1)) = x[1];
+    }
+}
+
 /* Starts the copies of a tile of keys; those without an address become zero. */
 template <int D>
-__device__ static inline void fetch_tile(bf16 *to, const wide_tile &t,
-                                         const attn_call<bf16> &c) {
+__device__ static inline void copy_tile(bf16 *to, const wide_tile &t,
+                                        const attn_call<bf16> &c) {
 #pragma unroll 6
     for (int i = (int)threadIdx.x; i < ML_KTILE * (D / 8); i += WIDE_THREADS) {
         int row = i / (D / 8), e = i % (D / 8);
-        const bf16 *from = t.key[row];
+        const bf16 *from = (const bf16 *)t.key[row];
         bool there = from && e * 8 < c.d;
         ml_copy_async(to + ml_panel_at(row, e), there ? from + e * 8 : c.kpage, there);
     }
+}
+
+template <int D, bool CODED>
+__device__ static inline void fetch_tile(bf16 *to, const wide_tile &t,
+                                         const attn_call<bf16> &c) {
+    if (CODED)
+        fetch_codes<D>(to, t, c);
+    else
+        copy_tile<D>(to, t, c);
 }
 
 template <int D>
@@ -40,7 +63,7 @@ __device__ static inline void fetch_rows(bf16 *to, const attn_call<bf16> &c,
     }
 }
 
-template <int D, bool LIST>
+template <int D, bool LIST, bool CODED>
 __global__ void __launch_bounds__(WIDE_THREADS, 1) mla_forward(attn_call<bf16> c) {
     mla_smem<D> &smem = *(mla_smem<D> *)attn_smem;
     wide_block b = wide_open<LIST, ATTN_ROWS>(c);
@@ -53,11 +76,11 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) mla_forward(attn_call<bf16> c
 
     if (b.p.index < 0 || b.hi < 0)
         return;
-    wide_find_keys<LIST>(smem.tile[0], c, b, tile);
-    wide_find_keys<LIST>(smem.tile[1], c, b, tile + ML_KTILE);
+    wide_find_keys<LIST, CODED>(smem.tile[0], c, b, tile);
+    wide_find_keys<LIST, CODED>(smem.tile[1], c, b, tile + ML_KTILE);
     __syncthreads();
     fetch_rows<D>(smem.q, c, b);
-    fetch_tile<D>(smem.buf[0], smem.tile[0], c);
+    fetch_tile<D, CODED>(smem.buf[0], smem.tile[0], c);
     ml_copy_commit();
     lim = LIST ? wide_list_limits(b, row) : attn_limits_of(c, b.p.first_row, row, b.n_row);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
@@ -69,9 +92,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) mla_forward(attn_call<bf16> c
         ml_wgmma_fence();
         attn_start_scores<D>(s, q, keys);
         if (tile + ML_KTILE <= b.hi) /* during the products */
-            fetch_tile<D>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
+            fetch_tile<D, CODED>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
         ml_copy_commit();
-        wide_find_keys<LIST>(smem.tile[n % 2], c, b, tile + 2 * ML_KTILE);
+        wide_find_keys<LIST, CODED>(smem.tile[n % 2], c, b, tile + 2 * ML_KTILE);
         ml_wgmma_wait<0>(s);
         if (c.softcap != 0.0f)
             attn_cap(s, c);
@@ -89,7 +112,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) mla_forward(attn_call<bf16> c
     wide_put_rows<N>(x, acc, c, b, row, team);
 }
 
-template <int D, bool LIST>
+template <int D, bool LIST, bool CODED>
 static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     size_t bytes = sizeof(mla_smem<D>);
     unsigned per_token = (unsigned)(c.n_head + ATTN_ROWS - 1) / ATTN_ROWS;
@@ -100,21 +123,21 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     else if (c.n_token == c.n_seq)
         grid.x = (unsigned)c.n_seq * ((unsigned)(c.group + ATTN_ROWS - 1) / ATTN_ROWS);
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(mla_forward<D, LIST>,
+                 cudaFuncSetAttribute(mla_forward<D, LIST, CODED>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)bytes),
                  "attention");
-    mla_forward<D, LIST><<<grid, WIDE_THREADS, bytes, s->stream>>>(c);
+    mla_forward<D, LIST, CODED><<<grid, WIDE_THREADS, bytes, s->stream>>>(c);
     ml_cuda_launched(s, "attention");
 }
 
 void ml_attn_mla_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    launch<576, false>(s, c);
+    c.format ? launch<576, false, true>(s, c) : launch<576, false, false>(s, c);
 }
 
 void ml_attn_mla_wgmma_chosen(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (c.d <= 512)
-        launch<512, true>(s, c);
+        launch<512, true, false>(s, c);
     else
-        launch<576, true>(s, c);
+        launch<576, true, false>(s, c);
 }

@@ -1,7 +1,8 @@
 /* attn_plain.cu - attention with a warp per row: f32, and heads that mma does not take.
  *
- * ATTN and ATTN_CHOSEN: LIST says that a row's keys are those of its token's list. */
-#include "backend/cuda/attn/attn.cuh"
+ * ATTN and ATTN_CHOSEN: LIST says that a row's keys are those of its token's list; CODED that
+ * pages have codes. */
+#include "backend/cuda/attn/attn_codes.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, FEW = 256, ALL = ML_ATTN_MOST };
 
@@ -12,10 +13,27 @@ template <class T> __device__ static void stage_row(float *to, const T *from, in
     __syncwarp();
 }
 
-template <class T> __device__ static float dot_with(const float *a, const T *b, int d) {
+/* A row of a page of codes, whose numbers are rounded to T. */
+template <class T> struct coded_row {
+    const uint8_t *code;
+    float scale;
+    bool paired;
+    int format;
+};
+
+template <class T> __device__ static float number(const T *row, int e) {
+    return ml_f32(row[e]);
+}
+
+template <class T> __device__ static float number(const coded_row<T> &row, int e) {
+    uint8_t code = row.code[attn_code_place(e, row.paired)];
+    return ml_f32(ml_as<T>(attn_code_value(code, row.format) * row.scale));
+}
+
+template <class R> __device__ static float dot_with(const float *a, const R &b, int d) {
     float sum = 0.0f;
     for (int e = 0; e < d; e++)
-        sum = fmaf(a[e], ml_f32(b[e]), sum);
+        sum = fmaf(a[e], number(b, e), sum);
     return sum;
 }
 
@@ -29,13 +47,13 @@ template <class T> __device__ static void put(T *to, float x, bool add) {
 }
 
 /* sum += w times a row; a lane has every 32nd column. */
-template <class T, int N>
-__device__ static void add_row(float (&sum)[N], float w, const T *row, int d) {
+template <class R, int N>
+__device__ static void add_row(float (&sum)[N], float w, const R &row, int d) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int e = 0; e < N; e++)
         if (lane + 32 * e < d)
-            sum[e] = fmaf(w, ml_f32(row[lane + 32 * e]), sum[e]);
+            sum[e] = fmaf(w, number(row, lane + 32 * e), sum[e]);
 }
 
 /* Stores a row of d numbers, or adds it. */
@@ -70,19 +88,38 @@ __device__ static query query_of(const attn_call<T> &c, int64_t i) {
     return q;
 }
 
-template <bool LIST, class T>
-__device__ static const T *key_of(const attn_call<T> &c, const query &q, int i) {
-    return LIST ? attn_list_key(c, q.list, i) : attn_key(c, q.list.page, q.head, i);
-}
+/* Rows of T, or of codes. */
+template <bool LIST, bool CODED> struct pages {
+    template <class T>
+    __device__ static const T *key(const attn_call<T> &c, const query &q, int i) {
+        return LIST ? attn_list_key(c, q.list, i) : attn_key(c, q.list.page, q.head, i);
+    }
 
-template <bool LIST, class T>
-__device__ static const T *value_of(const attn_call<T> &c, const query &q, int i) {
-    return LIST ? attn_list_key(c, q.list, i) : attn_value(c, q.list.page, q.head, i);
-}
+    template <class T>
+    __device__ static const T *value(const attn_call<T> &c, const query &q, int i) {
+        return LIST ? attn_list_key(c, q.list, i) : attn_value(c, q.list.page, q.head, i);
+    }
+};
+
+template <> struct pages<false, true> {
+    template <class T>
+    __device__ static coded_row<T> key(const attn_call<T> &c, const query &q, int i) {
+        attn_coded at = attn_coded_key(c, q.list.page, q.head, i);
+        return { at.code, *at.scale, attn_is_paired(c.d), c.format };
+    }
+
+    template <class T>
+    __device__ static coded_row<T> value(const attn_call<T> &c, const query &q, int i) {
+        attn_coded at = attn_coded_value(c, q.list.page, q.head, i);
+        return { at.code, *at.scale, !c.vcode && attn_is_paired(c.d), c.format };
+    }
+};
 
 /* ---- forward ---- */
 
-template <class T, int D, bool LIST> __global__ void plain_forward(attn_call<T> c) {
+template <class T, int D, bool LIST, bool CODED>
+__global__ void plain_forward(attn_call<T> c) {
+    typedef pages<LIST, CODED> from;
     __shared__ float row[WARPS][D], weight[WARPS][ML_KTILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t i = (int64_t)c.first_token * c.n_head + (int64_t)blockIdx.x * WARPS + warp;
@@ -100,7 +137,7 @@ template <class T, int D, bool LIST> __global__ void plain_forward(attn_call<T> 
         for (int k = 0; k < 2; k++) {
             int key = tile + lane + 32 * k;
             s[k] = key >= q.first && key <= q.last
-                       ? score(c, dot_with(row[warp], key_of<LIST>(c, q, key), c.d))
+                       ? score(c, dot_with(row[warp], from::key(c, q, key), c.d))
                        : -INFINITY;
         }
         m = ml_max(m, ml_warp_max(ml_max(s[0], s[1])));
@@ -115,7 +152,7 @@ template <class T, int D, bool LIST> __global__ void plain_forward(attn_call<T> 
             acc[e] *= keep;
         for (int key = tile < q.first ? q.first : tile;
              key <= q.last && key < tile + ML_KTILE; key++)
-            add_row(acc, weight[warp][key - tile], value_of<LIST>(c, q, key), c.e);
+            add_row(acc, weight[warp][key - tile], from::value(c, q, key), c.e);
         __syncwarp();
     }
     if (c.sink)
@@ -130,32 +167,35 @@ template <class T, int D, bool LIST> __global__ void plain_forward(attn_call<T> 
     }
 }
 
-template <int D, bool LIST, class T>
+template <int D, bool LIST, bool CODED, class T>
 static void launch(ml_cuda_stream *s, const attn_call<T> &c) {
     unsigned blocks =
         ml_cuda_blocks((int64_t)(c.n_token - c.first_token) * c.n_head, WARPS);
-    plain_forward<T, D, LIST><<<blocks, THREADS, 0, s->stream>>>(c);
+    plain_forward<T, D, LIST, CODED><<<blocks, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "attention");
 }
 
 template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c) {
-    if (c.d <= FEW && c.e <= FEW)
-        launch<FEW, false>(s, c);
+    if (c.format)
+        launch<ALL, false, true>(s, c);
+    else if (c.d <= FEW && c.e <= FEW)
+        launch<FEW, false, false>(s, c);
     else
-        launch<ALL, false>(s, c);
+        launch<ALL, false, false>(s, c);
 }
 
 template <class T> void ml_attn_plain_chosen(ml_cuda_stream *s, const attn_call<T> &c) {
     if (c.d <= FEW)
-        launch<FEW, true>(s, c);
+        launch<FEW, true, false>(s, c);
     else
-        launch<ALL, true>(s, c);
+        launch<ALL, true, false>(s, c);
 }
 
 /* ---- backward ---- */
 
 /* dq.  A warp for each row and head; keys in ascending order. */
 template <class T, int D, bool LIST> __global__ void plain_back_query(attn_call<T> c) {
+    typedef pages<LIST, false> from;
     __shared__ float row[WARPS][D], out[WARPS][D], slope[WARPS][ML_KTILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t i = (int64_t)blockIdx.x * WARPS + warp;
@@ -176,8 +216,8 @@ template <class T, int D, bool LIST> __global__ void plain_back_query(attn_call<
         for (int key = tile + lane; key < tile + ML_KTILE; key += 32) {
             float s, dp, ds = 0.0f;
             if (key >= q.first && key <= q.last) {
-                s = score(c, dot_with(row[warp], key_of<LIST>(c, q, key), c.d));
-                dp = dot_with(out[warp], value_of<LIST>(c, q, key), c.e);
+                s = score(c, dot_with(row[warp], from::key(c, q, key), c.d));
+                dp = dot_with(out[warp], from::value(c, q, key), c.e);
                 ds = (ml_exp(s - m) * inv_l) * (dp - delta) * c.scale;
                 if (c.softcap != 0.0f)
                     ds *= attn_cap_slope(s, c.softcap);
@@ -187,7 +227,7 @@ template <class T, int D, bool LIST> __global__ void plain_back_query(attn_call<
         __syncwarp();
         for (int key = tile < q.first ? q.first : tile;
              key <= q.last && key < tile + ML_KTILE; key++)
-            add_row(acc, slope[warp][key - tile], key_of<LIST>(c, q, key), c.d);
+            add_row(acc, slope[warp][key - tile], from::key(c, q, key), c.d);
         __syncwarp();
     }
     put_row(c.dq + i * c.d, acc, c.d, c.add_q);

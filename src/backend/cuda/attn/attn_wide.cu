@@ -49,7 +49,25 @@ __device__ static void fold_tile(attn_softmax &x, uint32_t (&w)[4][4], float (&a
     attn_round<8>(w, s);
 }
 
-template <int D, int E, bool IN_KEY, bool LIST>
+/* Fetches the keys, or the values, of a tile. */
+template <int D, bool CODED>
+__device__ static void fetch_keys(bf16 *to, const wide_tile &t, const attn_call<bf16> &c) {
+    if (CODED)
+        wide_fetch_codes<D>(to, t.key, c.d, c.d, attn_is_paired(c.d), c.format);
+    else
+        wide_fetch<D, ML_KTILE>(to, t.key, c.d, c.kpage);
+}
+
+template <int D, bool CODED>
+__device__ static void fetch_values(bf16 *to, const wide_tile &t,
+                                    const attn_call<bf16> &c) {
+    if (CODED)
+        wide_fetch_codes<D>(to, t.value, c.dv, c.e, false, c.format);
+    else
+        wide_fetch<D, ML_KTILE>(to, t.value, c.e, c.kpage);
+}
+
+template <int D, int E, bool IN_KEY, bool LIST, bool CODED>
 __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_forward(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
@@ -65,10 +83,10 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     if (b.p.index < 0 || b.hi < 0)
         return;
     b.lo = LIST ? 0 : b.lo;
-    wide_find_keys<LIST>(smem.tile[0], c, b, b.lo / ML_KTILE * ML_KTILE);
+    wide_find_keys<LIST, CODED>(smem.tile[0], c, b, b.lo / ML_KTILE * ML_KTILE);
     __syncthreads();
     wide_fetch_rows<D>(smem.rows, c.q, c.d, c, b.p.first_row, b.head, b.row0, b.n_row);
-    wide_fetch<D, ML_KTILE>(smem.buf[0], smem.tile[0].key, c.d, c.kpage);
+    fetch_keys<D, CODED>(smem.buf[0], smem.tile[0], c);
     ml_copy_commit();
     lim = LIST ? wide_list_limits(b, row) : attn_limits_of(c, b.p.first_row, row, b.n_row);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
@@ -81,14 +99,13 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         uint32_t w[4][4];
 
         if (more)
-            wide_find_keys<LIST>(smem.tile[(n + 1) % 2], c, b, tile + ML_KTILE);
+            wide_find_keys<LIST, CODED>(smem.tile[(n + 1) % 2], c, b, tile + ML_KTILE);
         ml_copy_wait<0>();
         __syncthreads(); /* the keys arrived; the tile before is no longer read */
         if (IN_KEY && more)
-            wide_fetch<D, ML_KTILE>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2].key, c.d,
-                                    c.kpage);
+            fetch_keys<D, CODED>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
         if (!IN_KEY)
-            wide_fetch<D, ML_KTILE>(smem.buf[1], smem.tile[n % 2].value, c.e, c.kpage);
+            fetch_values<D, CODED>(smem.buf[1], smem.tile[n % 2], c);
         ml_copy_commit();
         if (tile <= lim.most_pos) {
             wide_scores<D, D, D>(s, smem.rows, own, keys, part * WIDE_OWN);
@@ -97,8 +114,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         __syncthreads(); /* scores are there; the keys are no longer read */
         if (!IN_KEY) {
             if (more)
-                wide_fetch<D, ML_KTILE>(smem.buf[0], smem.tile[(n + 1) % 2].key, c.d,
-                                        c.kpage);
+                fetch_keys<D, CODED>(smem.buf[0], smem.tile[(n + 1) % 2], c);
             ml_copy_commit();
         }
         if (tile <= lim.most_pos)
@@ -113,7 +129,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_put_rows<N>(x, acc, c, b, row, part);
 }
 
-template <int D, int E, bool IN_KEY, bool LIST>
+template <int D, int E, bool IN_KEY, bool LIST, bool CODED>
 static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     size_t bytes = sizeof(forward_smem<D>);
     int per_token = (c.n_head + WIDE_ROWS - 1) / WIDE_ROWS;
@@ -124,27 +140,32 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     else if (c.n_token == c.n_seq && c.group <= WIDE_ROWS)
         grid.x = (unsigned)c.n_seq;
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(wide_forward<D, E, IN_KEY, LIST>,
+                 cudaFuncSetAttribute(wide_forward<D, E, IN_KEY, LIST, CODED>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)bytes),
                  "attention");
-    wide_forward<D, E, IN_KEY, LIST><<<grid, WIDE_THREADS, bytes, s->stream>>>(c);
+    wide_forward<D, E, IN_KEY, LIST, CODED><<<grid, WIDE_THREADS, bytes, s->stream>>>(c);
     ml_cuda_launched(s, "attention");
+}
+
+template <bool CODED>
+static void launch_dense(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (!c.vpage && !c.vcode)
+        launch<576, 512, true, false, CODED>(s, c);
+    else if (c.d <= 256 && c.e <= 256)
+        launch<256, 256, false, false, CODED>(s, c);
+    else
+        launch<512, 512, false, false, CODED>(s, c);
 }
 
 void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c) {
 #if ML_WGMMA
-    if (!c.vpage && s->wgmma) {
+    if (!c.vpage && !c.vcode && s->wgmma) {
         ml_attn_mla_wgmma(s, c);
         return;
     }
 #endif
-    if (!c.vpage)
-        launch<576, 512, true, false>(s, c);
-    else if (c.d <= 256 && c.e <= 256)
-        launch<256, 256, false, false>(s, c);
-    else
-        launch<512, 512, false, false>(s, c);
+    c.format ? launch_dense<true>(s, c) : launch_dense<false>(s, c);
 }
 
 void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c) {
@@ -155,7 +176,7 @@ void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c) {
     }
 #endif
     if (c.d <= 512)
-        launch<512, 512, true, true>(s, c);
+        launch<512, 512, true, true, false>(s, c);
     else
-        launch<576, 512, true, true>(s, c);
+        launch<576, 512, true, true, false>(s, c);
 }

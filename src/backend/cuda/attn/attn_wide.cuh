@@ -8,13 +8,14 @@
 #ifndef ML_BACKEND_CUDA_ATTN_ATTN_WIDE_CUH
 #define ML_BACKEND_CUDA_ATTN_ATTN_WIDE_CUH
 
+#include "backend/cuda/attn/attn_codes.cuh"
 #include "backend/cuda/attn/attn_fold.cuh"
 
 enum { WIDE_THREADS = 256, WIDE_ROWS = 32, WIDE_PARTS = 4, WIDE_OWN = 16 };
 
-/* Addresses of a tile's keys and values; NULL: none. */
+/* Addresses of a tile's keys and values, numbers or codes; NULL: none. */
 struct wide_tile {
-    const bf16 *key[ML_KTILE], *value[ML_KTILE];
+    const void *key[ML_KTILE], *value[ML_KTILE];
 };
 
 /* The block's rows, and the keys lo .. hi that they read: positions, or places in a list. */
@@ -55,7 +56,7 @@ __device__ static inline wide_block wide_open(const attn_call<bf16> &c) {
 }
 
 /* The keys of the tile from `tile` on; the first 64 threads. */
-template <bool LIST>
+template <bool LIST, bool CODED>
 __device__ static inline void wide_find_keys(wide_tile &t, const attn_call<bf16> &c,
                                              const wide_block &b, int tile) {
     int key = tile + (int)threadIdx.x;
@@ -67,6 +68,13 @@ __device__ static inline void wide_find_keys(wide_tile &t, const attn_call<bf16>
         t.key[threadIdx.x] = there ? attn_list_key(c, b.list, key) : NULL;
         return;
     }
+    if (CODED) {
+        t.key[threadIdx.x] =
+            there ? attn_coded_key(c, b.list.page, b.head, key).code : NULL;
+        t.value[threadIdx.x] =
+            there ? attn_coded_value(c, b.list.page, b.head, key).code : NULL;
+        return;
+    }
     t.key[threadIdx.x] = there ? attn_key(c, b.list.page, b.head, key) : NULL;
     t.value[threadIdx.x] = there ? attn_value(c, b.list.page, b.head, key) : NULL;
 }
@@ -74,12 +82,42 @@ __device__ static inline void wide_find_keys(wide_tile &t, const attn_call<bf16>
 /* Starts the copies of N rows of `width` numbers to rows of W; NULL and the rest become
  * zero. */
 template <int W, int N>
-__device__ static inline void wide_fetch(bf16 *to, const bf16 *const *from, int width,
-                                         const bf16 *any) {
+__device__ static inline void wide_fetch(bf16 *to, const void *const *from, int width,
+                                         const void *any) {
     for (int i = (int)threadIdx.x; i < N * (W / 8); i += WIDE_THREADS) {
         int row = i / (W / 8), e = i % (W / 8) * 8;
         bool there = from[row] && e < width;
-        ml_copy_async(to + row * attn_tile<W>::ld + e, there ? from[row] + e : any, there);
+        ml_copy_async(to + row * attn_tile<W>::ld + e,
+                      there ? (const bf16 *)from[row] + e : any, there);
+    }
+}
+
+/* 16 of the first n elements of row `row` of a tile, from element e on, whose codes begin at
+ * `from`; zeros where there are none. */
+__device__ static inline void wide_widen(uint4 (&x)[2], const void *from, int row, int e,
+                                         int width, int n, bool paired, int format) {
+    int slot = row % ML_PAGE;
+    uint8_t *code = (uint8_t *)from;
+    attn_unit u = {};
+
+    if (from && e < n)
+        u = attn_load_unit({ code, (float *)(code + (ML_PAGE - slot) * width) + slot }, e,
+                           width);
+    attn_widen_unit(x, u, paired, format);
+}
+
+/* The same as wide_fetch from rows of codes, of which the first n are wanted; not in the
+ * background. */
+template <int W>
+__device__ static inline void wide_fetch_codes(bf16 *to, const void *const *from, int width,
+                                               int n, bool paired, int format) {
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < ML_KTILE * (W / ATTN_UNIT); i += WIDE_THREADS) {
+        int row = i / (W / ATTN_UNIT), e = i % (W / ATTN_UNIT) * ATTN_UNIT;
+        uint4 x[2];
+        wide_widen(x, from[row], row, e, width, n, paired, format);
+        *(uint4 *)(to + row * attn_tile<W>::ld + e) = x[0];
+        *(uint4 *)(to + row * attn_tile<W>::ld + e + 8) = x[1];
     }
 }
 

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     own_rows = lane_rows_of<LIST>(c, b, b.row0 + own);
     if (LIST && b.hi == 0 && !c.sink) /* the weight of a single key is 1: no gradient */
         b.hi = -1;
-    wide_find_keys<LIST>(smem.tile[0], c, b, tile);
+    wide_find_keys<LIST, false>(smem.tile[0], c, b, tile);
     __syncthreads();
     wide_fetch_rows<D>(smem.rows, c.q, c.d, c, b.p.first_row, b.head, b.row0, b.n_row);
     wide_fetch_rows<E>(smem.outs, c.dout, c.e, c, b.p.first_row, b.head, b.row0, b.n_row);
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         uint32_t w[4][4];
 
         if (more)
-            wide_find_keys<LIST>(smem.tile[(n + 1) % 2], c, b, tile + ML_KTILE);
+            wide_find_keys<LIST, false>(smem.tile[(n + 1) % 2], c, b, tile + ML_KTILE);
         ml_copy_wait<0>();
         __syncthreads(); /* the tile arrived; the one before is no longer read */
         if (IN_KEY && more)
@@ -192,7 +192,7 @@ template <int D, int E, bool IN_KEY> struct key_smem {
     bf16 weight[KEYS * WEIGHT_LD], slope[KEYS * WEIGHT_LD];
     row_stat stat[2][WIDE_ROWS];
     uint32_t seen[2][WIDE_ROWS]; /* bit i: the row attends to key i of the block */
-    const bf16 *key[KEYS], *value[KEYS];
+    const void *key[KEYS], *value[KEYS];
 };
 
 /* The block's keys: `first` .. of n keys of a sequence. */
@@ -494,7 +494,7 @@ bool ml_attn_wide_supports(const attn_call<bf16> &c) {
 
     if (c.d % 8 != 0 || c.e % 8 != 0)
         return false;
-    if (!c.vpage) /* MLA, or lists */
+    if (!c.vpage && !c.vcode) /* MLA, or lists */
         return c.d > 128 && c.d <= 576 && c.e <= 512 && c.e <= c.d &&
                wide_fits(sizeof(query_smem<576, 512>));
     return c.d <= 512 && c.e <= 512 &&

@@ -5,6 +5,8 @@
  * do. */
 #include "backend/cuda/attn/qk_norm_rope_kv.cuh"
 
+#include "backend/cuda/attn/attn_codes.cuh"
+
 enum { THREADS = 128, TEAM = 16, TEAMS = THREADS / TEAM, V = 8 };
 
 __device__ static void round_all(float (&x)[V]) {
@@ -52,6 +54,33 @@ __device__ static void turn(float (&x)[V], const float *cs, int half, int e) {
     round_all(x);
 }
 
+/* The bits of the largest magnitude of a head. */
+__device__ static uint32_t most_of(const float (&x)[V]) {
+    uint32_t most = 0;
+
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        most = max(most, attn_magnitude(x[j]));
+#pragma unroll
+    for (int i = TEAM / 2; i; i >>= 1)
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, i));
+    return most;
+}
+
+/* Elements e .. e + 7 of a row; of a key, pairs of them are four codes apart. */
+__device__ static void put_codes(const attn_coded &to, const float (&x)[V], int e,
+                                 bool paired, uint32_t most, int format) {
+    attn_scale s = attn_scale_of(most, format);
+
+#pragma unroll
+    for (int j = 0; j < V; j += 2) {
+        uint8_t lo = attn_encode(x[j], s, format), hi = attn_encode(x[j + 1], s, format);
+        *(uint16_t *)(to.code + attn_code_place(e + j, paired)) = (uint16_t)(lo | hi << 8);
+    }
+    if (e == 0)
+        *to.scale = s.scale;
+}
+
 /* No early return: a warp's teams shuffle together; those of values ignore the result. */
 __global__ static void __launch_bounds__(THREADS)
     qk_norm_rope_kernel(const __grid_constant__ ml_qk_norm_rope h) {
@@ -66,6 +95,7 @@ __global__ static void __launch_bounds__(THREADS)
     int64_t at = ((int64_t)row * (is_q ? c.n_head : c.n_kv) + kv) * d + e;
     float x[V] = {}, y[V];
     const int32_t *page;
+    uint32_t most;
     int pos;
 
     ml_grid_release();
@@ -87,10 +117,18 @@ __global__ static void __launch_bounds__(THREADS)
     turn(y, h.cs + (int64_t)row * d, d / 2, e);
     if (there && !is_v)
         ml_store(s.rotated + at, y);
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        y[j] = is_v ? x[j] : y[j];
+    most = c.format ? most_of(y) : 0;
     if (!there || is_q || pos < 0)
         return;
-    if (is_v)
-        ml_store((bf16 *)attn_value(c, page, kv, pos) + e, x);
+    if (c.format)
+        put_codes(is_v ? attn_coded_value(c, page, kv, pos)
+                       : attn_coded_key(c, page, kv, pos),
+                  y, e, !is_v, most, c.format);
+    else if (is_v)
+        ml_store((bf16 *)attn_value(c, page, kv, pos) + e, y);
     else
         ml_store((bf16 *)attn_key(c, page, kv, pos) + e, y);
 }

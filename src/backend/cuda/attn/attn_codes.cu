@@ -1,0 +1,140 @@
+/* attn_codes.cu - writes KV pages of codes, and reads whole ones. */
+#include "backend/cuda/attn/attn_codes.cuh"
+
+enum { THREADS = 128, WARPS = THREADS / 32 };
+
+/* A row of a key or a value, by a warp: n numbers to codes, zeros up to `width`. */
+template <class T>
+__device__ static void write_row(const attn_coded &to, const T *from, int n, int width,
+                                 bool paired, int format) {
+    int lane = (int)threadIdx.x % 32;
+    uint32_t most = 0;
+    attn_scale s;
+
+    for (int e = lane; e < n; e += 32)
+        most = max(most, attn_magnitude(ml_f32(from[e])));
+    s = attn_scale_of(__reduce_max_sync(0xffffffffu, most), format);
+    for (int e = lane; e < width; e += 32)
+        to.code[attn_code_place(e, paired)] =
+            e < n ? attn_encode(ml_f32(from[e]), s, format) : 0;
+    if (lane == 0)
+        *to.scale = s.scale;
+}
+
+template <class T> __global__ void write_codes(attn_call<T> c) {
+    int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
+    int pos = c.pos[row];
+    const int32_t *page = c.page + c.page_start[seq];
+
+    if (pos < 0)
+        return;
+    for (int h = (int)threadIdx.x / 32; h < c.n_kv; h += WARPS) {
+        int64_t at = (int64_t)row * c.n_kv + h;
+        write_row(attn_coded_key(c, page, h, pos), c.k + at * c.d, c.d, c.d,
+                  attn_is_paired(c.d), c.format);
+        if (c.vcode)
+            write_row(attn_coded_value(c, page, h, pos), c.v + at * c.e, c.e, c.dv, false,
+                      c.format);
+    }
+}
+
+template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T> &c) {
+    write_codes<T><<<(unsigned)c.n_token, THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "KV cache");
+}
+
+/* ---- whole pages ---- */
+
+/* Pages of keys, or of values, and where their numbers go. */
+template <class T> struct wide_pages {
+    uint8_t *from;
+    T *to; /* page i of the batch's table is page i there */
+    int width;
+    bool paired;
+};
+
+/* Whether a row of its sequence attends to a key of entry i of the page table. */
+template <class T> __device__ static bool is_read(const attn_call<T> &c, int i) {
+    int seq = attn_seq_of(c.page_start, c.n_seq, i);
+    int key = (i - c.page_start[seq]) * ML_PAGE;
+
+    return key <= c.pos[c.seq_start[seq + 1] - 1] &&
+           key + ML_PAGE > attn_first_key(c, c.pos[c.seq_start[seq]]);
+}
+
+template <class T>
+__device__ static void widen_head(T *to, uint8_t *from, int64_t head,
+                                  const wide_pages<T> &p, int format) {
+    for (int i = (int)threadIdx.x; i < ML_PAGE * p.width; i += THREADS) {
+        attn_coded row = attn_coded_at(from, head, i / p.width, p.width);
+        uint8_t code = row.code[attn_code_place(i % p.width, p.paired)];
+        to[i] = ml_as<T>(attn_code_value(code, format) * *row.scale);
+    }
+}
+
+/* The same, 16 numbers at a time. */
+__device__ static void widen_units(bf16 *to, uint8_t *from, int64_t head,
+                                   const wide_pages<bf16> &p, int format) {
+    int per_row = (p.width + ATTN_UNIT - 1) / ATTN_UNIT;
+
+    for (int i = (int)threadIdx.x; i < ML_PAGE * per_row; i += THREADS) {
+        int slot = i / per_row, e = i % per_row * ATTN_UNIT;
+        attn_unit u = attn_load_unit(attn_coded_at(from, head, slot, p.width), e, p.width);
+        uint4 x[2];
+        attn_widen_unit(x, u, p.paired, format);
+        *(uint4 *)(to + slot * p.width + e) = x[0];
+        if (e + 8 < p.width)
+            *(uint4 *)(to + slot * p.width + e + 8) = x[1];
+    }
+}
+
+__device__ static void widen(float *to, uint8_t *from, int64_t head,
+                             const wide_pages<float> &p, int format) {
+    widen_head(to, from, head, p, format);
+}
+
+__device__ static void widen(bf16 *to, uint8_t *from, int64_t head,
+                             const wide_pages<bf16> &p, int format) {
+    if (p.width % 8 == 0)
+        widen_units(to, from, head, p, format);
+    else
+        widen_head(to, from, head, p, format);
+}
+
+/* A block has a head of an entry of the page table. */
+template <class T>
+__global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table) {
+    int i = (int)blockIdx.x, head = (int)blockIdx.y;
+
+    if (threadIdx.x == 0 && head == 0)
+        table[i] = i;
+    if (is_read(c, i))
+        widen(p.to + ((int64_t)i * c.n_kv + head) * ML_PAGE * p.width, p.from,
+              (int64_t)c.page[i] * c.n_kv + head, p, c.format);
+}
+
+template <class T>
+void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
+                         void *scratch) {
+    dim3 grid((unsigned)at.n_page, (unsigned)c.n_kv);
+    wide_pages<T> k = { c.kcode, (T *)((char *)scratch + at.keys), c.d,
+                        attn_is_paired(c.d) };
+    wide_pages<T> v = { c.vcode, (T *)((char *)scratch + at.values), c.dv, false };
+
+    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, (int32_t *)scratch);
+    if (c.vcode)
+        widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, v, (int32_t *)scratch);
+    ml_cuda_launched(s, "KV pages");
+    c.kpage = k.to;
+    c.vpage = c.vcode ? v.to : NULL;
+    c.page = (const int32_t *)scratch;
+    c.kcode = c.vcode = NULL;
+    c.format = ATTN_NO_CODES;
+}
+
+#define INSTANTIATE(T)                                                                     \
+    template void ml_attn_write_codes<T>(ml_cuda_stream *, const attn_call<T> &);          \
+    template void ml_attn_widen_pages<T>(ml_cuda_stream *, attn_call<T> &,                 \
+                                         const ml_attn_scratch &, void *);
+INSTANTIATE(float)
+INSTANTIATE(bf16)

@@ -1,0 +1,307 @@
+/* attn_decode_codes.cu - attn_decode.cu for KV pages of codes: half the bytes, the same bits as
+ * pages of bf16 with the numbers of the codes.
+ *
+ * Codes are copied to shared memory as they are, and dequantized in the registers of the mma
+ * operands, each by one warp.  Keys have the order of such an operand in their page
+ * (attn_codes.cuh).  A transposed load of values has two adjacent columns in each lane; so
+ * one of two accumulators has the even and the other the odd columns of 16. */
+#include "backend/cuda/attn/attn_codes.cuh"
+#include "backend/cuda/attn/attn_decode.cuh"
+
+enum { STAGES = 3 };
+
+/* Shared memory: scores of this tile and the next, and first of all the queries; stages of codes
+ * of keys, of values; their scales. */
+template <int D, int R> struct coded_tile {
+    static const int tile = ML_KTILE * D;       /* codes */
+    static const int whole = R * 8 * DECODE_LD; /* scores */
+    static const size_t keys = 2 * whole * sizeof(float);
+    static const size_t values = keys + STAGES * tile;
+    static const size_t scales = values + STAGES * tile;
+    static const size_t bytes = scales + 2 * STAGES * ML_KTILE * sizeof(float);
+    static const int columns = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
+    static_assert(DECODE_ROWS * attn_tile<D>::ld * sizeof(bf16) <= keys, "room of queries");
+};
+
+/* The place of 16 codes of a row, from code e on: rows of a load are in different banks. */
+template <int D> __device__ static int code_at(int row, int e) {
+    if (D == 64)
+        return row * 64 + ((e / 16 ^ row / 2) & 3) * 16;
+    return row * 128 + ((e / 16 ^ row) & 7) * 16;
+}
+
+/* The pipeline of tiles, as in attn_decode.cu. */
+template <int D> struct tiles {
+    uint8_t *keys, *values;
+    float *key_scales, *value_scales;
+    const int32_t *page;
+    int32_t id, next_id; /* the warp's KV page of tile `at`, and of the next tile */
+    int head, lo, hi;
+    int at, n; /* the tile whose values are copied next: its first key, its index */
+};
+
+template <int D> __device__ static int32_t page_of(const tiles<D> &t, int tile) {
+    int first = tile + (int)threadIdx.x / 32 * ML_PAGE;
+    return first <= t.hi && first + ML_PAGE > t.lo ? t.page[first / ML_PAGE] : 0;
+}
+
+/* Starts the copies of a page of keys or values; those outside lo .. hi become zero. */
+template <int D>
+__device__ static void fetch_page(uint8_t *to, float *scales, uint8_t *pages, int32_t id,
+                                  int width, const tiles<D> &t, const attn_call<bf16> &c,
+                                  int tile) {
+    const int per_row = D / ATTN_UNIT, at_once = 32 / per_row;
+    int lane = (int)threadIdx.x % 32, row = lane / per_row, e = lane % per_row * ATTN_UNIT;
+    int own = (int)threadIdx.x / 32 * ML_PAGE, first = tile + own;
+    attn_coded page = attn_coded_at(pages, (int64_t)id * c.n_kv + t.head, 0, width);
+
+#pragma unroll
+    for (int i = 0; i < ML_PAGE; i += at_once) {
+        int key = first + row + i;
+        bool there = key >= t.lo && key <= t.hi && e < c.d;
+        ml_copy_async(to + code_at<D>(own + row + i, e),
+                      there ? page.code + (row + i) * width + e : pages, there);
+    }
+    if (lane < ML_PAGE) {
+        bool there = first + lane >= t.lo && first + lane <= t.hi;
+        ml_copy_async4(scales + own + lane, there ? (void *)(page.scale + lane) : pages,
+                       there);
+    }
+}
+
+template <int D>
+__device__ static void prefetch_keys(const tiles<D> &t, const attn_call<bf16> &c,
+                                     int32_t id, int tile, int n) {
+    if (tile <= t.hi)
+        fetch_page(t.keys + n % STAGES * (ML_KTILE * D),
+                   t.key_scales + n % STAGES * ML_KTILE, c.kcode, id, c.d, t, c, tile);
+}
+
+template <int D> __device__ static void prefetch(tiles<D> &t, const attn_call<bf16> &c) {
+    prefetch_keys(t, c, t.next_id, t.at + ML_KTILE, t.n + 1);
+    if (t.at <= t.hi)
+        fetch_page(t.values + t.n % STAGES * (ML_KTILE * D),
+                   t.value_scales + t.n % STAGES * ML_KTILE, c.vcode, t.id, c.dv, t, c,
+                   t.at);
+    ml_copy_commit();
+    t.id = t.next_id;
+    t.at += ML_KTILE;
+    t.n++;
+    t.next_id = page_of(t, t.at + ML_KTILE);
+}
+
+template <int D, int R>
+__device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c,
+                                  unsigned char *smem, int seq) {
+    typedef coded_tile<D, R> tl;
+
+    t.keys = smem + tl::keys;
+    t.values = smem + tl::values;
+    t.key_scales = (float *)(smem + tl::scales);
+    t.value_scales = t.key_scales + STAGES * ML_KTILE;
+    t.page = c.page + c.page_start[seq];
+    t.head = (int)blockIdx.y;
+    t.lo = attn_first_key(c, t.hi);
+    t.at = t.lo / ML_KTILE * ML_KTILE;
+    t.n = 0;
+    t.id = page_of(t, t.at);
+    t.next_id = page_of(t, t.at + ML_KTILE);
+}
+
+/* Scores of a warp's 16 keys, before scaling.  A load has two mma steps of them. */
+template <int D, int FORMAT>
+__device__ static void coded_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][4],
+                                    const uint8_t *keys, const float *scales) {
+    int own = (int)threadIdx.x / 32 * DECODE_OWN, lane = (int)threadIdx.x % 32;
+    float scale[2] = { scales[own + lane / 4], scales[own + 8 + lane / 4] };
+    uint32_t code[D / 32][4];
+
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < D / 32; k++)
+        ml_ldmatrix4(code[k], keys + code_at<D>(own + lane / 16 * 8 + lane % 8,
+                                                k * 32 + lane / 8 % 2 * 16));
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            uint32_t word = code[k / 2][2 * j + k % 2];
+            ml_mma(s[j], q[k], attn_widen2<FORMAT>(word, scale[j]),
+                   attn_widen2<FORMAT>(word >> 16, scale[j]));
+        }
+}
+
+/* Codes of the warp's columns of the values: of keys 16 k .. 16 k + 7 in the first word of a
+ * pair, of the next 8 in the second; a word has two columns of two keys. */
+template <int D, int N>
+__device__ static void load_values(uint32_t (&code)[4][N / 2][2], const uint8_t *values) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int i = 0; i < N;
+         i++) { /* a load has two steps of keys, or two groups of columns */
+        uint32_t r[4];
+        int row = N == 2 ? i * 32 + lane : i * 16 + lane % 16;
+        int e = N == 2 ? warp * 16 : warp * 32 + lane / 16 * 16;
+        ml_ldmatrix4_trans(r, values + code_at<D>(row, e));
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (N == 2)
+                code[2 * i + k / 2][0][k % 2] = r[k];
+            else
+                code[i][k / 2][k % 2] = r[k];
+    }
+}
+
+/* The operands of the even and the odd columns: of two keys with their scales. */
+template <int FORMAT>
+__device__ static void widen_columns(uint32_t &even, uint32_t &odd, uint32_t code,
+                                     float2 scale) {
+    float2 a = attn_code_values<FORMAT>(code), b = attn_code_values<FORMAT>(code >> 16);
+    even = ml_pack2(a.x * scale.x, b.x * scale.y);
+    odd = ml_pack2(a.y * scale.x, b.y * scale.y);
+}
+
+template <int N, int FORMAT>
+__device__ static void add_values(float (&acc)[N][4], const uint32_t (&w)[4][4],
+                                  const uint32_t (&code)[4][N / 2][2],
+                                  const float *scales) {
+    int lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float2 first = *(const float2 *)(scales + k * 16 + lane % 4 * 2);
+        float2 second = *(const float2 *)(scales + k * 16 + 8 + lane % 4 * 2);
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t even[2], odd[2];
+            widen_columns<FORMAT>(even[0], odd[0], code[k][j][0], first);
+            widen_columns<FORMAT>(even[1], odd[1], code[k][j][1], second);
+            ml_mma(acc[2 * j], w[k], even[0], even[1]);
+            ml_mma(acc[2 * j + 1], w[k], odd[0], odd[1]);
+        }
+    }
+}
+
+/* A lane has four adjacent columns of 16. */
+template <int R, int N>
+__device__ static void put_rows(const decode_state<R, N> &x, const attn_call<bf16> &c,
+                                int seq, int head) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        int row = lane / 4 + 8 * r;
+        int64_t at = (int64_t)seq * c.n_head + head * c.group + row;
+        float m = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, l = x.l[r], keep = 1.0f;
+        l += __shfl_xor_sync(0xffffffffu, l, 1);
+        l += __shfl_xor_sync(0xffffffffu, l, 2);
+        if (row >= c.group)
+            continue;
+        if (c.sink)
+            keep = attn_add_sink(c.sink[head * c.group + row], m, l);
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
+            int col = (warp * N + j) * 8 + lane % 4 * 4;
+            float v[4] = { x.acc[j][2 * r] * keep / l, x.acc[j + 1][2 * r] * keep / l,
+                           x.acc[j][2 * r + 1] * keep / l,
+                           x.acc[j + 1][2 * r + 1] * keep / l };
+            if (col < c.d)
+                ml_store(c.o + at * c.d + col, v);
+        }
+        if (warp == 0 && lane % 4 == 0) {
+            c.stat[2 * at] = m;
+            c.stat[2 * at + 1] = l;
+        }
+    }
+}
+
+template <int D, int R, int FORMAT>
+__global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
+    decode_codes_forward(attn_call<bf16> c) {
+    typedef coded_tile<D, R> tl;
+    const int N = tl::columns;
+    extern __shared__ __align__(128) unsigned char smem[];
+    bf16 *rows = (bf16 *)smem;
+    float *scores = (float *)smem;
+    int seq = (int)blockIdx.x, head = (int)blockIdx.y;
+    tiles<D> t;
+    uint32_t q[D / 16][4];
+    float s[2][4];
+    decode_state<R, N> x = {};
+
+    ml_grid_release();
+    t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
+    open_tiles<D, R>(t, c, smem, seq);
+    ml_grid_wait();
+    if (t.hi < 0) /* padding */
+        return;
+    attn_fetch_rows<D, DECODE_ROWS>(rows, c.q, c, seq, head, 0, c.group);
+    prefetch_keys(t, c, t.id, t.at, 0);
+    ml_copy_commit();
+    for (int n = 0; n < STAGES - 1; n++)
+        prefetch(t, c);
+    x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        x.m[r] = -INFINITY;
+    ml_copy_wait<STAGES - 1>();
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        attn_left<D>(q[k], rows, 0, k * 16);
+    coded_scores<D, FORMAT>(s, q, t.keys, t.key_scales);
+    __syncthreads(); /* scores take the place of the queries */
+    decode_put_scores<R>(scores, s);
+    for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
+         tile += ML_KTILE, n++) {
+        uint32_t w[4][4], code[4][N / 2][2];
+        int now = n % STAGES, next = (n + 1) % STAGES;
+
+        ml_copy_wait<STAGES - 2>();
+        __syncthreads(); /* this tile's scores and values arrived; a stage is free */
+        prefetch(t, c);
+        load_values<D, N>(code, t.values + now * tl::tile);
+        coded_scores<D, FORMAT>(s, q, t.keys + next * tl::tile,
+                                t.key_scales + next * ML_KTILE); /* unused after the last */
+        decode_fold<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
+        add_values<N, FORMAT>(x.acc, w, code, t.value_scales + now * ML_KTILE);
+        decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
+    }
+    put_rows<R, N>(x, c, seq, head);
+}
+
+template <int D, int R, int FORMAT>
+static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    typedef coded_tile<D, R> tl;
+
+    ml_cuda_note(s,
+                 cudaFuncSetAttribute(decode_codes_forward<D, R, FORMAT>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)tl::bytes),
+                 "attention");
+    ml_cuda_launch(s, "attention", decode_codes_forward<D, R, FORMAT>,
+                   dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, tl::bytes, c);
+}
+
+template <int FORMAT> static void choose(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (c.d <= 64)
+        c.group <= 8 ? launch<64, 1, FORMAT>(s, c) : launch<64, 2, FORMAT>(s, c);
+    else
+        c.group <= 8 ? launch<128, 1, FORMAT>(s, c) : launch<128, 2, FORMAT>(s, c);
+}
+
+bool ml_attn_decode_codes_supports(const attn_call<bf16> &c) {
+    return c.format && attn_is_paired(c.d) && c.n_token == c.n_seq &&
+           c.group <= DECODE_ROWS;
+}
+
+void ml_attn_decode_codes(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (c.format == ATTN_E4M3)
+        choose<ATTN_E4M3>(s, c);
+    else if (c.format == ATTN_E5M2)
+        choose<ATTN_E5M2>(s, c);
+    else
+        choose<ATTN_INT8>(s, c);
+}
