@@ -74,7 +74,7 @@ check "$build/tests/gpu/check_engine" "$work/two-layers" 16 32
 check "$build/tests/gpu/check_engine" "$work/two-layers" 3 64
 check "$build/tests/gpu/check_engine" "$work/two-layers" 1 5
 check "$build/tests/gpu/check_engine" "$work/one-layer" 5 16
-for dtype in int4 int4-g128 fp8 int8 nf4; do
+for dtype in int4 int4-g128 fp8 int8 nf4 fp8-blockwise mxfp8; do
     check "$build/tests/gpu/check_engine" "$work/two-layers" quantized $dtype
     check "$build/tests/gpu/check_engine" tests/golden/data/qwen3_moe quantized $dtype
 done
