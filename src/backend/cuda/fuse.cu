@@ -8,6 +8,7 @@
  *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, GLU
  *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
  *                      LINEAR x 2, LORA x 2, GLU            512  the same, with the GLU
+ *     run_rounded      LINEAR x 2 or 3 of FP8 inputs         any  inputs are rounded once
  *     run_adapters     LORA x 1 to 3                        512  adapters of all
  *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
@@ -226,7 +227,7 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
     if (ml_fp8_takes(s, first->w[0].dtype)) {
-        ml_fp8_product(s, first, n, joint_out(p));
+        ml_fp8_multiply(s, first, ml_fp8_encode(s, first), n, joint_out(p));
         return n;
     }
     g = ml_gemm_shape(first->in[0].shape[0], n, first->w[0].shape[1], false, false);
@@ -257,6 +258,26 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     glu.in[0].shape[1] = run_joint(s, &p);
     ml_cuda_glu_forward(&s->base, &glu);
     return p.n_call;
+}
+
+/* Products of codes (fp8.cuh). */
+static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    products p;
+    ml_fp8_input x;
+
+    if (c->op != ML_OP_LINEAR || !ml_fp8_takes(s, c->args.w[0].dtype))
+        return 0;
+    p = find_products(c, n);
+    for (int i = 0; i < p.n_linear; i++)
+        if (p.linear[i]->w[0].dtype != c->args.w[0].dtype ||
+            !apart(&p.linear[i]->out[0], &c->args.in[0]))
+            return 0;
+    if (p.n_linear < 2)
+        return 0; /* a single one is the op itself */
+    x = ml_fp8_encode(s, &c->args);
+    for (int i = 0; i < p.n_linear; i++)
+        ml_cuda_linear_of_codes(s, p.linear[i], x);
+    return p.n_linear;
 }
 
 /* ---- adapters of linear layers with one input ---- */
@@ -480,8 +501,8 @@ static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
 
 int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
     static int (*const ways[])(ml_cuda_stream *, const ml_op_call *, int) = {
-        run_products, run_joint_qk_norm_rope, run_gated,   run_adapted,
-        run_adapters, run_qk_norm_rope,       run_sum_norm
+        run_products, run_joint_qk_norm_rope, run_gated,        run_adapted,
+        run_rounded,  run_adapters,           run_qk_norm_rope, run_sum_norm
     };
 
     for (int (*way)(ml_cuda_stream *, const ml_op_call *, int) : ways) {

@@ -107,7 +107,7 @@ bool ml_fp8_takes(const ml_cuda_stream *s, ml_dtype weights) {
     return s->wgmma && weights == ML_FP8_BLOCKWISE;
 }
 
-const void *ml_fp8_input(ml_cuda_stream *s, const ml_op_args *a) {
+const void *ml_fp8_values(ml_cuda_stream *s, const ml_op_args *a) {
     int64_t rows = a->in[0].shape[0], k = a->in[0].shape[1];
     int pieces = (int)(ml_cuda_fp8_width(k) / WIDTH);
     const bf16 *x = (const bf16 *)a->in[0].data;
@@ -126,26 +126,31 @@ const void *ml_fp8_input(ml_cuda_stream *s, const ml_op_args *a) {
     return out;
 }
 
-void ml_fp8_product(ml_cuda_stream *s, const ml_op_args *a, int64_t n, void *y) {
-#if ML_WGMMA
-    const ml_tensor *w = &a->w[0];
+ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a) {
     int64_t rows = a->in[0].shape[0], k = a->in[0].shape[1], width = ml_cuda_fp8_width(k);
     unsigned char *code = (unsigned char *)a->scratch + ml_cuda_dense_bytes(a);
     float *scale = (float *)(code + ml_cuda_align((size_t)(rows * width)));
+
+    if (rows)
+        ml_cuda_launch(s, "rounded inputs", encode,
+                       dim3(ml_cuda_blocks(rows * width, THREADS * LANE)), THREADS, 0, code,
+                       scale, (const bf16 *)a->in[0].data, rows, k, (int)(width / WIDTH));
+    return { code, scale };
+}
+
+void ml_fp8_multiply(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x, int64_t n,
+                     void *y) {
+#if ML_WGMMA
+    const ml_tensor *w = &a->w[0];
+    int64_t k = a->in[0].shape[1];
     ml_fp8_gemm g = {};
 
-    if (rows == 0)
-        return;
-    ml_cuda_launch(s, "rounded inputs", encode,
-                   dim3(ml_cuda_blocks(rows * width, THREADS * LANE)), THREADS, 0, code,
-                   scale, (const bf16 *)a->in[0].data, rows, k, (int)(width / WIDTH));
-    g.x = code;
-    g.x_scale = scale;
+    g.x = x;
     g.w = (const unsigned char *)w->data;
     g.panel = ml_codes_panel_bytes(w->dtype, k);
     g.scales = ml_codes_scale_bytes(w->dtype, k);
     g.y = (bf16 *)y;
-    g.rows = (int)rows;
+    g.rows = (int)a->in[0].shape[0];
     g.n = (int)n;
     g.k = (int)k;
     if (w->n_dim == 3) {
@@ -155,6 +160,6 @@ void ml_fp8_product(ml_cuda_stream *s, const ml_op_args *a, int64_t n, void *y) 
     }
     ml_fp8_gemm_run(s, &g);
 #else
-    (void)s, (void)a, (void)n, (void)y;
+    (void)s, (void)a, (void)x, (void)n, (void)y;
 #endif
 }

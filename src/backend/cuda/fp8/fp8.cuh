@@ -15,17 +15,28 @@
 /* Whether a product with these weights runs on FP8 tensor cores. */
 bool ml_fp8_takes(const ml_cuda_stream *s, ml_dtype weights);
 
-/* LINEAR or MOE_LINEAR of such weights to y [rows, n], with the inputs' codes in the op's scratch
- * memory.  n: outputs, of several adjacent weights together if that is more than those of a->w[0]. */
-void ml_fp8_product(ml_cuda_stream *s, const ml_op_args *a, int64_t n, void *y);
+/* Rounded inputs: codes [rows, ml_cuda_fp8_width(k)], and their scales [groups, rows]. */
+typedef struct ml_fp8_input {
+    const unsigned char *code;
+    const float *scale;
+} ml_fp8_input;
+
+/* Rounds the input of such a LINEAR or MOE_LINEAR to the op's scratch memory. */
+ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a);
+/* Its product with the weights, to y [rows, n].  n: outputs, of several adjacent weights together if
+ * that is more than those of a->w[0]. */
+void ml_fp8_multiply(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x, int64_t n,
+                     void *y);
+
+/* gemm/linear.cu: LINEAR of rounded inputs, with its bias. */
+void ml_cuda_linear_of_codes(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x);
 
 /* Otherwise the rows that the bf16 product reads: a->in[0], or its rounded values in scratch. */
-const void *ml_fp8_input(ml_cuda_stream *s, const ml_op_args *a);
+const void *ml_fp8_values(ml_cuda_stream *s, const ml_op_args *a);
 
-/* fp8_wgmma.cu: codes [rows, ml_cuda_fp8_width(k)] times a weight in panels (tensor/codes.h). */
+/* fp8_wgmma.cu: codes times a weight in panels (tensor/codes.h). */
 typedef struct ml_fp8_gemm {
-    const unsigned char *x;
-    const float *x_scale; /* [groups, rows] */
+    ml_fp8_input x;
     const unsigned char *w;
     size_t panel, scales; /* bytes of a panel of 16 outputs, and of its scales */
     bf16 *y;              /* [rows, n] */

@@ -143,7 +143,7 @@ template <int TOKENS, int STAGES, class SMEM>
 __device__ static void copy_inputs(SMEM &smem, const CUtensorMap *map, const ml_fp8_gemm &g,
                                    const place &t, int group, int at) {
     int lane = (int)threadIdx.x % 32;
-    const float *scale = g.x_scale + (int64_t)group * g.rows + t.p.first_row;
+    const float *scale = g.x.scale + (int64_t)group * g.rows + t.p.first_row;
     float *to = smem.scale[group % (2 * STAGES)];
 
     if (lane == 0) /* the map has pairs of codes */
@@ -151,7 +151,7 @@ __device__ static void copy_inputs(SMEM &smem, const CUtensorMap *map, const ml_
                        &smem.full[at]);
     for (int i = lane; i < TOKENS; i += 32) {
         bool there = t.m0 + i < t.p.rows;
-        ml_copy_async4(to + i, there ? scale + t.m0 + i : g.x_scale, there);
+        ml_copy_async4(to + i, there ? scale + t.m0 + i : g.x.scale, there);
     }
     arrive_with_copies(&smem.full[at]);
 }
@@ -398,7 +398,7 @@ static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
     ml_tensor_box x = {};
     CUtensorMap map;
 
-    x.at = (const bf16 *)g.x; /* pairs of codes */
+    x.at = (const bf16 *)g.x.code; /* pairs of codes */
     x.cols = x.row_stride = width / 2;
     x.rows = g.rows;
     x.count = 1;
