@@ -188,6 +188,10 @@ static void encode_param(const ml_weights *to, const ml_weights *from, int32_t i
     const ml_tensor *t = &to->t[i];
     ml_tensor m = { .dtype = t->dtype, .layout = t->layout, .n_dim = 2 };
 
+    if (to->be->optim->encode) {
+        to->be->optim->encode(to->be->stream, t, &from->t[i]);
+        return;
+    }
     m.shape[0] = t->shape[t->n_dim - 2];
     m.shape[1] = t->shape[t->n_dim - 1];
     for (int32_t e = 0; e < n_member; e++) {

@@ -258,8 +258,7 @@ static bool may_quantize_rollouts(const ml_run_opts *o) {
 
     return !o->qat && o->dtype < ML_WEIGHT_STORED && !ml_run_has_lora(o) && !o->on_policy &&
            !ml_run_elsewhere(o) && p->tp <= 1 && p->pp <= 1 && p->ep <= 1 && p->etp <= 1 &&
-           p->backend != ML_TRAIN_FSDP &&
-           !(o->backend.device && strcmp(o->backend.device, "cuda") == 0);
+           p->backend != ML_TRAIN_FSDP;
 }
 
 /* As in Miles, a checkpoint with FP8 weights is generated with in FP8, and trained in bf16. */
@@ -364,6 +363,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         decide_rollout_dtype(r);
         drop_vain_replay(r);
         st = keep_precision(r, err);
+        ml_train_run_mark_codes(r, r->from);
     }
     if (st == ML_OK)
         st = ml_run_ranks_stages(&r->opts.trainer.stage, &r->arena, &opts->place, &r->spec,

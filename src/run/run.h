@@ -102,6 +102,9 @@ ml_status ml_train_run_check_memory(ml_train_run *r, ml_err *err);
 /* ML_EIO if the disk has too little space for the saves. */
 ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);
 
+/* Marks the parameters that the trainer or the engines read quantized, for plans; `from` for the
+ * codes of a checkpoint. */
+void ml_train_run_mark_codes(ml_train_run *r, const ml_checkpoint *from);
 /* The weights that forward passes of the trainer and of engines here read. */
 ml_weights *ml_train_run_read(ml_train_run *r);
 

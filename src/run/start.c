@@ -82,15 +82,26 @@ const ml_shard_range *ml_train_run_parts(ml_train_run *r, const ml_spec *s) {
     return ml_trainer_parts(&r->arena, s, t->mesh, t->stage, r->be.linear);
 }
 
+void ml_train_run_mark_codes(ml_train_run *r, const ml_checkpoint *from) {
+    const ml_run_opts *o = &r->opts;
+
+    ml_weights_mark_codes(&r->spec, from,
+                          o->qat             ? o->qat
+                          : o->rollout_dtype ? o->rollout_dtype
+                                             : o->dtype);
+}
+
 static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
                               ml_err *err) {
     ml_checkpoint *own = NULL;
     ml_status st = dir ? ml_checkpoint_open(&own, dir, err) : ML_OK;
 
     /* The actor's weights decide: the run's servers are started with their dtype. */
-    if (st == ML_OK && out == &r->weights)
+    if (st == ML_OK && out == &r->weights) {
         st = ml_weights_keep_kv(&r->spec, own ? own : r->from, r->opts.dtype,
                                 r->opts.kv_dtype, err);
+        ml_train_run_mark_codes(r, own ? own : r->from);
+    }
     if (st == ML_OK)
         st = ml_weights_load_part(out, &r->spec, own ? own : r->from, r->opts.dtype,
                                   ml_train_run_parts(r, &r->spec), &r->be, &r->arena, err);

@@ -1,5 +1,6 @@
 /* cuda.cu - the CUDA backend: memory, stream, op table, CUDA graphs. */
 #include "backend/cuda/attn/attn.cuh"
+#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/lmhead.cuh"
@@ -159,8 +160,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         !ml_dtype_is_kv_codes(a->out[2].dtype))
         return refuse(err, "keys in another type than activations, of size",
                       attr->attn.head_dim);
-    if (ml_dtype_codes(a->w[0].dtype) &&
-        (a->in[0].dtype != ML_BF16 || ml_dtype_rounds_inputs(a->w[0].dtype)))
+    if (ml_dtype_codes(a->w[0].dtype) && a->in[0].dtype != ML_BF16)
         return ml_fail(err, ML_EUNSUP,
                        "the CUDA backend has no products of %s weights and %s inputs; use "
                        "--device cpu",
@@ -184,7 +184,8 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "recurrent heads with keys of", attr->linear_rnn.key_dim);
     if (backward)
         return ML_OK;
-    if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a))
+    if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a) &&
+        !ml_fp8_takes(ml_cuda(s), a->w[0].dtype))
         return try_linear(ml_cuda(s), a, err);
     ml_cuda(s)->joint.n = 0;
     if (op == ML_OP_LMHEAD)
