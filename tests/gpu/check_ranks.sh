@@ -38,7 +38,7 @@ count() { # count NAME STATUS: and says it
 }
 
 # Runs are started at most this many at a time, in the order of the list, and then compared.
-jobs_at_once=$(($(nproc) / 4 + 1))
+jobs_at_once=$(($(nproc) / 2))
 begin() { # begin COMMAND...
     while [ "$(jobs -rp | wc -l)" -ge "$jobs_at_once" ]; do
         sleep 0.1
@@ -62,6 +62,20 @@ qwen3 tp4 4 1e-4 --tensor-model-parallel-size 4
 deepseek_v3 tp2pp2 4 1e-4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
 gpt_oss pp2 2 0 --pipeline-model-parallel-size 2
 qwen3_next tp2 2 1e-4 --tensor-model-parallel-size 2
+qwen3 cp2 2 1e-2 --context-parallel-size 2
+qwen3 cp4 4 1e-2 --context-parallel-size 4
+qwen3 cp2-contiguous 2 1e-2 --context-parallel-size 2 --allgather-cp
+qwen3_moe cp2tp2 4 1e-2 --context-parallel-size 2 --tensor-model-parallel-size 2
+qwen3_moe cp2pp2 4 1e-2 --context-parallel-size 2 --pipeline-model-parallel-size 2
+qwen3_next cp2 2 1e-2 --context-parallel-size 2
+qwen3_next cp4 4 1e-2 --context-parallel-size 4
+nemotron_h cp2 2 1e-2 --context-parallel-size 2
+deepseek_v3 cp2 2 1e-2 --context-parallel-size 2
+deepseek_v32 cp2 2 1e-2 --context-parallel-size 2
+gpt_oss cp2 2 1e-2 --context-parallel-size 2
+gemma2 cp2 2 1e-2 --context-parallel-size 2
+gemma3_text cp4 4 1e-2 --context-parallel-size 4
+llama4_text cp2 2 1e-2 --context-parallel-size 2
 END
 }
 score() { # score FAMILY NAME RANKS FLAG...
@@ -109,6 +123,9 @@ qwen3 fsdp4 4 - --train-backend fsdp
 qwen3 engine2 2 dp2 --rollout-num-gpus-per-engine 2
 qwen3 engines-apart 3 one --rollout-num-gpus 2 --rollout-num-gpus-per-engine 2
 qwen3 engine2-of-tp2 2 tp2 --tensor-model-parallel-size 2 --rollout-num-gpus-per-engine 2 --colocate
+qwen3 cp2 2 - --context-parallel-size 2
+qwen3 cp2tp2 4 - --context-parallel-size 2 --tensor-model-parallel-size 2
+qwen3_moe cp4 4 - --context-parallel-size 4 --use-rollout-routing-replay
 qwen3_moe ep2 2 - --expert-model-parallel-size 2
 qwen3_moe engine2 2 - --rollout-num-gpus-per-engine 2
 END
