@@ -641,11 +641,23 @@ ml_status ml_train_show_memory(ml_train_run *r, void (*say)(const char *), ml_er
     return st == ML_OK ? ml_train_run_check_disk(r, err) : st;
 }
 
+static void say_shared_device(ml_train_run *r, void (*say)(const char *)) {
+    int32_t n = r->opts.ranks.n_device;
+
+    if (n > 1 && r->free_bytes)
+        say(ml_arena_printf(&r->arena,
+                            "%d ranks share the GPU of rank 0; each has a part of its free "
+                            "memory: %.2f GiB",
+                            (int)n, (double)r->free_bytes / 0x1p30));
+}
+
 ml_status ml_train_start(ml_train_run *r, const ml_run_opts *c, void (*say)(const char *),
                          ml_err *err) {
     bool first = ml_run_ranks_first(&r->opts.ranks);
     ml_status st = ml_train_run_check_memory(r, err);
 
+    if (first)
+        say_shared_device(r, say);
     if (st == ML_OK && first)
         st = ml_save_dir_choose(r, c, say, err);
     if (st == ML_OK) /* before any rank allocates what another one has measured */

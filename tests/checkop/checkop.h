@@ -156,6 +156,17 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err);
 /* Prints the failure and the command that reproduces it; the case continues. */
 __attribute__((format(printf, 2, 3))) void ck_fail(ck_env *e, const char *fmt, ...);
 
+/* ---- context parallelism (pieces.c) ---- */
+
+/* Bits: the inputs that have a row for each key, the outputs that have one for each token. */
+typedef struct ck_pieces_of {
+    unsigned key_in, row_out;
+} ck_pieces_of;
+
+/* Ranks that have pieces of the sequences: rows have the bits of whole sequences, gradients of keys
+ * and weights add up to theirs. */
+void ck_check_pieces(ck_env *e, const ck_case *c, ck_pieces_of of);
+
 /* ---- comparing (compare.c) ---- */
 
 /* Equal bits, all NaNs being equal; a failure reports the tensor and the first

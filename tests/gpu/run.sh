@@ -103,6 +103,7 @@ check "$here/check_train.sh" "$build" "$work"
 for n in 2 3 4; do
     check ranks $n "$build/tests/unit/test_comm_device"
 done
+check "$here/check_ranks.sh" "$build" "$work"
 check training_memory
 check rollout_memory
 check quickstart
