@@ -30,11 +30,13 @@ PREFILL, LONG, SHORT, DECODE, MANY = 512, 256, 32, 24, 16
 quiet = ll.llama_log_callback(lambda level, text, data: None)
 ll.llama_log_set(quiet, ctypes.c_void_p(0))
 ll.llama_backend_init()
-model = ll.llama_model_load_from_file(sys.argv[1].encode(), ll.llama_model_default_params())
+weights = ll.llama_model_default_params()
+weights.use_extra_bufts = sys.argv[3] == "repacked"
+model = ll.llama_model_load_from_file(sys.argv[1].encode(), weights)
 params = ll.llama_context_default_params()
 params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 16 * 1024, 512, 512, MANY
 params.n_threads = params.n_threads_batch = 2
-if len(sys.argv) > 2:
+if sys.argv[2]:
     params.type_k = params.type_v = int(sys.argv[2])
 context = ll.llama_init_from_model(model, params)
 memory = ll.llama_get_memory(context)
@@ -97,8 +99,12 @@ def engine(opts, *flags):
 
 
 def llama(opts, path):
-    kind = ["0"] if path.endswith("f32.gguf") else []  # keys and values in f32 as well
-    return json.loads(run([opts.llama, "-c", LLAMA, path, *kind]).splitlines()[-1])
+    """Repacked weights may use AMX, which some virtual machines name and do not have."""
+    kind = "0" if path.endswith("f32.gguf") else ""  # keys and values in f32 as well
+    command = [opts.llama, "-c", LLAMA, path, kind]
+    repacked = subprocess.run([*command, "repacked"], capture_output=True, text=True)
+    text = repacked.stdout if repacked.returncode == 0 else run([*command, "plain"])
+    return json.loads(text.splitlines()[-1])
 
 
 def speed(text):
