@@ -345,11 +345,11 @@ static inline bool ml_cuda_attn_is_narrow(const ml_op_args *a) {
            a->attr->attn.value_dim == a->attr->attn.head_dim && a->out[3].n_dim;
 }
 
-/* ATTN with KV pages of codes: the pages of a batch in the type of activations, of which backward
- * reads all.  Forward does for many rows, if the batch has no more than these bytes of pages.
- * Byte offsets: a page table, keys, values. */
+/* ATTN with KV pages of codes: pages in the type of activations, which backward reads.  Forward does
+ * for many rows, where those of the batch are no more than ML_ATTN_PAGE_BYTES.  Byte offsets: a page
+ * table of forward, keys, values. */
 typedef struct ml_attn_scratch {
-    int64_t n_page;
+    int64_t n_page; /* all; of forward, those of the batch */
     size_t keys, values, total;
 } ml_attn_scratch;
 
@@ -363,8 +363,10 @@ static inline ml_attn_scratch ml_cuda_attn_pages(const ml_op_args *a, bool backw
 
     if (!ml_dtype_is_kv_codes(a->out[2].dtype) || (!backward && !ml_cuda_attn_is_narrow(a)))
         return s;
-    s.n_page = backward || a->rows->n_page < most ? a->rows->n_page : most;
-    s.keys = ml_cuda_align((size_t)s.n_page * sizeof(int32_t));
+    s.n_page = backward                 ? a->out[2].shape[0]
+               : a->rows->n_page < most ? a->rows->n_page
+                                        : most;
+    s.keys = backward ? 0 : ml_cuda_align((size_t)s.n_page * sizeof(int32_t));
     s.values = s.keys + ml_cuda_align((size_t)s.n_page * key);
     s.total = s.values + ml_cuda_align((size_t)s.n_page * value);
     return s;

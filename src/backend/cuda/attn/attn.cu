@@ -161,7 +161,7 @@ static bool forward_wgmma(ml_cuda_stream *s, attn_call<bf16> c, const ml_op_args
         ml_attn_scratch at = ml_cuda_attn_pages(a, false);
         if (at.n_page < a->rows->n_page || c.n_token == c.n_seq) /* or it is recorded */
             return false;
-        ml_attn_widen_pages<bf16>(s, c, at, a->scratch);
+        ml_attn_widen_batch(s, c, at, a->scratch);
     }
     ml_attn_wgmma(s, c);
     return true;

@@ -48,7 +48,7 @@ template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T
 /* Pages of keys, or of values, and where their numbers go. */
 template <class T> struct wide_pages {
     uint8_t *from;
-    T *to; /* page i of the batch's table is page i there */
+    T *to;
     int width;
     bool paired;
 };
@@ -101,35 +101,49 @@ __device__ static void widen(bf16 *to, uint8_t *from, int64_t head,
         widen_head(to, from, head, p, format);
 }
 
-/* A block has a head of an entry of the page table. */
+/* A block has a head of a page: of page i, or of entry i of the batch's page table, which gets a
+ * table of its own. */
 template <class T>
 __global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table) {
     int i = (int)blockIdx.x, head = (int)blockIdx.y;
+    T *to = p.to + ((int64_t)i * c.n_kv + head) * ML_PAGE * p.width;
 
-    if (threadIdx.x == 0 && head == 0)
+    if (table && threadIdx.x == 0 && head == 0)
         table[i] = i;
-    if (is_read(c, i))
-        widen(p.to + ((int64_t)i * c.n_kv + head) * ML_PAGE * p.width, p.from,
-              (int64_t)c.page[i] * c.n_kv + head, p, c.format);
+    if (!table)
+        widen(to, p.from, (int64_t)i * c.n_kv + head, p, c.format);
+    else if (is_read(c, i))
+        widen(to, p.from, (int64_t)c.page[i] * c.n_kv + head, p, c.format);
 }
 
 template <class T>
-void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
-                         void *scratch) {
+static void widen_all(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
+                      void *scratch, int32_t *table) {
     dim3 grid((unsigned)at.n_page, (unsigned)c.n_kv);
     wide_pages<T> k = { c.kcode, (T *)((char *)scratch + at.keys), c.d,
                         attn_is_paired(c.d) };
     wide_pages<T> v = { c.vcode, (T *)((char *)scratch + at.values), c.dv, false };
 
-    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, (int32_t *)scratch);
+    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, table);
     if (c.vcode)
-        widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, v, (int32_t *)scratch);
+        widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, v, table);
     ml_cuda_launched(s, "KV pages");
     c.kpage = k.to;
     c.vpage = c.vcode ? v.to : NULL;
-    c.page = (const int32_t *)scratch;
     c.kcode = c.vcode = NULL;
     c.format = ATTN_NO_CODES;
+}
+
+template <class T>
+void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
+                         void *scratch) {
+    widen_all(s, c, at, scratch, NULL);
+}
+
+void ml_attn_widen_batch(ml_cuda_stream *s, attn_call<bf16> &c, const ml_attn_scratch &at,
+                         void *scratch) {
+    widen_all(s, c, at, scratch, (int32_t *)scratch);
+    c.page = (const int32_t *)scratch;
 }
 
 #define INSTANTIATE(T)                                                                     \

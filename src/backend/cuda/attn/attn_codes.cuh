@@ -62,8 +62,13 @@ __device__ static inline int attn_code_place(int e, bool paired) {
 
 /* Two adjacent codes of a word's lower half. */
 template <int FORMAT> __device__ static inline float2 attn_code_values(uint32_t two) {
-    if (FORMAT == ATTN_INT8)
-        return make_float2((float)(int8_t)two, (float)(int8_t)(two >> 8));
+    if (FORMAT ==
+        ATTN_INT8) { /* as the last bits of 2^23 + 128 + code: conversions are slow */
+        uint32_t up = two ^ 0x8080u;
+        return make_float2(
+            __uint_as_float(__byte_perm(up, 0x4b000000u, 0x7440)) - 8388736.0f,
+            __uint_as_float(__byte_perm(up, 0x4b000000u, 0x7441)) - 8388736.0f);
+    }
     if (FORMAT == ATTN_E5M2) { /* the upper half of an f16 */
         uint32_t bits = __byte_perm(two, 0, 0x1404);
         return __half22float2(*(__half2 *)&bits);
@@ -177,9 +182,12 @@ __device__ static inline uint8_t attn_encode(float x, const attn_scale &s, int f
 
 /* attn_codes.cu: writes the rows' keys and values to pages of codes. */
 template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T> &c);
-/* Makes the pages of a call numbers in scratch memory. */
+/* Makes the pages of a call numbers in scratch memory: all, or those that the rows of the batch
+ * read. */
 template <class T>
 void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
+                         void *scratch);
+void ml_attn_widen_batch(ml_cuda_stream *s, attn_call<bf16> &c, const ml_attn_scratch &at,
                          void *scratch);
 /* attn_decode_codes.cu: ml_attn_decode of pages of codes. */
 bool ml_attn_decode_codes_supports(const attn_call<bf16> &c);

@@ -54,13 +54,23 @@ __device__ static void fetch_page(uint8_t *to, float *scales, uint8_t *pages, in
     int lane = (int)threadIdx.x % 32, row = lane / per_row, e = lane % per_row * ATTN_UNIT;
     int own = (int)threadIdx.x / 32 * ML_PAGE, first = tile + own;
     attn_coded page = attn_coded_at(pages, (int64_t)id * c.n_kv + t.head, 0, width);
+    const uint8_t *from = page.code + row * width + e;
+    uint8_t *even = to + code_at<D>(own + row, e), *odd = to + code_at<D>(own + row + 4, e);
 
+    if (first >= t.lo && first + ML_PAGE - 1 <= t.hi && width == D) {
+#pragma unroll
+        for (int i = 0; i < ML_PAGE; i += at_once)
+            ml_copy_async(i % 8 ? odd + (i - 4) * D : even + i * D, from + i * D, true);
+        if (lane < ML_PAGE / 4)
+            ml_copy_async(scales + own + 4 * lane, page.scale + 4 * lane, true);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < ML_PAGE; i += at_once) {
         int key = first + row + i;
         bool there = key >= t.lo && key <= t.hi && e < c.d;
-        ml_copy_async(to + code_at<D>(own + row + i, e),
-                      there ? page.code + (row + i) * width + e : pages, there);
+        ml_copy_async(i % 8 ? odd + (i - 4) * D : even + i * D,
+                      there ? from + i * width : pages, there);
     }
     if (lane < ML_PAGE) {
         bool there = first + lane >= t.lo && first + lane <= t.hi;
