@@ -156,6 +156,10 @@ ml_status ml_weights_quantize(ml_weights *out, const ml_weights *from, const ml_
     size_t at = 0;
 
     ML_BUG_IF(from->range || dtype < ML_WEIGHT_FP8);
+    if (!be->dev->host && be->act != ML_BF16)
+        return ml_fail(err, ML_EUNSUP,
+                       "quantized copies of weights on a GPU are made from bf16: remove "
+                       "--dtype f32, or use --device cpu");
     *out = (ml_weights){ .n = from->n, .t = ML_NEW(a, ml_tensor, from->n), .be = be };
     for (int32_t i = 0; i < from->n; i++) {
         const ml_dtype d = ml_weights_code_dtype(&s->param[i], NULL, dtype);

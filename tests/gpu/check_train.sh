@@ -41,7 +41,7 @@ train kv-int8 qwen3_next --advantage-estimator grpo --sglang-kv-cache-dtype int8
 fp8=(--advantage-estimator grpo --fp8-format e4m3 --fp8-recipe)
 train fp8 qwen3 "${fp8[@]}" blockwise --use-kl-loss --kl-loss-coef 0.01
 train fp8-moe qwen3_moe "${fp8[@]}" blockwise --use-rollout-routing-replay
-train mxfp8 qwen3 "${fp8[@]}" mxfp8 --first-last-layers-bf16
+train mxfp8 qwen3 "${fp8[@]}" mxfp8
 train qat qwen3 --advantage-estimator grpo --fake-quantization int4
 train qat-moe qwen3_moe --advantage-estimator grpo --fake-quantization int4
 agreeing=0 train coarse qwen3 --advantage-estimator grpo --rollout-quantization int4 --use-tis

@@ -66,7 +66,7 @@ __device__ static void scale_of(float amax, float *by, float *stored) {
     default: *by = *stored = ml_max(amax * (1.0f / 7.0f), 1e-5f); break;
     }
     if (!(amax < INFINITY))
-        *stored = NAN;
+        *stored = __uint_as_float(0x7fc00000); /* the host's NaN */
 }
 
 __device__ static uint32_t nf4_code(float x) {
@@ -173,6 +173,12 @@ __device__ static void put_words(const tile_smem &smem, const encoding &c,
     }
 }
 
+/* Conversions have another NaN than the host. */
+__device__ static uint16_t bf16_bits(float x) {
+    return isnan(x) ? (uint16_t)(__float_as_uint(x) >> 16)
+                    : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
 template <ml_dtype D>
 __device__ static void put_scales(const tile_smem &smem, const encoding &c,
                                   unsigned char *panels, int64_t left, int64_t k0) {
@@ -186,7 +192,7 @@ __device__ static void put_scales(const tile_smem &smem, const encoding &c,
         if (row / ML_LANES >= left || k0 + g * group >= c.k)
             continue;
         if (narrow)
-            ((bf16 *)panel)[at] = ml_as<bf16>(smem.scale[row][g]);
+            ((uint16_t *)panel)[at] = bf16_bits(smem.scale[row][g]);
         else
             ((float *)panel)[at] = smem.scale[row][g];
     }

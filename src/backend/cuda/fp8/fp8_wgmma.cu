@@ -21,7 +21,11 @@ enum {
 };
 
 template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
-    static const int teams = OUT * SPLIT, threads = teams * ML_WARPGROUP + 32;
+    /* Sums of 128 tokens need more registers than an equal share: a whole warpgroup, of which one warp
+     * copies, gives its own up. */
+    static const bool wide = TOKENS == 128;
+    static const int teams = OUT * SPLIT;
+    static const int threads = teams * ML_WARPGROUP + (wide ? ML_WARPGROUP : 32);
     static const int panels = OUT * TEAM_PANELS, outputs = OUT * 64;
     static const int sums = TOKENS / 2;  /* partial sums of a thread */
     static const int own = sums / SPLIT; /* of which it continues the chains */
@@ -31,8 +35,9 @@ template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
         struct {
             unsigned char x[TOKENS * GROUP], w[panels * PANEL_BYTES];
         } stage[STAGES];
-        float scale[2 * STAGES]
-                   [TOKENS]; /* teams still read them when the stage is released */
+        struct { /* teams still read them when the stage is released */
+            float x[TOKENS], w[panels][ML_LANES];
+        } scale[2 * STAGES];
         float sum[SPLIT > 1 ? 2 * SPLIT *sums : 1][SPLIT > 1 ? ML_WARPGROUP : 1];
         ml_barrier full[STAGES], empty[STAGES];
     };
@@ -89,90 +94,135 @@ __device__ static void arrive_with_copies(ml_barrier *b) {
                  : "memory");
 }
 
-/* ---- a block's tile ---- */
+/* ---- tiles ---- */
 
 struct place {
     ml_piece p; /* its expert, and that one's rows */
     int m0, n0; /* first row within the expert, first output */
     int panel0; /* first panel of the outputs, of all experts' */
     int panels; /* of the weight from there on */
-    int groups;
 };
 
-template <class TILE, int TOKENS> __device__ static place find_place(const ml_fp8_gemm &g) {
-    int panels = (g.n + ML_LANES - 1) / ML_LANES;
+/* Blocks that run at the same time share rows and weights: tiles are numbered through MOST_STRIPS
+ * strips of rows first, then through the outputs. */
+enum { MOST_STRIPS = 16 };
+
+/* Strips of rows; experts end within one. */
+__host__ __device__ static int count_strips(const ml_fp8_gemm &g, int tokens) {
+    return (g.rows + tokens - 1) / tokens + g.n_expert;
+}
+
+/* All threads call it where there are experts. */
+template <class TILE, int TOKENS>
+__device__ static place find_place(const ml_fp8_gemm &g, int tile) {
+    int panels = (g.n + ML_LANES - 1) / ML_LANES, strips = count_strips(g, TOKENS);
+    int across = (g.n + TILE::outputs - 1) / TILE::outputs;
+    int first = tile / (MOST_STRIPS * across) * MOST_STRIPS;
+    int some = strips - first < MOST_STRIPS ? strips - first : MOST_STRIPS;
+    int in = tile - first * across, strip = first + in % some;
     place t;
 
     if (g.start)
-        t.p = ml_find_piece(g.start, g.n_expert, 1, TOKENS, (int)blockIdx.y);
+        t.p = ml_find_piece(g.start, g.n_expert, 1, TOKENS, strip);
     else
-        t.p = { 0, (int)blockIdx.y, 0, g.rows };
+        t.p = { 0, strip, 0, g.rows };
     t.m0 = t.p.index * TOKENS;
-    t.n0 = (int)blockIdx.x * TILE::outputs;
+    t.n0 = in / some * TILE::outputs;
     t.panels = panels - t.n0 / ML_LANES;
     t.panel0 = t.p.owner * panels + t.n0 / ML_LANES;
-    t.groups = (g.k + GROUP - 1) / GROUP;
     return t;
 }
 
+/* A block's tiles one after the other, and its groups, counted through all of them. */
+template <class TILE, int TOKENS> struct walk {
+    const ml_fp8_gemm &g;
+    place t;
+    int tile, tiles, groups;
+    unsigned done; /* groups before this tile */
+
+    __device__ explicit walk(const ml_fp8_gemm &gemm)
+        : g(gemm), t(find_place<TILE, TOKENS>(gemm, (int)blockIdx.x)),
+          tile((int)blockIdx.x), tiles(count_strips(gemm, TOKENS) *
+                                       ((gemm.n + TILE::outputs - 1) / TILE::outputs)),
+          groups((gemm.k + GROUP - 1) / GROUP), done(0) {}
+
+    __device__ bool next(void) {
+        tile += (int)gridDim.x;
+        done += (unsigned)groups;
+        if (g.start || tile >= tiles) /* experts' tiles have a block each */
+            return false;
+        t = find_place<TILE, TOKENS>(g, tile);
+        return true;
+    }
+};
+
 /* ---- copies ---- */
 
-/* Of a group's weights; all panels of a group have this many bytes. */
-__device__ static unsigned weight_bytes(const ml_fp8_gemm &g, int group) {
+/* Of a group's codes of a panel. */
+__device__ static unsigned code_bytes(const ml_fp8_gemm &g, int group) {
     int left = (g.k + 7) / 8 * 8 - group * GROUP;
     return (unsigned)(left < GROUP ? left : GROUP) * ML_LANES;
 }
 
-template <class TILE, class SMEM>
+/* A lane copies a panel; n counts groups through all tiles. */
+template <class TILE, int STAGES, class SMEM>
 __device__ static void copy_weights(SMEM &smem, const ml_fp8_gemm &g, const place &t,
-                                    int group, int at) {
+                                    int group, unsigned n) {
+    int lane = (int)threadIdx.x % 32;
     int panels = t.panels < TILE::panels ? t.panels : TILE::panels;
-    unsigned bytes = weight_bytes(g, group);
+    unsigned at = n % STAGES, codes = code_bytes(g, group);
+    const unsigned scales = ML_LANES * sizeof(float);
+    const unsigned char *panel = g.w + (t.panel0 + lane) * g.panel;
 
-    if (threadIdx.x % 32 != 0)
+    if (lane == 0)
+        ml_barrier_expect(&smem.full[at],
+                          (unsigned)panels * (codes + scales) + sizeof smem.stage[0].x);
+    __syncwarp();
+    if (lane >= panels)
         return;
-    ml_barrier_expect(&smem.full[at], (unsigned)panels * bytes + sizeof smem.stage[0].x);
-    for (int i = 0; i < panels; i++)
-        ml_bulk_copy(smem.stage[at].w + i * PANEL_BYTES,
-                     g.w + (t.panel0 + i) * g.panel + g.scales +
-                         (int64_t)group * PANEL_BYTES,
-                     bytes, &smem.full[at]);
+    ml_bulk_copy(smem.stage[at].w + lane * PANEL_BYTES,
+                 panel + g.scales + (int64_t)group * PANEL_BYTES, codes, &smem.full[at]);
+    ml_bulk_copy(smem.scale[n % (2 * STAGES)].w[lane], panel + (int64_t)group * scales,
+                 scales, &smem.full[at]);
 }
 
 template <int TOKENS, int STAGES, class SMEM>
 __device__ static void copy_inputs(SMEM &smem, const CUtensorMap *map, const ml_fp8_gemm &g,
-                                   const place &t, int group, int at) {
+                                   const place &t, int group, unsigned n) {
     int lane = (int)threadIdx.x % 32;
     const float *scale = g.x.scale + (int64_t)group * g.rows + t.p.first_row;
-    float *to = smem.scale[group % (2 * STAGES)];
+    float *to = smem.scale[n % (2 * STAGES)].x;
 
     if (lane == 0) /* the map has pairs of codes */
-        ml_tensor_copy(smem.stage[at].x, map, group * GROUP / 2, t.p.first_row + t.m0, 0,
-                       &smem.full[at]);
+        ml_tensor_copy(smem.stage[n % STAGES].x, map, group * GROUP / 2,
+                       t.p.first_row + t.m0, 0, &smem.full[n % STAGES]);
     for (int i = lane; i < TOKENS; i += 32) {
         bool there = t.m0 + i < t.p.rows;
         ml_copy_async4(to + i, there ? scale + t.m0 + i : g.x.scale, there);
     }
-    arrive_with_copies(&smem.full[at]);
+    arrive_with_copies(&smem.full[n % STAGES]);
 }
 
 /* The copying warp.  The first weights are copied before the kernel in front has ended. */
 template <class TILE, int TOKENS, int STAGES, class SMEM>
-__device__ static void copy_stages(SMEM &smem, const CUtensorMap *map, const ml_fp8_gemm &g,
-                                   const place &t) {
-    int ahead = t.groups < STAGES ? t.groups : STAGES;
+__device__ static void copy_stages(SMEM &smem, const CUtensorMap *map,
+                                   walk<TILE, TOKENS> w) {
+    int ahead = w.groups < STAGES ? w.groups : STAGES;
 
     for (int i = 0; i < ahead; i++)
-        copy_weights<TILE>(smem, g, t, i, i);
+        copy_weights<TILE, STAGES>(smem, w.g, w.t, i, (unsigned)i);
     ml_grid_wait();
     for (int i = 0; i < ahead; i++)
-        copy_inputs<TOKENS, STAGES>(smem, map, g, t, i, i);
-    for (int i = ahead; i < t.groups; i++) {
-        int at = i % STAGES;
-        ml_barrier_wait(&smem.empty[at], (unsigned)(i / STAGES - 1) & 1);
-        copy_weights<TILE>(smem, g, t, i, at);
-        copy_inputs<TOKENS, STAGES>(smem, map, g, t, i, at);
-    }
+        copy_inputs<TOKENS, STAGES>(smem, map, w.g, w.t, i, (unsigned)i);
+    do {
+        for (int i = w.done ? 0 : ahead; i < w.groups; i++) {
+            unsigned n = w.done + (unsigned)i;
+            if (n >= STAGES)
+                ml_barrier_wait(&smem.empty[n % STAGES], (n / STAGES - 1) & 1);
+            copy_weights<TILE, STAGES>(smem, w.g, w.t, i, n);
+            copy_inputs<TOKENS, STAGES>(smem, map, w.g, w.t, i, n);
+        }
+    } while (w.next());
 }
 
 /* ---- products ---- */
@@ -203,21 +253,25 @@ __device__ static void release(ml_barrier *empty) {
         ml_barrier_arrive(empty);
 }
 
-template <int TOKENS, int STAGES, class SMEM>
-__device__ static void multiply_group(float (&sum)[TOKENS / 8][4], SMEM &smem, int panel,
-                                      int group) {
-    int at = group % STAGES;
-    uint32_t a[STEPS][4], b = ml_panel((const bf16 *)smem.stage[at].x);
+/* The weights of a group, when its stage has arrived. */
+template <int STAGES, class SMEM>
+__device__ static void fetch_weights(uint32_t (&a)[STEPS][4], SMEM &smem, int panel,
+                                     unsigned n) {
+    ml_barrier_wait(&smem.full[n % STAGES], n / STAGES & 1);
+    load_weights(a, smem.stage[n % STAGES].w + panel * PANEL_BYTES);
+}
 
-    ml_barrier_wait(&smem.full[at], (unsigned)(group / STAGES) & 1);
-    load_weights(a, smem.stage[at].w + panel * PANEL_BYTES);
+/* Starts the products of a group. */
+template <int TOKENS, int STAGES, class SMEM>
+__device__ static void multiply_group(float (&sum)[TOKENS / 8][4], uint32_t (&a)[STEPS][4],
+                                      SMEM &smem, unsigned n) {
+    uint32_t b = ml_panel((const bf16 *)smem.stage[n % STAGES].x);
+
     ml_wgmma_fence(a);
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
         multiply_step<TOKENS>(sum, a[i], ml_panel_columns(b, i), i > 0);
     ml_wgmma_commit();
-    wait_sums(sum);
-    release(&smem.empty[at]);
 }
 
 /* Element e of a thread's sums: of token 8 (e / 4) + 2 (lane % 4) + e / 2 % 2, output e % 2. */
@@ -230,9 +284,8 @@ template <int N> __device__ static float &element(float (&sum)[N][4], int e) {
 }
 
 /* The scales of a thread's two outputs. */
-__device__ static float2 weight_scales(const unsigned char *panel, int group) {
-    return __ldg((const float2 *)(panel + (int64_t)group * ML_LANES * sizeof(float)) +
-                 threadIdx.x % 32 / 4);
+__device__ static float2 weight_scales(const float *panel) {
+    return *(const float2 *)(panel + threadIdx.x % 32 / 4 * 2);
 }
 
 template <int N, int TOKENS>
@@ -248,16 +301,30 @@ __device__ static void add_group(float (&acc)[N], const float (&sum)[TOKENS / 8]
     }
 }
 
-/* One team has all groups. */
+/* One team has all groups.  With enough registers the next weights are fetched while a group is
+ * multiplied. */
 template <class TILE, int TOKENS, int STAGES, class SMEM>
-__device__ static void multiply(float (&acc)[TILE::own], SMEM &smem, const place &t,
-                                const unsigned char *scales, int panel) {
+__device__ static void multiply(float (&acc)[TILE::own], SMEM &smem,
+                                const walk<TILE, TOKENS> &w, int panel) {
     float sum[TOKENS / 8][4] = {};
+    uint32_t a[STEPS][4], next[STEPS][4];
 
-    for (int i = 0; i < t.groups; i++) {
-        float2 weight = weight_scales(scales, i);
-        multiply_group<TOKENS, STAGES>(sum, smem, panel, i);
-        add_group<TILE::own, TOKENS>(acc, sum, smem.scale[i % (2 * STAGES)], weight);
+    if (TILE::wide)
+        fetch_weights<STAGES>(next, smem, panel, w.done);
+    for (int i = 0; i < w.groups; i++) {
+        unsigned n = w.done + (unsigned)i;
+        if (!TILE::wide)
+            fetch_weights<STAGES>(next, smem, panel, n);
+#pragma unroll
+        for (int k = 0; k < STEPS * 4; k++)
+            a[k / 4][k % 4] = next[k / 4][k % 4];
+        multiply_group<TOKENS, STAGES>(sum, a, smem, n);
+        if (TILE::wide && i + 1 < w.groups)
+            fetch_weights<STAGES>(next, smem, panel, n + 1);
+        wait_sums(sum);
+        release(&smem.empty[n % STAGES]);
+        add_group<TILE::own, TOKENS>(acc, sum, smem.scale[n % (2 * STAGES)].x,
+                                     weight_scales(smem.scale[n % (2 * STAGES)].w[panel]));
     }
 }
 
@@ -269,21 +336,20 @@ template <class TILE> __device__ static void sync_teams(void) {
 /* Teams take groups in turn.  When the scales of a group are overwritten, all teams are two rounds
  * further. */
 template <class TILE, int TOKENS, int SPLIT, int STAGES, class SMEM>
-__device__ static void multiply_split(float (&acc)[TILE::own], SMEM &smem, const place &t,
-                                      const unsigned char *scales, int panel, int team) {
+__device__ static void multiply_split(float (&acc)[TILE::own], SMEM &smem,
+                                      const walk<TILE, TOKENS> &w, int panel, int team) {
     int thread = (int)threadIdx.x % ML_WARPGROUP;
     float sum[TOKENS / 8][4] = {};
 
-    for (int first = 0, buf = 0; first < t.groups; first += SPLIT, buf ^= 1) {
-        int group = first + team;
+    for (int first = 0, buf = 0; first < w.groups; first += SPLIT, buf ^= 1) {
+        unsigned n = (unsigned)(first + team);
         float(*to)[ML_WARPGROUP] = smem.sum + (buf * SPLIT + team) * TILE::sums;
-        float2 weight[SPLIT];
-#pragma unroll
-        for (int i = 0; i < SPLIT; i++)
-            weight[i] = first + i < t.groups ? weight_scales(scales, first + i)
-                                             : make_float2(0.0f, 0.0f);
-        if (group < t.groups) {
-            multiply_group<TOKENS, STAGES>(sum, smem, panel, group);
+        if (first + team < w.groups) {
+            uint32_t a[STEPS][4];
+            fetch_weights<STAGES>(a, smem, panel, n);
+            multiply_group<TOKENS, STAGES>(sum, a, smem, n);
+            wait_sums(sum);
+            release(&smem.empty[n % STAGES]);
 #pragma unroll
             for (int e = 0; e < TILE::sums; e++)
                 to[e][thread] = element(sum, e);
@@ -292,15 +358,17 @@ __device__ static void multiply_split(float (&acc)[TILE::own], SMEM &smem, const
 #pragma unroll
         for (int i = 0; i < SPLIT; i++) {
             const float(*from)[ML_WARPGROUP] = smem.sum + (buf * SPLIT + i) * TILE::sums;
-            const float *scale = smem.scale[(first + i) % (2 * STAGES)];
-            if (first + i >= t.groups)
+            int slot = (first + i) % (2 * STAGES);
+            if (first + i >= w.groups)
                 break;
 #pragma unroll
             for (int j = 0; j < TILE::own; j++) {
                 int e = team * TILE::own + j;
+                float2 weight = weight_scales(smem.scale[slot].w[panel]);
                 acc[j] =
                     fmaf(from[e][thread],
-                         scale[token_of(e)] * (e % 2 ? weight[i].y : weight[i].x), acc[j]);
+                         smem.scale[slot].x[token_of(e)] * (e % 2 ? weight.y : weight.x),
+                         acc[j]);
             }
         }
     }
@@ -354,13 +422,12 @@ __global__ void __launch_bounds__(tile<TOKENS, OUT, SPLIT, STAGES>::threads,
     typename tl::smem &smem = *(typename tl::smem *)fp8_bytes;
     int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
     int panel = (SPLIT > 1 ? 0 : team * TEAM_PANELS) + (int)threadIdx.x / 32 % TEAM_PANELS;
-    place t;
 
     ml_grid_release();
     if (g.start)
         ml_grid_wait(); /* for the experts' rows */
-    t = find_place<tl, TOKENS>(g);
-    if (t.p.index < 0)
+    walk<tl, TOKENS> w(g);
+    if (w.t.p.index < 0)
         return;
     if (g.k % GROUP)
         clear_stages<typename tl::smem, STAGES>(smem);
@@ -373,28 +440,41 @@ __global__ void __launch_bounds__(tile<TOKENS, OUT, SPLIT, STAGES>::threads,
     }
     __syncthreads();
     if (team == tl::teams) {
-        copy_stages<tl, TOKENS, STAGES>(smem, &map, g, t);
-    } else {
-        int last = t.panels - 1;
-        const unsigned char *scales =
-            g.w + (t.panel0 + (panel < last ? panel : last)) * g.panel;
-        float acc[tl::own] = {};
-        ml_grid_wait();
-        if constexpr (SPLIT == 1)
-            multiply<tl, TOKENS, STAGES>(acc, smem, t, scales, panel);
-        else
-            multiply_split<tl, TOKENS, SPLIT, STAGES>(acc, smem, t, scales, panel, team);
-        put(acc, g, t, panel, SPLIT > 1 ? team * tl::own : 0);
+        if (tl::wide)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        if ((int)threadIdx.x < tl::teams * ML_WARPGROUP + 32)
+            copy_stages<tl, TOKENS, STAGES>(smem, &map, w);
+        return;
     }
+    if (tl::wide)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    ml_grid_wait();
+    do {
+        float acc[tl::own] = {};
+        if constexpr (SPLIT == 1)
+            multiply<tl, TOKENS, STAGES>(acc, smem, w, panel);
+        else
+            multiply_split<tl, TOKENS, SPLIT, STAGES>(acc, smem, w, panel, team);
+        put(acc, g, w.t, panel, SPLIT > 1 ? team * tl::own : 0);
+    } while (SPLIT == 1 && w.next());
 }
 
 /* ---- launching ---- */
+
+static int count_sms(void) {
+    int n = 0;
+
+    cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0);
+    return n > 0 ? n : 1;
+}
 
 template <int TOKENS, int OUT, int SPLIT, int STAGES>
 static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
     typedef tile<TOKENS, OUT, SPLIT, STAGES> tl;
     auto kernel = fp8_kernel<TOKENS, OUT, SPLIT, STAGES>;
+    static const int sms = count_sms();
     int64_t width = ml_cuda_fp8_width(g.k);
+    int tiles;
     ml_tensor_box x = {};
     CUtensorMap map;
 
@@ -410,10 +490,11 @@ static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)sizeof(typename tl::smem)),
                  "an FP8 product");
-    ml_cuda_launch(s, "an FP8 product", kernel,
-                   dim3(ml_cuda_blocks(g.n, tl::outputs),
-                        ml_cuda_blocks(g.rows, TOKENS) + (unsigned)g.n_expert),
-                   tl::threads, sizeof(typename tl::smem), map, g);
+    tiles = count_strips(g, TOKENS) * (int)ml_cuda_blocks(g.n, tl::outputs);
+    if (SPLIT == 1 && !g.start && tiles > tl::per_sm * sms)
+        tiles = tl::per_sm * sms;
+    ml_cuda_launch(s, "an FP8 product", kernel, dim3((unsigned)tiles), tl::threads,
+                   sizeof(typename tl::smem), map, g);
 }
 
 /* Chooses the tile: first enough blocks for all SMs, then data reuse. */
