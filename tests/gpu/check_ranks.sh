@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# check_ranks.sh BUILD WORK [PART...] - ranks that share the GPU, against one rank.
+# check_ranks.sh BUILD WORK [PART[=PATTERN]...] - ranks that share the GPU, against one rank.
 #
 #   scores  miles score: the bytes of one rank, and gradients within the rounding of sums
 #   train   miles train: its samples and log-probs, those of training are those of the rollout;
 #           its snapshots, where the layout promises them
 #   memory  the peak of each rank is within 3 % of its plan, and that of the GPU of their sum
 #
-# MILES_DEVICE is the device (cuda).
+# PATTERN selects cases by their lines below.  MILES_DEVICE is the device (cuda).  Runs follow each
+# other: processes that share a GPU take turns on it, and wait for each turn.
 set -u
 build=$1
 work=$2/ranks
 shift 2
-parts=("${@:-scores}")
-[ $# -eq 0 ] && parts=(scores train memory)
+[ $# -eq 0 ] && set -- scores train memory
 here=$(dirname "$0")
 device=${MILES_DEVICE:-cuda}
 passed=0 failed=0
@@ -23,27 +23,18 @@ if ! command -v mpirun > /dev/null; then
 fi
 mkdir -p "$work"
 
-miles() { # miles N ARGUMENT...
-    local n=$1
+miles() { # miles N ARGUMENT...; mpirun would read the list of cases
+    local n=$1 launch=()
     shift
-    timeout --kill-after=5 150 mpirun --oversubscribe --allow-run-as-root --bind-to none -n "$n" \
-        "$build/miles" "$@" --device "$device" < /dev/null # mpirun would read the list of cases
+    [ "$n" -gt 1 ] && launch=(mpirun --oversubscribe --allow-run-as-root --bind-to none -n "$n")
+    timeout --foreground --kill-after=5 150 "${launch[@]}" "$build/miles" "$@" --device "$device" < /dev/null
 }
-count() { # count NAME STATUS: and says it
-    if [ "$2" -eq 0 ]; then
+count() { # count STATUS
+    if [ "$1" -eq 0 ]; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
     fi
-}
-
-# Runs are started at most this many at a time, in the order of the list, and then compared.
-jobs_at_once=$(($(nproc) / 2))
-begin() { # begin COMMAND...
-    while [ "$(jobs -rp | wc -l)" -ge "$jobs_at_once" ]; do
-        sleep 0.1
-    done
-    "$@" &
 }
 
 # --- scores -------------------------------------------------------------------
@@ -81,30 +72,31 @@ END
 score() { # score FAMILY NAME RANKS FLAG...
     local model=tests/golden/data/$1 out="$work/$1-$2" n=$3
     shift 3
+    rm -f "$out"
     miles "$n" score --dtype bf16 --hf-checkpoint "$model" --input "$model/golden.safetensors" --output "$out" \
         --threads 2 --logits --entropy --grads "$@" > "$out.log" 2>&1
 }
-compare_score() { # compare_score FAMILY NAME RANKS BOUND
-    local said status
-    said=$(tests/e2e/compare_scores.py "$work/$1-one" "$work/$1-$2" "$4" 2>&1)
+check_score() { # check_score FAMILY NAME RANKS BOUND FLAG...
+    local family=$1 name=$2 n=$3 bound=$4 said status
+    shift 4
+    [ -e "$work/$family-one" ] || score "$family" one 1
+    score "$family" "$name" "$n" "$@"
+    said=$(tests/e2e/compare_scores.py "$work/$family-one" "$work/$family-$name" "$bound" 2>&1)
     status=$?
-    count "$1 $2" $status
-    [ $status -eq 0 ] && echo "score $1, $2: $said"
-    [ $status -ne 0 ] && echo "FAIL score $1, $2: $(tail -n 3 <<< "$said")" && tail -n 4 "$work/$1-$2.log"
+    count $status
+    if [ $status -eq 0 ]; then
+        echo "score $family, $name: $said"
+    else
+        echo "FAIL score $family, $name: $(tail -n 3 <<< "$said")"
+        tail -n 4 "$work/$family-$name.log"
+    fi
 }
-check_scores() {
-    local family name n bound flags
-    for family in $(score_cases | cut -d ' ' -f 1 | sort -u); do
-        begin score "$family" one 1
-    done
-    while read -r family name n bound flags; do
-        # shellcheck disable=SC2086
-        begin score "$family" "$name" "$n" $flags
-    done < <(score_cases)
-    wait
-    while read -r family name n bound flags; do
-        compare_score "$family" "$name" "$n" "$bound"
-    done < <(score_cases)
+check_scores() { # check_scores PATTERN
+    local line
+    rm -f "$work"/*-one
+    while read -r -a line; do
+        check_score "${line[@]}"
+    done < <(score_cases | grep -e "$1")
 }
 
 # --- runs ---------------------------------------------------------------------
@@ -133,6 +125,7 @@ END
 train() { # train FAMILY NAME RANKS FLAG...
     local at="$work/$1" run="$work/$1/$2" n=$3
     shift 3
+    rm -rf "$run"
     miles "$n" train --dtype bf16 --hf-checkpoint "$at/model" --save "$run" --prompt-data "$at/prompts.jsonl" \
         --input-key messages --label-key label --apply-chat-template --rm-type deterministic_random \
         --num-rollout 3 --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 8 --lr 5e-4 \
@@ -148,7 +141,7 @@ compare_train() { # compare_train FAMILY NAME SNAPSHOT-OF
     [ "$3" = - ] || cmp -s "$run/metrics.jsonl" "$work/$1/$3/metrics.jsonl" || wrong+=" metrics"
     [ "$3" = - ] || diff -rq "$run/iter_0000002" "$work/$1/$3/iter_0000002" > /dev/null || wrong+=" snapshot"
     [ -z "$wrong" ]
-    count "$1 $2" $?
+    count $?
     if [ -z "$wrong" ]; then
         echo "train $1, $2: the samples of one rank, rollout and training agree$([ "$3" = - ] || echo ", snapshot of $3")"
     else
@@ -156,20 +149,17 @@ compare_train() { # compare_train FAMILY NAME SNAPSHOT-OF
         grep -v '^ *rollout' "$run.log" | tail -n 4
     fi
 }
-check_train() {
+check_train() { # check_train PATTERN
     local family name n like flags
-    for family in $(train_cases | cut -d ' ' -f 1 | sort -u); do
-        "$build/tools/quickstart_make" "$work/$family" 1 "$family" > /dev/null
-        begin train "$family" one 1
-    done
     while read -r family name n like flags; do
+        if [ ! -e "$work/$family/one" ]; then
+            "$build/tools/quickstart_make" "$work/$family" 1 "$family" > /dev/null
+            train "$family" one 1
+        fi
         # shellcheck disable=SC2086
-        begin train "$family" "$name" "$n" $flags
-    done < <(train_cases)
-    wait
-    while read -r family name n like flags; do
+        train "$family" "$name" "$n" $flags
         compare_train "$family" "$name" "$like"
-    done < <(train_cases)
+    done < <(train_cases | grep -e "$1")
 }
 
 # --- memory -------------------------------------------------------------------
@@ -199,19 +189,21 @@ memory_run() { # memory_run RANKS NAME FLAG...
         > "$at/log" 2>&1 || { echo "FAIL memory $*" && tail -n 5 "$at/log"; return 1; }
     "$here/rank_memory.py" "$at" "$n"
 }
-check_memory() {
+check_memory() { # check_memory PATTERN
     local n name flags
     "$here/rank_memory.py" --model "$work/memory"
     while read -r n name flags; do
         echo "memory $name:"
         # shellcheck disable=SC2086
         memory_run "$n" "$name" $flags
-        count "memory $name" $?
-    done < <(memory_cases)
+        count $?
+    done < <(memory_cases | grep -e "$1")
 }
 
-for part in "${parts[@]}"; do
-    "check_$part"
+for part in "$@"; do
+    pattern=${part#*=}
+    [ "$pattern" = "$part" ] && pattern=
+    "check_${part%%=*}" "$pattern"
 done
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]
