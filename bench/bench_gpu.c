@@ -1,7 +1,7 @@
 /* bench_gpu.c - whole training steps on a GPU: forward, backward, clipping and AdamW; and decode
  * with many adapters.
  *
- *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]
+ *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK [FORMAT]]]
  *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
  *     bench_gpu MODEL_DIR quantized STREAMS IN OUT
  *     bench_gpu MODEL_DIR kv STREAMS IN OUT
@@ -12,7 +12,8 @@
  * share of 989 TFLOP/s by 6 x matmul parameters (the LM head once, of experts those that a token
  * has) + 6 x layers x heads x head size x T per token, memory as planned and as used, and how long
  * weights take to be published.  With a rank, an adapter on all linear layers is trained: 4 x matmul
- * parameters, since the weights have no gradients, and the adapter alone is published.
+ * parameters, since the weights have no gradients, and the adapter alone is published.  With a
+ * format (and rank 0), passes read a quantized copy, as with --fp8-format.
  *
  * Decode: tokens per second of decode steps alone, of the weights, and with an adapter for each
  * stream, in turn, in the same batch.
@@ -107,11 +108,11 @@ static void report(const ml_spec *spec, double *took, int n_step, double tokens,
 
 /* What was planned before anything was taken, and the most that was in use. */
 static void report_memory(ml_backend *be, const ml_spec *spec, const ml_trainer_opts *opts,
-                          size_t base) {
+                          size_t weight_bytes, size_t base) {
     const char *const set[] = { "weights", NULL };
     ml_memory_request ask = { .spec = spec,
                               .be = be,
-                              .weight_bytes = ml_weights_bytes(spec, NULL, ML_WEIGHT_BF16),
+                              .weight_bytes = weight_bytes,
                               .bf16 = true,
                               .set = set,
                               .opts = *opts,
@@ -347,7 +348,8 @@ static int bench_decode(const char *dir, load l) {
 
 static int bench_quantized(const char *dir, load l) {
     static const ml_weight_dtype dtypes[] = { ML_WEIGHT_BF16, ML_WEIGHT_INT4,
-                                              ML_WEIGHT_INT4_G128, ML_WEIGHT_FP8 };
+                                              ML_WEIGHT_INT4_G128, ML_WEIGHT_FP8,
+                                              ML_WEIGHT_FP8_BLOCKWISE };
     double base = 0, speed;
     ml_backend be;
     ml_weights w;
@@ -540,12 +542,31 @@ static int bench_speculate(const char *dir, load l, int32_t n_draft) {
 
 /* ---- training ---- */
 
+static ml_weight_dtype format_named(const char *name) {
+    for (int i = ML_WEIGHT_FP8; i <= ML_WEIGHT_MXFP8; i++)
+        if (strcmp(name, ml_weight_dtype_name((ml_weight_dtype)i)) == 0)
+            return (ml_weight_dtype)i;
+    die("FORMAT is fp8-blockwise, mxfp8 or another quantized format");
+}
+
+/* The quantized copy that a trainer of these weights reads. */
+static void quantize(ml_weights *out, const ml_weights *w, ml_spec *spec,
+                     ml_weight_dtype format, ml_backend *be, ml_arena *a) {
+    ml_err err;
+
+    ml_weights_mark_codes(spec, NULL, format);
+    if (ml_weights_quantize(out, w, spec, format, be, a, &err) ||
+        ml_weights_requantize(out, w, spec, be->n_thread, &err))
+        die(err.msg);
+}
+
 static int bench_train(int argc, char **argv) {
     double began = ml_clock_s(), took[MAX_STEPS];
     int32_t n_seq = argc > 4 ? atoi(argv[2]) : 0, len = argc > 4 ? atoi(argv[3]) : 0;
     int n_step = argc > 4 ? atoi(argv[4]) : 0;
     int64_t max_tokens = argc > 5 ? atoll(argv[5]) : (int64_t)n_seq * len;
     int32_t rank = argc > 6 ? atoi(argv[6]) : 0;
+    ml_weight_dtype format = argc > 7 ? format_named(argv[7]) : ML_WEIGHT_AUTO;
     ml_trainer_opts opts = {
         .optimizer = { .rule = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
                        .clip_grad = 1 },
@@ -557,7 +578,7 @@ static int bench_train(int argc, char **argv) {
     ml_arena a;
     ml_spec spec;
     ml_backend be;
-    ml_weights w;
+    ml_weights w, quantized = { 0 };
     ml_trainer *trainer;
     adapter adapted = { 0 };
     ml_schedule plan;
@@ -567,7 +588,8 @@ static int bench_train(int argc, char **argv) {
     size_t base;
 
     if (n_seq < 1 || len < 2 || n_step < 1 || n_step > MAX_STEPS)
-        die("usage: bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK]]");
+        die("usage: bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK "
+            "[FORMAT]]]");
     ml_arena_init(&a, "bench");
     if (ml_spec_open(&spec, argv[1], &err) ||
         ml_backend_open(
@@ -584,7 +606,10 @@ static int bench_train(int argc, char **argv) {
     if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err))
         die(err.msg);
     w.lora = rank ? &adapted.table : NULL;
-    if (ml_trainer_open(&trainer, &spec, &w, &be, &opts, &err) ||
+    opts.trained = format ? &w : NULL;
+    if (format)
+        quantize(&quantized, &w, &spec, format, &be, &a);
+    if (ml_trainer_open(&trainer, &spec, format ? &quantized : &w, &be, &opts, &err) ||
         ml_trainer_schedule(&plan, trainer, &a, sample, n_seq, &err))
         die(err.msg);
     for (int i = 0; i < n_step; i++) {
@@ -603,11 +628,13 @@ static int bench_train(int argc, char **argv) {
     }
     fprintf(stderr, "loss %.4f, gradient norm %.4f\n", r.loss, r.grad_norm);
     report(&spec, took, n_step, (double)n_seq * len, len, rank > 0);
-    report_memory(&be, &spec, &opts, base);
+    report_memory(&be, &spec, &opts, w.buf.bytes + quantized.buf.bytes, base);
     if (getenv("CUDA_LAUNCH_BLOCKING"))
         print_ops(ml_trainer_stats(trainer), n_step);
     ml_trainer_close(trainer);
-    report_publication(&be, &spec, &w, rank ? &adapted.lora.weights : &w, &a);
+    if (!format)
+        report_publication(&be, &spec, &w, rank ? &adapted.lora.weights : &w, &a);
+    ml_weights_close(&quantized);
     ml_lora_close(&adapted.lora);
     ml_weights_close(&w);
     ml_backend_close(&be);

@@ -8,7 +8,7 @@
     --turns N        everything takes turns, and the best of each counts
 
 Two threads.  Generation is that of bench_engine: a prompt of 512 tokens, one stream at 256 tokens and more,
-16 streams at 32 tokens and more.  The GRPO round is 8 prompts x 8 answers of 4 tokens.  A goal that is missed
+16 streams at 32 tokens and more; bench_quant with int4 and int8 has contexts of 64 tokens.  The GRPO round is 8 prompts x 8 answers of 4 tokens.  A goal that is missed
 says MISS, and the program ends with 1.
 """
 import argparse
@@ -30,11 +30,13 @@ PREFILL, LONG, SHORT, DECODE, MANY = 512, 256, 32, 24, 16
 quiet = ll.llama_log_callback(lambda level, text, data: None)
 ll.llama_log_set(quiet, ctypes.c_void_p(0))
 ll.llama_backend_init()
-model = ll.llama_model_load_from_file(sys.argv[1].encode(), ll.llama_model_default_params())
+weights = ll.llama_model_default_params()
+weights.use_extra_bufts = sys.argv[3] == "repacked"
+model = ll.llama_model_load_from_file(sys.argv[1].encode(), weights)
 params = ll.llama_context_default_params()
 params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 16 * 1024, 512, 512, MANY
 params.n_threads = params.n_threads_batch = 2
-if len(sys.argv) > 2:
+if sys.argv[2]:
     params.type_k = params.type_v = int(sys.argv[2])
 context = ll.llama_init_from_model(model, params)
 memory = ll.llama_get_memory(context)
@@ -97,8 +99,12 @@ def engine(opts, *flags):
 
 
 def llama(opts, path):
-    kind = ["0"] if path.endswith("f32.gguf") else []  # keys and values in f32 as well
-    return json.loads(run([opts.llama, "-c", LLAMA, path, *kind]).splitlines()[-1])
+    """Repacked weights may use AMX, which some virtual machines name and do not have."""
+    kind = "0" if path.endswith("f32.gguf") else ""  # keys and values in f32 as well
+    command = [opts.llama, "-c", LLAMA, path, kind]
+    repacked = subprocess.run([*command, "repacked"], capture_output=True, text=True)
+    text = repacked.stdout if repacked.returncode == 0 else run([*command, "plain"])
+    return json.loads(text.splitlines()[-1])
 
 
 def speed(text):
@@ -164,6 +170,34 @@ def generation(opts, table, root):
             table.row(f"prefill 512, {kind}: llama.cpp {other}", a["prefill"], b["prefill"], 1.0)
 
 
+# Runs in the Python of --llama: quantizes a GGUF file.
+LLAMA_QUANTIZE = r"""
+import ctypes, sys
+import llama_cpp as ll
+quiet = ll.llama_log_callback(lambda level, text, data: None)
+ll.llama_log_set(quiet, ctypes.c_void_p(0))
+ll.llama_backend_init()
+params = ll.llama_model_quantize_default_params()
+params.ftype = getattr(ll, "LLAMA_FTYPE_MOSTLY_" + sys.argv[3])
+sys.exit(ll.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(params)))
+"""
+
+
+def quantized(opts, table, root):
+    """Weights of 4 and 8 bits, beside llama.cpp's, which quantizes the inputs of layers to int8, too: no goal."""
+    ours, peer = {}, {"Q4_0": {}, "Q8_0": {}}
+    for kind in peer:
+        run([opts.llama, "-c", LLAMA_QUANTIZE, f"{root}/f16.gguf", f"{root}/{kind}.gguf", kind])
+    for _ in range(opts.turns):
+        found = re.findall(r"(decode|prefill) +(\S+) +\d threads +([\d.]+) tokens/s", run([opts.build + "/bench/bench_quant"]))
+        best(ours, {f"{work} {kind}": float(rate) for work, kind, rate in found})
+        for kind, rates in peer.items():
+            best(rates, llama(opts, f"{root}/{kind}.gguf"))
+    for kind, other in (("int4", "Q4_0"), ("int8", "Q8_0")):
+        table.row(f"decode, one stream, {kind}: llama.cpp {other}", ours["decode " + kind], peer[other]["one"], 0)
+        table.row(f"prefill 512, {kind}: llama.cpp {other}", ours["prefill " + kind], peer[other]["prefill"], 0)
+
+
 def training(opts, table):
     ours, peer = {}, 0.0
     for _ in range(opts.turns):
@@ -200,6 +234,8 @@ def main():
     table = Table()
     with tempfile.TemporaryDirectory() as root:
         generation(opts, table, root)
+        if opts.llama:
+            quantized(opts, table, root)
         training(opts, table)
         if opts.trl:
             grpo(opts, table, root)

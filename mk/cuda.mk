@@ -59,7 +59,7 @@ all: libmiles_cuda.so
 endif
 
 # Programs that need a GPU, and say so where there is none.
-GPU_BENCH := $(B)/bench/bench_gpu $(B)/bench/bench_roof $(B)/bench/bench_attn
+GPU_BENCH := $(B)/bench/bench_gpu $(B)/bench/bench_roof $(B)/bench/bench_attn $(B)/bench/bench_linear
 GPU_TESTS := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/gpu/*.c)))
 $(GPU_TESTS): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'

@@ -48,10 +48,10 @@ endif
 # FILE_CFLAGS: what one file needs beyond the rest.
 AVX2 := -mavx2 -mfma -mf16c
 AVX512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
-$(B)/src/backend/cpu/%: private FILE_CFLAGS = $(KERNEL_OPT)
 # A square root that sets errno is not vectorised.
-$(B)/src/backend/cpu/optim.o: private FILE_CFLAGS = $(KERNEL_OPT) -fno-math-errno
+KERNEL_FLAGS = $(KERNEL_OPT) -fno-math-errno
+$(B)/src/backend/cpu/%: private FILE_CFLAGS = $(KERNEL_FLAGS)
 # References in f64 and difference quotients are most of a kernel test's time.
 $(B)/tests/checkop/%: private FILE_CFLAGS = -O2
-$(B)/src/backend/cpu/x86/%_avx2.o $(B)/src/backend/cpu/x86/%_avx2.h.ok: private FILE_CFLAGS = $(KERNEL_OPT) $(AVX2)
-$(B)/src/backend/cpu/x86/%_avx512.o $(B)/src/backend/cpu/x86/%_avx512.h.ok: private FILE_CFLAGS = $(KERNEL_OPT) $(AVX512)
+$(B)/src/backend/cpu/x86/%_avx2.o $(B)/src/backend/cpu/x86/%_avx2.h.ok: private FILE_CFLAGS = $(KERNEL_FLAGS) $(AVX2)
+$(B)/src/backend/cpu/x86/%_avx512.o $(B)/src/backend/cpu/x86/%_avx512.h.ok: private FILE_CFLAGS = $(KERNEL_FLAGS) $(AVX512)

@@ -111,13 +111,30 @@ static inline size_t ml_cuda_dense_bytes(const ml_op_args *a) {
     return ml_cuda_align((size_t)ml_tensor_count(&a->w[0]) * ml_dtype_bytes(ML_BF16));
 }
 
-/* The weight is first. */
+/* Inputs of a row of FP8 codes: whole groups of 128. */
+static inline int64_t ml_cuda_fp8_width(int64_t k) {
+    return (k + 127) / 128 * 128;
+}
+
+/* Rounded inputs (fp8.cuh): codes and the scale of each group, or bf16. */
+static inline size_t ml_cuda_input_bytes(const ml_op_args *a) {
+    int64_t rows = a->in[0].shape[0], k = a->in[0].shape[1], width = ml_cuda_fp8_width(k);
+    size_t codes, values = ml_cuda_align((size_t)(rows * k) * ml_dtype_bytes(ML_BF16));
+
+    if (!ml_dtype_rounds_inputs(a->w[0].dtype))
+        return 0;
+    codes = ml_cuda_align((size_t)(rows * width)) +
+            ml_cuda_align((size_t)(rows * width / 128) * sizeof(float));
+    return codes > values ? codes : values;
+}
+
+/* The weight is first, then the rounded inputs. */
 static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0];
     int64_t parts = (rows + ML_BIAS_ROWS - 1) / ML_BIAS_ROWS;
 
     if (!backward) /* for three LINEARs of its size as one GEMM */
-        return ml_cuda_dense_bytes(a) +
+        return ml_cuda_dense_bytes(a) + ml_cuda_input_bytes(a) +
                (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
                    ml_dtype_bytes(a->out[0].dtype);
     /* Partial sums of the bias come last. */
@@ -370,7 +387,8 @@ static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,
     (void)s;
     switch (op) {
     case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
-    case ML_OP_MOE_LINEAR: return ml_cuda_dense_bytes(a);
+    case ML_OP_MOE_LINEAR:
+        return ml_cuda_dense_bytes(a) + (backward ? 0 : ml_cuda_input_bytes(a));
     case ML_OP_RMSNORM:
         return backward ? (size_t)ml_cuda_norm_chunks(width) * (size_t)width * sizeof(float)
                         : 0;

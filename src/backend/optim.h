@@ -86,6 +86,9 @@ typedef struct ml_optim_ops {
     /* y = x for a whole tensor of dtype f32 or bf16. */
     void (*widen)(ml_stream *s, float *y, const ml_tensor *x);
     void (*zero)(ml_stream *s, void *x, size_t bytes);
+    /* Quantizes a matrix, or a stack of them, by the rules of io/quantize.h; `from` is bf16,
+     * row-major.  NULL: the host does. */
+    void (*encode)(ml_stream *s, const ml_tensor *to, const ml_tensor *from);
     /* A whole matrix of a linear layer, or a stack of them, and the scratch it needs.  NULL:
      * the backend has none, nor formats of moments other than f32. */
     void (*muon)(ml_stream *s, const ml_optim_param *p, const ml_tensor *shape,

@@ -409,15 +409,31 @@ static bool dumped(const ml_plan *p, int32_t node) {
     return p->dump && p->call[node].experts == ML_NONE;
 }
 
-/* A rank without rows of its own takes part in what the others exchange; one that has no
- * piece of the samples of its group computes with their keys. */
+/* A rank without rows of its own takes part in what the others exchange. */
 static bool is_empty(const ml_run *r) {
     const ml_context_rows *context = r->rows->context;
     return r->rows->n_token == 0 && (!context || context->n_share == 0);
 }
 
+/* Whether a node has rows of other context-parallel ranks. */
+static bool has_context(const ml_plan *p, int32_t node) {
+    const ml_node *n = &p->spec->node[node];
+    bool any = false;
+
+    for (int k = 0; k < ML_OP_IN; k++)
+        any |= n->in[k] != ML_NONE && (p->spec->value[n->in[k]].axis == ML_PER_SHARE ||
+                                       p->spec->value[n->in[k]].axis == ML_PER_CONTEXT);
+    return any;
+}
+
+/* One that has no piece of the samples of its group computes for the pieces of the others. */
 static bool is_left_out(const ml_plan *p, int32_t node, const ml_run *r) {
-    return is_empty(r) && !ml_op_infos[p->spec->node[node].op].comm;
+    if (r->rows->n_token || ml_op_infos[p->spec->node[node].op].comm)
+        return false;
+    if (is_empty(r))
+        return true;
+    return p->call[node].experts == ML_NONE && !has_context(p, node) &&
+           p->spec->node[node].op != ML_OP_SPLIT_COLS;
 }
 
 /* A rank whose DP group has no rows. */
@@ -506,7 +522,7 @@ static void run_bound(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
 
 static void run_span(ml_plan *p, int32_t first, int32_t end, const ml_run *r,
                      bool recorded) {
-    if (p->bound && !p->dump && !is_empty(r)) {
+    if (p->bound && !p->dump && r->rows->n_token) {
         run_bound(p, first, end, r, recorded);
         return;
     }
@@ -571,11 +587,11 @@ static void end_run(ml_plan *p) {
 
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_rows rows;
-    ml_dp_rows dp;
+    ml_sent_rows sent;
     ml_run run = *r;
 
     begin_run(p, r);
-    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r, &dp);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r, &sent);
     run.rows = &rows;
     ml_plan_params_forget(p);
     run_or_replay(p, &run);
@@ -640,12 +656,12 @@ static void send_derivatives(ml_plan *p, const ml_run *r, const float *dlogprob,
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                       const float *dentropy) {
     ml_rows rows;
-    ml_dp_rows dp;
+    ml_sent_rows sent;
     ml_run run = *r;
 
     ML_BUG_IF(!p->opts.backward || p->opts.frozen != !r->grads);
     begin_run(p, r);
-    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r, &dp);
+    rows = is_empty(r) ? *r->rows : ml_plan_send_rows(p, r, &sent);
     run.rows = &rows;
     if (p->head != ML_NONE)
         send_derivatives(p, r, dlogprob, dentropy);

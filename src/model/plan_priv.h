@@ -169,7 +169,12 @@ bool ml_plan_params_grad(const ml_plan *p, int32_t node, int k, ml_tensor *out);
 /* plan_rows.c: bytes of a batch's arrays in device memory (0 on the host), and the batch
  * as ops read it there. */
 size_t ml_plan_rows_bytes(const ml_plan *p);
-ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp);
+/* What the rows of a batch point to, in host memory. */
+typedef struct ml_sent_rows {
+    ml_dp_rows dp;
+    ml_context_rows context;
+} ml_sent_rows;
+ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_sent_rows *sent);
 
 /* The recording of a run of this kind, possibly not captured yet; NULL: the first run of
  * its kind, or of a kind that is not captured. */

@@ -8,10 +8,19 @@ static int32_t padded(int32_t n) {
     return (n + 3) & ~3;
 }
 
+/* Of whole sequences, where the batch has pieces of them, and of the pieces' place among them; the
+ * second piece of a sequence lists its pages again. */
+static int32_t context_ints(const ml_batch_caps *c) {
+    if (!c->n_context)
+        return 0;
+    return 2 * padded(c->n_context * c->n_share) + 4 * padded(c->n_seq + 1) +
+           2 * padded(c->n_page);
+}
+
 static int32_t batch_ints(const ml_batch_caps *c) {
-    return 3 * padded(c->n_token) + padded(2 * c->n_token) + 4 * padded(c->n_seq + 1) +
-           padded(c->n_page + c->n_again) + 2 * padded(c->n_loss) +
-           padded(ML_ADAPTER_LISTS + 1 + c->n_token);
+    return context_ints(c) + 3 * padded(c->n_token) + padded(2 * c->n_token) +
+           4 * padded(c->n_seq + 1) + padded(c->n_page + c->n_again) +
+           2 * padded(c->n_loss) + padded(ML_ADAPTER_LISTS + 1 + c->n_token);
 }
 
 /* With data-parallel attention the rows of the group follow those of all. */
@@ -67,9 +76,26 @@ static void send_group(const ml_plan *p, const ml_rows *r, ml_rows *d, int32_t *
     d->page = send_padded(p, r->page, d->n_page, none, at);
 }
 
+/* Context parallel: the sequences of which the batch has pieces.  Never padded. */
+static void send_context(const ml_plan *p, const ml_context_rows *x, ml_context_rows *d,
+                         int32_t n_piece, int32_t *at) {
+    const ml_rows *r = &x->whole;
+    tail none = { 0, 0, 0 };
+
+    *d = *x;
+    d->whole.context = d;
+    d->whole.pos = send_padded(p, r->pos, r->n_token, none, at);
+    d->whole.seq_start = send_padded(p, r->seq_start, r->n_seq + 1, none, at);
+    d->whole.page_start = send_padded(p, r->page_start, r->n_seq + 1, none, at);
+    d->whole.slot = send_padded(p, r->slot, r->n_seq, none, at);
+    d->whole.page = send_padded(p, r->page, r->page_start[r->n_seq], none, at);
+    d->seq = send_padded(p, x->seq, n_piece, none, at);
+    d->order = send_padded(p, x->order, x->n_rank * x->n_share, none, at);
+}
+
 /* The batch as ops read it: the batch itself, or a copy in device memory, sent in one
  * transfer.  In decode it may be padded with rows at position -1, without KV pages. */
-ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
+ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_sent_rows *sent) {
     const ml_rows *r = run->rows;
     ml_rows d = *r;
     int32_t at = 0, n = r->n_token, more;
@@ -104,9 +130,13 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_dp_rows *dp) {
     /* The last array: the addresses of the others then depend on the counts only. */
     d.page = send_padded(p, r->page, d.n_page, (tail){ 0, 0, 0 }, &at);
     if (r->dp) {
-        *dp = *r->dp;
-        send_group(p, &r->dp->rows, &dp->rows, &at);
-        d.dp = dp;
+        sent->dp = *r->dp;
+        send_group(p, &r->dp->rows, &sent->dp.rows, &at);
+        d.dp = &sent->dp;
+    }
+    if (r->context) {
+        send_context(p, r->context, &sent->context, r->n_seq, &at);
+        d.context = &sent->context;
     }
     p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,
                         (size_t)at * sizeof *p->stage);

@@ -156,6 +156,10 @@ ml_status ml_weights_quantize(ml_weights *out, const ml_weights *from, const ml_
     size_t at = 0;
 
     ML_BUG_IF(from->range || dtype < ML_WEIGHT_FP8);
+    if (!be->dev->host && be->act != ML_BF16)
+        return ml_fail(err, ML_EUNSUP,
+                       "quantized copies of weights on a GPU are made from bf16: remove "
+                       "--dtype f32, or use --device cpu");
     *out = (ml_weights){ .n = from->n, .t = ML_NEW(a, ml_tensor, from->n), .be = be };
     for (int32_t i = 0; i < from->n; i++) {
         const ml_dtype d = ml_weights_code_dtype(&s->param[i], NULL, dtype);
@@ -188,6 +192,10 @@ static void encode_param(const ml_weights *to, const ml_weights *from, int32_t i
     const ml_tensor *t = &to->t[i];
     ml_tensor m = { .dtype = t->dtype, .layout = t->layout, .n_dim = 2 };
 
+    if (to->be->optim->encode) {
+        to->be->optim->encode(to->be->stream, t, &from->t[i]);
+        return;
+    }
     m.shape[0] = t->shape[t->n_dim - 2];
     m.shape[1] = t->shape[t->n_dim - 1];
     for (int32_t e = 0; e < n_member; e++) {

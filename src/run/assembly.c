@@ -210,12 +210,16 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
                             .rows = run->rows.opts.path ? &run->rows : NULL });
     m->teaches = e && ml_run_ranks_first(&c->ranks);
     m->generates = m->publishes && (ml_run_ranks_first(&c->ranks) || !ml_run_elsewhere(c));
-    if (!m->generates)
-        return m->teaches ? ml_run_teachers_open(&m->teachers, run, 0, err) : ML_OK;
-    st = open_rollouts(m, &demand, c, err);
-    if (st != ML_OK)
+    st = m->generates ? open_rollouts(m, &demand, c, err) : ML_OK;
+    if (st == ML_OK && m->generates)
+        st = ml_generator_open(&m->generator, run, &demand, c, err);
+    if (st == ML_OK)
+        st = ml_train_run_measure(run, err);
+    if (st == ML_OK && !m->generates && m->teaches)
+        st = ml_run_teachers_open(&m->teachers, run, 0, err);
+    if (st != ML_OK || !m->generates)
         return st;
-    st = ml_generator_open(&m->generator, run, &demand, c, err);
+    st = ml_generator_size(&m->generator, &demand, c, err);
     if (st == ML_OK && ml_run_elsewhere(c)) /* after the engines were found */
         st = open_sender(m, c, err);
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;

@@ -90,10 +90,6 @@ static void set_observers(ml_train_debug *d, ml_train_run *run, const ml_display
                           ml_train_dumps *dumps, const ml_run_opts *c) {
     d->console = (ml_console){ display, &run->opts.recipe, c->debug.print_every };
     d->recorder = recorder_of(&d->arena, run, c);
-    d->memory = (ml_memory_record){ .run = run,
-                                    .dir = c->record.memory_dir,
-                                    .n_rollout = c->record.memory_rollouts,
-                                    .view = (ml_memory_view)c->record.recorder };
     /* The order is fixed: metrics are logged before a check can end the run; hooks and the
      * live view come last. */
     if (d->coverage)
@@ -129,7 +125,13 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
     ml_status st;
 
     ml_arena_init(&d->arena, "the observers of a run");
+    d->memory = (ml_memory_record){ .run = run,
+                                    .dir = c->record.memory_dir,
+                                    .n_rollout = c->record.memory_rollouts,
+                                    .view = (ml_memory_view)c->record.recorder };
     if (!ml_run_ranks_first(&c->ranks)) { /* rank 0 records, checks and decides */
+        if (c->record.memory)
+            observe(d, &d->memory, ml_memory_record_on);
         observe(d, display->progress.self, display->progress.on);
         run->observers = (ml_observers){ d->at, d->n };
         return ML_OK;

@@ -244,22 +244,27 @@ static ml_status plan_moves(ml_generator *g, const ml_run_opts *c, ml_err *err) 
 
 /* --- open and close ---------------------------------------------------------- */
 
-static ml_status open_engine(ml_generator *g, const ml_demand *demand, const ml_run_opts *c,
-                             ml_err *err) {
+static ml_status open_engine(ml_generator *g, const ml_run_opts *c, ml_err *err) {
     ml_backend_opts opts = c->backend;
     ml_status st = ml_run_ranks_moves(&c->ranks) ? plan_moves(g, c, err) : ML_OK;
 
-    if (st != ML_OK)
+    if (st != ML_OK || !ml_run_ranks_generates(&c->ranks))
         return st;
-    if (!ml_run_ranks_generates(&c->ranks)) {
-        g->engine = engine_opts(g, demand, c);
-        return ML_OK;
-    }
     opts.n_thread = ml_generator_threads(c, true);
     st = ml_backend_open(&g->be, &opts, err);
     if (st == ML_OK && g->group)
         st = ml_comm_device_attach(g->group, g->be.stream, err);
-    return st == ML_OK ? size_engine(g, demand, c, err) : st;
+    return st;
+}
+
+ml_status ml_generator_size(ml_generator *g, const ml_demand *demand, const ml_run_opts *c,
+                            ml_err *err) {
+    if (g->external)
+        return ML_OK;
+    if (ml_run_ranks_generates(&c->ranks))
+        return size_engine(g, demand, c, err);
+    g->engine = engine_opts(g, demand, c);
+    return ML_OK;
 }
 
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
@@ -292,7 +297,7 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
         g->engine.context = (int32_t)context_of(g, demand, c);
         return ml_engines_connect(&g->gen, &g->arena, &run->spec, c, err);
     }
-    return open_engine(g, demand, c, err);
+    return open_engine(g, c, err);
 }
 
 void ml_generator_stop(ml_generator *g) {

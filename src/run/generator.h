@@ -70,9 +70,12 @@ typedef struct ml_generator {
     ml_gen *gen; /* over all engines, or the one above; NULL: rank 0 has it */
 } ml_generator;
 
-/* Finds all configuration errors, before weights are loaded.  The run is open. */
+/* Finds configuration errors, before weights are loaded.  The run is open. */
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
                             const ml_run_opts *c, ml_err *err);
+/* The engine's options and the size of its KV cache, after ml_train_run_measure. */
+ml_status ml_generator_size(ml_generator *g, const ml_demand *demand, const ml_run_opts *c,
+                            ml_err *err);
 /* Stop ends the engines, so that their weights can be freed; close frees the rest.  Zeros
  * are allowed, and a failed open. */
 void ml_generator_stop(ml_generator *g);

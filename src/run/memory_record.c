@@ -67,7 +67,9 @@ static ml_status write_view(ml_text *to, ml_memory_view view, ml_train_run *run,
     ml_json_key(&o, "rollout");
     ml_json_int(&o, rollout);
     write_bytes(&o, "resident", ml_memory_resident());
-    write_bytes(&o, "peak", ml_memory_peak(&run->be));
+    write_bytes(&o, "peak", ml_train_run_peak(run));
+    if (run->be.dev->peak)
+        write_bytes(&o, "device_peak", run->be.dev->peak(run->be.dev));
     if (view == ML_MEMORY_BUFFERS) {
         st = write_buffers(&o, run, err);
     } else {
@@ -81,6 +83,7 @@ static ml_status write_view(ml_text *to, ml_memory_view view, ml_train_run *run,
 
 ml_status ml_memory_record_on(void *memory_record, const ml_loop_event *e, ml_err *err) {
     ml_memory_record *m = memory_record;
+    const ml_run_ranks *ranks = &m->run->opts.ranks;
     ml_text text = { 0 }, path = { 0 };
     ml_status st;
 
@@ -90,8 +93,10 @@ ml_status ml_memory_record_on(void *memory_record, const ml_loop_event *e, ml_er
     st = ml_dir_make(m->dir, err);
     if (st == ML_OK)
         st = write_view(&text, m->view, m->run, e->rollout, err);
-    ml_text_printf(&path, "%s/memory_snapshot_rollout_%lld.json", m->dir,
-                   (long long)e->rollout);
+    ml_text_printf(&path, "%s/memory_snapshot_rollout_%lld", m->dir, (long long)e->rollout);
+    if (!ml_run_ranks_first(ranks))
+        ml_text_printf(&path, "_rank_%d", (int)ranks->world->rank);
+    ml_text_printf(&path, ".json");
     if (st == ML_OK)
         st = ml_file_replace(path.ptr, (ml_str){ text.ptr, text.len }, err);
     ml_text_release(&path);

@@ -1,6 +1,7 @@
 /* memory_record.h - writes the memory usage of a run to a file, for each rollout.
  *
- *     DIR/memory_snapshot_rollout_3.json
+ *     DIR/memory_snapshot_rollout_3.json            of rank 0
+ *     DIR/memory_snapshot_rollout_3_rank_1.json     of the others
  *
  * thread: the loop's. */
 #ifndef ML_RUN_MEMORY_RECORD_H

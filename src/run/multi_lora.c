@@ -80,6 +80,10 @@ static ml_status open_generator(service *s, ml_err *err) {
 
     demand.n_running = f->multi_lora.n_slot * f->rollout_batch_size * ml_run_per_prompt(f);
     st = ml_generator_open(&s->generator, &s->base, &demand, f, err);
+    if (st == ML_OK)
+        st = ml_train_run_measure(&s->base, err);
+    if (st == ML_OK)
+        st = ml_generator_size(&s->generator, &demand, f, err);
     s->base.opts.engine_bytes += adapter_bytes(s);
     return st == ML_OK ? ml_generator_measure(&s->generator, err) : st;
 }

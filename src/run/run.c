@@ -258,8 +258,7 @@ static bool may_quantize_rollouts(const ml_run_opts *o) {
 
     return !o->qat && o->dtype < ML_WEIGHT_STORED && !ml_run_has_lora(o) && !o->on_policy &&
            !ml_run_elsewhere(o) && p->tp <= 1 && p->pp <= 1 && p->ep <= 1 && p->etp <= 1 &&
-           p->backend != ML_TRAIN_FSDP &&
-           !(o->backend.device && strcmp(o->backend.device, "cuda") == 0);
+           p->backend != ML_TRAIN_FSDP;
 }
 
 /* As in Miles, a checkpoint with FP8 weights is generated with in FP8, and trained in bf16. */
@@ -364,6 +363,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         decide_rollout_dtype(r);
         drop_vain_replay(r);
         st = keep_precision(r, err);
+        ml_train_run_mark_codes(r, r->from);
     }
     if (st == ML_OK)
         st = ml_run_ranks_stages(&r->opts.trainer.stage, &r->arena, &opts->place, &r->spec,
@@ -512,10 +512,8 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     bool critic = r->critic.from != NULL, trains = ml_run_ranks_trains(&o->ranks);
     int n = 0;
 
-    if (!r->base_bytes) /* the first call is before any allocation; a GPU counts for all */
-        r->base_bytes = r->be.dev->host
-                            ? ml_memory_base(&r->be)
-                            : ml_run_ranks_bytes(&o->ranks, ml_memory_base(&r->be), false);
+    if (!r->base_bytes) /* the first call is before any allocation */
+        r->base_bytes = ml_memory_base(&r->be);
     name_set(r, &n, trains, "actor weights");
     name_set(r, &n, trains && o->wants_ref && !ml_run_has_lora(o), "reference weights");
     name_set(r, &n, trains && o->teacher_load && !r->teacher_engine, "teacher weights");
@@ -551,8 +549,36 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     };
 }
 
+/* A GPU counts for all processes: ranks read it while none of them allocates. */
+ml_status ml_train_run_measure(ml_train_run *r, ml_err *err) {
+    const ml_run_ranks *ranks = &r->opts.ranks;
+    const ml_device *dev = r->be.dev;
+    ml_status st;
+
+    if (dev->host || !dev->held)
+        return ML_OK;
+    st = ml_comm_meet(ranks->world, err);
+    if (st != ML_OK)
+        return st;
+    r->base_bytes =
+        ml_run_ranks_bytes(ranks, ml_memory_base(&r->be) - dev->later, false) + dev->later;
+    r->free_bytes = ml_run_ranks_bytes(ranks, ml_memory_available(&r->be), false);
+    r->held_bytes = dev->held();
+    return ml_comm_meet(ranks->world, err);
+}
+
 size_t ml_train_run_free_bytes(const ml_train_run *r, const ml_backend *be) {
-    return ml_run_ranks_bytes(&r->opts.ranks, ml_memory_available(be), be->dev->host);
+    return r->free_bytes
+               ? r->free_bytes
+               : ml_run_ranks_bytes(&r->opts.ranks, ml_memory_available(be), be->dev->host);
+}
+
+size_t ml_train_run_peak(const ml_train_run *r) {
+    const ml_device *dev = r->be.dev;
+
+    if (r->opts.ranks.n_device < 2 || !r->free_bytes)
+        return ml_memory_peak(&r->be);
+    return r->base_bytes - dev->later + dev->held_peak() - r->held_bytes;
 }
 
 /* --- disk ------------------------------------------------------------------- */

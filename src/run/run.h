@@ -59,7 +59,9 @@ struct ml_train_run {
     const char *started;                  /* otherwise: the checkpoint it started from */
     const char *set_name[ML_WEIGHT_SETS]; /* names of weight sets, for the memory plan */
     size_t base_bytes;                    /* allocated before any of them */
-    ml_str saved; /* saved state: the position in the data and other members */
+    size_t free_bytes; /* this rank's part of a GPU's free memory, before any of them */
+    size_t held_bytes; /* of it in use by buffers of this process then */
+    ml_str saved;      /* saved state: the position in the data and other members */
 };
 
 /* Opens and checks all inputs; does not allocate memory for the model yet. */
@@ -84,8 +86,15 @@ ml_status ml_train_run_find(ml_train_run *r, const char *dir, int64_t step,
 /* Computes the memory that the run will need. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_request *out);
 
-/* Bytes that this rank may still allocate: the ranks of a host share its memory. */
+/* Finds out this rank's part of its GPU's memory, which other ranks may share.  All ranks call it
+ * when their backends are open, and before they allocate or time anything. */
+ml_status ml_train_run_measure(ml_train_run *r, ml_err *err);
+
+/* Bytes that this rank may allocate for the plan: the ranks of a host share its memory. */
 size_t ml_train_run_free_bytes(const ml_train_run *r, const ml_backend *be);
+
+/* The most memory that this rank has used, with its part of the device's own overhead. */
+size_t ml_train_run_peak(const ml_train_run *r);
 
 /* Its prompts, once it is open. */
 ml_prompt_feed ml_train_run_feed(const ml_train_run *r);
@@ -102,6 +111,9 @@ ml_status ml_train_run_check_memory(ml_train_run *r, ml_err *err);
 /* ML_EIO if the disk has too little space for the saves. */
 ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);
 
+/* Marks the parameters that the trainer or the engines read quantized, for plans; `from` for the
+ * codes of a checkpoint. */
+void ml_train_run_mark_codes(ml_train_run *r, const ml_checkpoint *from);
 /* The weights that forward passes of the trainer and of engines here read. */
 ml_weights *ml_train_run_read(ml_train_run *r);
 

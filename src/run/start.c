@@ -82,15 +82,26 @@ const ml_shard_range *ml_train_run_parts(ml_train_run *r, const ml_spec *s) {
     return ml_trainer_parts(&r->arena, s, t->mesh, t->stage, r->be.linear);
 }
 
+void ml_train_run_mark_codes(ml_train_run *r, const ml_checkpoint *from) {
+    const ml_run_opts *o = &r->opts;
+
+    ml_weights_mark_codes(&r->spec, from,
+                          o->qat             ? o->qat
+                          : o->rollout_dtype ? o->rollout_dtype
+                                             : o->dtype);
+}
+
 static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
                               ml_err *err) {
     ml_checkpoint *own = NULL;
     ml_status st = dir ? ml_checkpoint_open(&own, dir, err) : ML_OK;
 
     /* The actor's weights decide: the run's servers are started with their dtype. */
-    if (st == ML_OK && out == &r->weights)
+    if (st == ML_OK && out == &r->weights) {
         st = ml_weights_keep_kv(&r->spec, own ? own : r->from, r->opts.dtype,
                                 r->opts.kv_dtype, err);
+        ml_train_run_mark_codes(r, own ? own : r->from);
+    }
     if (st == ML_OK)
         st = ml_weights_load_part(out, &r->spec, own ? own : r->from, r->opts.dtype,
                                   ml_train_run_parts(r, &r->spec), &r->be, &r->arena, err);
@@ -630,11 +641,23 @@ ml_status ml_train_show_memory(ml_train_run *r, void (*say)(const char *), ml_er
     return st == ML_OK ? ml_train_run_check_disk(r, err) : st;
 }
 
+static void say_shared_device(ml_train_run *r, void (*say)(const char *)) {
+    int32_t n = r->opts.ranks.n_device;
+
+    if (n > 1 && r->free_bytes)
+        say(ml_arena_printf(&r->arena,
+                            "%d ranks share the GPU of rank 0; each has a part of its free "
+                            "memory: %.2f GiB",
+                            (int)n, (double)r->free_bytes / 0x1p30));
+}
+
 ml_status ml_train_start(ml_train_run *r, const ml_run_opts *c, void (*say)(const char *),
                          ml_err *err) {
     bool first = ml_run_ranks_first(&r->opts.ranks);
     ml_status st = ml_train_run_check_memory(r, err);
 
+    if (first)
+        say_shared_device(r, say);
     if (st == ML_OK && first)
         st = ml_save_dir_choose(r, c, say, err);
     if (st == ML_OK) /* before any rank allocates what another one has measured */

@@ -76,6 +76,10 @@ struct ml_device {
      * alloc.  Both include the device's own overhead and the memory of other processes. */
     size_t (*used)(const ml_device *d);
     size_t (*peak)(const ml_device *d);
+    /* For such memory: bytes of this process alone, of all buffers, now and at most.  They leave out
+     * the device's own overhead. */
+    size_t (*held)(void);
+    size_t (*held_peak)(void);
     /* Host memory with the fastest copies (pinned); NULL: any memory is as fast. */
     void *(*host_alloc)(size_t bytes); /* NULL: allocation failed */
     void (*host_free)(void *p);

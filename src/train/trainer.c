@@ -107,11 +107,6 @@ static ml_status open_context(ml_trainer *t, ml_err *err) {
     t->context.share = t->opts.share_prefixes;
     if (!m || m->sizes.size[ML_MESH_CP] == 1)
         return ML_OK;
-    if (!t->be->dev->host)
-        return ml_fail(err, ML_EUNSUP,
-                       "--context-parallel-size: the backend %s does not divide sequences "
-                       "yet; use --device cpu, or 1",
-                       t->be->name);
     t->context = (ml_context_opts){ .n_rank = m->sizes.size[ML_MESH_CP],
                                     .rank = m->at[ML_MESH_CP],
                                     .contiguous = t->opts.contiguous };

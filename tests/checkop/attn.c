@@ -508,6 +508,8 @@ static void also(ck_env *e, const ck_case *c) {
     check_alone(e, c, &all);
     e->now = c;
     check_padding(e, c, &all);
+    ck_check_pieces(e, c, (ck_pieces_of){ .key_in = 6, .row_out = 3 });
+    e->now = c;
     if (c->out[2].dtype == ML_BF16)
         check_rounding(e, c);
     if (ml_dtype_is_kv_codes(c->out[2].dtype))

@@ -59,6 +59,7 @@ static const ck_suite *const suites[] = {
     &ck_linear_codes,
     &ck_linear_fp8,
     &ck_moe_linear_codes,
+    &ck_moe_linear_fp8,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 

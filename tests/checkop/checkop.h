@@ -58,10 +58,10 @@ struct ck_suite {
 
 extern const ck_suite ck_embed, ck_rmsnorm, ck_rope_table, ck_rope, ck_add, ck_glu,
     ck_moe_route, ck_moe_gather, ck_moe_combine, ck_attn, ck_lmhead, ck_linear,
-    ck_moe_linear, ck_linear_codes, ck_linear_fp8, ck_moe_linear_codes, ck_head_linear,
-    ck_join, ck_pick, ck_conv, ck_rates, ck_recur, ck_row_gate, ck_scale, ck_moe_scale,
-    ck_layernorm, ck_index, ck_attn_chosen, ck_moe_weigh, ck_merge, ck_split, ck_order,
-    ck_col_scale, ck_tanh, ck_cutoff, ck_match_rms, ck_stream_mix, ck_hyper_coef,
+    ck_moe_linear, ck_linear_codes, ck_linear_fp8, ck_moe_linear_codes, ck_moe_linear_fp8,
+    ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur, ck_row_gate, ck_scale,
+    ck_moe_scale, ck_layernorm, ck_index, ck_attn_chosen, ck_moe_weigh, ck_merge, ck_split,
+    ck_order, ck_col_scale, ck_tanh, ck_cutoff, ck_match_rms, ck_stream_mix, ck_hyper_coef,
     ck_compress, ck_lora, ck_lora_experts;
 
 /* ---- building cases (build.c) ---- */
@@ -103,6 +103,20 @@ ck_case ck_special(const ck_case *c);
 /* Row t of a case as a separate case, for outputs in suite->row_out. */
 ck_case ck_row(const ck_case *c, int32_t t);
 
+/* ---- FP8 on tensor cores (wgmma_model.c) ---- */
+
+/* Codes of a row of ML_FP8_BLOCKWISE, and the scale of each 128 of them. */
+typedef struct ck_fp8_row {
+    uint8_t *code;
+    float *scale;
+} ck_fp8_row;
+
+/* A row of inputs, rounded; output `row` of a weight in panels, or of a member of a stack. */
+ck_fp8_row ck_fp8_input(ml_arena *a, const float *x, int64_t k);
+ck_fp8_row ck_fp8_weight(ml_arena *a, const ml_tensor *w, int64_t member, int64_t row);
+/* Their product over k inputs, as Hopper's tensor cores compute it. */
+float ck_wgmma_dot(const ck_fp8_row *x, const ck_fp8_row *w, int64_t k);
+
 /* ---- running cases (run.c) ---- */
 
 #define CK_ALL (-1)
@@ -141,6 +155,17 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err);
 
 /* Prints the failure and the command that reproduces it; the case continues. */
 __attribute__((format(printf, 2, 3))) void ck_fail(ck_env *e, const char *fmt, ...);
+
+/* ---- context parallelism (pieces.c) ---- */
+
+/* Bits: the inputs that have a row for each key, the outputs that have one for each token. */
+typedef struct ck_pieces_of {
+    unsigned key_in, row_out;
+} ck_pieces_of;
+
+/* Ranks that have pieces of the sequences: rows have the bits of whole sequences, gradients of keys
+ * and weights add up to theirs. */
+void ck_check_pieces(ck_env *e, const ck_case *c, ck_pieces_of of);
 
 /* ---- comparing (compare.c) ---- */
 

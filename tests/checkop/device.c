@@ -36,6 +36,9 @@ typedef struct device_run {
     struct {
         size_t id, drawn, pos, seq_start, page_start, page, slot, loss_row, loss_id;
         size_t adapter, by_adapter, key, order;
+        struct {
+            size_t pos, seq_start, page_start, page, seq;
+        } context;
     } row_at;
     ml_context_rows context;
     ml_op_args args;
@@ -230,6 +233,20 @@ static size_t reserve_ints(device_run *r, const int32_t *from, int64_t n) {
     return reserve_bytes(r, from, (size_t)n * sizeof *from);
 }
 
+/* An op has the order of the ranks' rows, or whole sequences. */
+static void place_context(device_run *r, const ml_context_rows *x, int32_t n_piece) {
+    const ml_rows *w = &x->whole;
+
+    r->row_at.order = reserve_ints(r, x->order, (int64_t)x->n_rank * x->n_share);
+    if (!w->seq_start)
+        return;
+    r->row_at.context.pos = reserve_ints(r, w->pos, w->n_token);
+    r->row_at.context.seq_start = reserve_ints(r, w->seq_start, w->n_seq + 1);
+    r->row_at.context.page_start = reserve_ints(r, w->page_start, w->n_seq + 1);
+    r->row_at.context.page = reserve_ints(r, w->page, w->page_start[w->n_seq]);
+    r->row_at.context.seq = reserve_ints(r, x->seq, n_piece);
+}
+
 static void place_rows(device_run *r) {
     const ml_rows *w = &r->c->rows;
 
@@ -252,8 +269,7 @@ static void place_rows(device_run *r) {
     r->row_at.key =
         reserve_bytes(r, w->dropout_key, (size_t)w->n_token * sizeof *w->dropout_key);
     if (w->context)
-        r->row_at.order = reserve_ints(r, w->context->order,
-                                       (int64_t)w->context->n_rank * w->context->n_share);
+        place_context(r, w->context, w->n_seq);
 }
 
 static const int32_t *ints_at(const device_run *r, size_t at) {
@@ -277,6 +293,11 @@ static void bind_rows(device_run *r) {
     if (r->rows.context) {
         r->context = *r->rows.context;
         r->context.order = ints_at(r, r->row_at.order);
+        r->context.seq = ints_at(r, r->row_at.context.seq);
+        r->context.whole.pos = ints_at(r, r->row_at.context.pos);
+        r->context.whole.seq_start = ints_at(r, r->row_at.context.seq_start);
+        r->context.whole.page_start = ints_at(r, r->row_at.context.page_start);
+        r->context.whole.page = ints_at(r, r->row_at.context.page);
         r->rows.context = &r->context;
     }
     r->args.rows = &r->rows;
@@ -453,10 +474,6 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
     }
     if (ml_dtype_codes(c->w[0].dtype))
         a.in[0].dtype = be->act;
-    if (ml_dtype_rounds_inputs(c->w[0].dtype)) {
-        ml_fail(err, ML_EUNSUP, "backend %s has no products of FP8 inputs", be->name);
-        return false;
-    }
     return !be->ops->prepare ||
            be->ops->prepare(be->stream, c->suite->op, &a, true, err) == ML_OK;
 }

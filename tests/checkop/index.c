@@ -166,8 +166,6 @@ static void check_ties(ck_env *e, const ck_case *c) {
     ck_result r;
     int64_t k = c->attr.index.top_k;
 
-    if (c->given.data)
-        return;
     ck_name(&tied, "%.60s (all keys equal)", c->name);
     ck_fill(&tied, &tied.in[1], 0.0f);
     ck_run(e, &tied, m, &r);
@@ -183,13 +181,22 @@ static void check_ties(ck_env *e, const ck_case *c) {
     }
 }
 
+/* Pieces of a sequence have no compressed keys (spec_context.h). */
+static void index_also(ck_env *e, const ck_case *c) {
+    if (c->given.data)
+        return;
+    check_ties(e, c);
+    if (!c->attr.index.ratio)
+        ck_check_pieces(e, c, (ck_pieces_of){ .key_in = 2, .row_out = 1 });
+}
+
 const ck_suite ck_index = {
     .op = ML_OP_INDEX,
     .n_case = N_VARIANT,
     .build = build_index,
     .forward = index_forward,
     .ref_out = 1,
-    .also = check_ties,
+    .also = index_also,
 };
 
 /* ---- attn-chosen ---- */
@@ -283,6 +290,11 @@ static void attn_forward(const ck_case *c, ck_ref *r) {
     }
 }
 
+static void attn_also(ck_env *e, const ck_case *c) {
+    if (!c->attr.attn.ratio)
+        ck_check_pieces(e, c, (ck_pieces_of){ .key_in = 2, .row_out = 1 });
+}
+
 const ck_suite ck_attn_chosen = {
     .op = ML_OP_ATTN_CHOSEN,
     .n_case = N_VARIANT,
@@ -290,4 +302,5 @@ const ck_suite ck_attn_chosen = {
     .forward = attn_forward,
     .ref_out = 1,
     .grad_out = 1,
+    .also = attn_also,
 };

@@ -257,9 +257,20 @@ const ck_suite ck_linear_codes = {
 /* ---- inputs in FP8 ---- */
 
 static const struct variant rounded[] = {
-    { 1, 130, 260, ML_FP8_BLOCKWISE, true }, { 9, 33, 128, ML_FP8_BLOCKWISE, false },
-    { 40, 20, 200, ML_FP8_BLOCKWISE, true }, { 1, 130, 260, ML_MXFP8, false },
-    { 9, 33, 128, ML_MXFP8, true },          { 40, 20, 70, ML_MXFP8, false },
+    { 1, 130, 260, ML_FP8_BLOCKWISE, true },
+    { 9, 33, 128, ML_FP8_BLOCKWISE, false },
+    { 40, 20, 200, ML_FP8_BLOCKWISE, true },
+    { 1, 130, 260, ML_MXFP8, false },
+    { 9, 33, 128, ML_MXFP8, true },
+    { 40, 20, 70, ML_MXFP8, false },
+    /* Tiles of 8 to 128 tokens on a GPU, and more stages of copies than it has at a time. */
+    { 5, 140, 2120, ML_FP8_BLOCKWISE, true },
+    { 14, 70, 1800, ML_FP8_BLOCKWISE, false },
+    { 30, 129, 1672, ML_FP8_BLOCKWISE, false },
+    { 90, 200, 640, ML_FP8_BLOCKWISE, true },
+    { 300, 40, 1100, ML_FP8_BLOCKWISE, false },
+    { 1040, 20, 1100, ML_FP8_BLOCKWISE, false },
+    { 130, 40, 96, ML_MXFP8, true },
 };
 
 static void build_rounded(ck_case *c, int i) {
@@ -287,7 +298,51 @@ static void forward_rounded(const ck_case *c, ck_ref *r) {
     forward(c, r);
 }
 
-/* Forward has the bits of f32 weights and the rounded input, backward those of f32 weights. */
+/* Whether products of codes run on FP8 tensor cores. */
+static bool multiplies_codes(const ck_env *e, const ck_case *c) {
+    const char *path = e->backend[0].path;
+    return c->w[0].dtype == ML_FP8_BLOCKWISE && path && strstr(path, "wgmma");
+}
+
+static float to_bf16(float x) {
+    return ml_bf16_to_f32(ml_f32_to_bf16(x));
+}
+
+/* Output (row, j) of LINEAR, or of an expert: a bias is added after the rounding, or before. */
+static float output_of(const ck_case *c, const ck_fp8_row *x, int64_t expert, int64_t j) {
+    const int64_t n = c->out[0].shape[1], k = c->in[0].shape[1];
+    const ck_fp8_row w = ck_fp8_weight(c->arena, &c->w[0], expert, j);
+    const float y = ck_wgmma_dot(x, &w, k);
+    const float *bias = c->w[1].data;
+
+    if (!bias)
+        return to_bf16(y);
+    return to_bf16((c->w[0].n_dim == 3 ? y : to_bf16(y)) + bias[expert * n + j]);
+}
+
+/* Outputs of a GPU that multiplies codes: those of some rows and columns, by the software model. */
+static void same_as_model(ck_env *e, const ck_case *c, const ml_tensor *y) {
+    const int64_t rows = c->in[0].shape[0], n = c->out[0].shape[1], k = c->in[0].shape[1];
+    const int32_t *start = c->in[1].data;
+    const double *got = ck_values(c->arena, y);
+
+    for (int64_t i = 0, expert = 0; i < rows; i += 1 + rows / 64) {
+        const ck_fp8_row x =
+            ck_fp8_input(c->arena, (const float *)c->in[0].data + i * k, k);
+        while (start && start[expert + 1] <= i)
+            expert++;
+        for (int64_t j = i % 2; j < n; j += 1 + n / 64)
+            if (got[i * n + j] != (double)output_of(c, &x, expert, j)) {
+                ck_fail(e, "out[%lld, %lld] is %.9g, by the model of wgmma %.9g",
+                        (long long)i, (long long)j, got[i * n + j],
+                        (double)output_of(c, &x, expert, j));
+                return;
+            }
+    }
+}
+
+/* Forward has the bits of f32 weights and the rounded input, or of the software model; backward those
+ * of f32 weights. */
 static void same_as_rounded(ck_env *e, const ck_case *c) {
     ck_case wide = round_input(c), plain = *c;
     ck_mode mode = { .in_place = CK_ALL, .only = CK_ALL };
@@ -297,8 +352,12 @@ static void same_as_rounded(ck_env *e, const ck_case *c) {
     plain.w[0] = wide.w[0];
     mode.backend = e->n_backend - 1;
     ck_run(e, c, mode, &a);
-    ck_run(e, &wide, mode, &b);
-    ck_same_result(e, "differs from the rounded input", &b, &a);
+    if (multiplies_codes(e, c)) {
+        same_as_model(e, c, &a.out[0]);
+    } else {
+        ck_run(e, &wide, mode, &b);
+        ck_same_result(e, "differs from the rounded input", &b, &a);
+    }
     mode.backward = true;
     ck_run(e, &plain, mode, &b);
     ck_run(e, c, mode, &a);
@@ -432,6 +491,41 @@ const ck_suite ck_moe_linear_codes = {
     .grad_out = 1,
     .frozen = true,
     .also = same_as_f32,
+};
+
+static const struct moe_variant rounded_moe[] = {
+    { 5, 4, 40, 300, ML_FP8_BLOCKWISE, true }, { 3, 70, 136, 264, ML_FP8_BLOCKWISE, false },
+    { 2, 300, 33, 130, ML_FP8_BLOCKWISE },     { 6, 9, 20, 96, ML_MXFP8, true },
+    { 4, 40, 72, 128, ML_MXFP8, false },
+};
+
+static void build_rounded_moe(ck_case *c, int i) {
+    build_moe_variant(c, &rounded_moe[i]);
+}
+
+static void forward_rounded_moe(const ck_case *c, ck_ref *r) {
+    const ck_case x = round_input(c);
+
+    memcpy(r->in[0], ck_values(c->arena, &x.in[0]),
+           (size_t)ml_tensor_count(&x.in[0]) * sizeof(double));
+    forward_moe(c, r);
+}
+
+static void also_rounded_moe(ck_env *e, const ck_case *c) {
+    same_as_rounded(e, c);
+    also_moe(e, c);
+}
+
+const ck_suite ck_moe_linear_fp8 = {
+    .op = ML_OP_MOE_LINEAR,
+    .n_case = sizeof rounded_moe / sizeof *rounded_moe,
+    .build = build_rounded_moe,
+    .forward = forward_rounded_moe,
+    .ref_out = 1,
+    .grad_out = 1,
+    .frozen = true,
+    .rounds = true,
+    .also = also_rounded_moe,
 };
 
 const ck_suite ck_moe_linear = {

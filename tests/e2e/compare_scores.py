@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""compare_scores.py ONE OTHER: two files of miles score have the same bytes in all tensors but
-gradients, which differ by at most 1e-6 of the tensor's largest."""
+"""compare_scores.py ONE OTHER [MOST]: two files of miles score have the same bytes in all tensors but
+gradients, which differ by at most MOST (1e-6) of the tensor's largest."""
 import array
 import json
 import struct
@@ -22,10 +22,17 @@ def apart(a, b):
 
 
 one, other = tensors(sys.argv[1]), tensors(sys.argv[2])
+most = float(sys.argv[3]) if len(sys.argv) > 3 else 1e-6
 wrong = ["names"] if one.keys() != other.keys() else []
+furthest = 0.0
 for name in one.keys() & other.keys():
-    grad = name.startswith("grad.")
-    if apart(one[name], other[name]) > 1e-6 if grad else one[name] != other[name]:
+    if name.startswith("grad."):
+        far = apart(one[name], other[name])
+        furthest = max(furthest, far)
+    else:
+        far = float("inf") if one[name] != other[name] else 0.0
+    if far > most:
         wrong.append(name)
+print(f"gradients differ by {furthest:.1e} of their largest" if furthest else "gradients are equal")
 print("differing:", *sorted(wrong)[:8]) if wrong else None
 sys.exit(bool(wrong))

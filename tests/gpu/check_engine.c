@@ -369,10 +369,10 @@ static bool open_mtp(ml_weights *w, ml_spec *spec, const model *m, ml_arena *a) 
 }
 
 static ml_weight_dtype dtype_named(const char *name) {
-    for (int i = ML_WEIGHT_FP8; i <= ML_WEIGHT_NF4; i++)
+    for (int i = ML_WEIGHT_FP8; i <= ML_WEIGHT_MXFP8; i++)
         if (strcmp(name, ml_weight_dtype_name((ml_weight_dtype)i)) == 0)
             return (ml_weight_dtype)i;
-    die("DTYPE is fp8, int8, int4, int4-g128 or nf4");
+    die("DTYPE is fp8, int8, int4, int4-g128, nf4, fp8-blockwise or mxfp8");
 }
 
 static ml_dtype kv_dtype_named(const char *name) {

@@ -4,8 +4,9 @@
 # GRPO with a mixture of experts: those that the rollout chose are replayed, and the profile has
 # the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers; memory in
 # turns, or optimizer state in a file, gives the same bytes.  GRPO with adapters, of experts too, and of a
-# quantized base; with a KV cache in 8 bits; with top-p and top-k, over sampling supports.  In every round the log-probs of training are those of the
-# rollout.
+# quantized base; with a KV cache in 8 bits; FP8 products and INT4 quantization-aware training; with top-p and top-k, over sampling
+# supports.  In every round the log-probs of training are those of the rollout, except with
+# --rollout-quantization.
 set -euo pipefail
 build=$1
 work=$2/train
@@ -25,7 +26,7 @@ train() { # train NAME FAMILY FLAG...
         --max-tokens-per-gpu 1024 "$@" > "$at/log" || { tail -n 5 "$at/log"; return 1; }
     equal=$(grep -c '"rollout/forward_logp_max_diff": 0[,}]' "$at/run/metrics.jsonl" || true)
     echo "$*: rollout and training agree in $equal of 3 rounds"
-    [ "$equal" = 3 ]
+    [ "$equal" = "${agreeing:-3}" ]
 }
 
 train moe qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --profile
@@ -37,6 +38,13 @@ train qlora-moe qwen3_moe --advantage-estimator grpo --lora-rank 4 --target-modu
 dtype=(--dtype bf16)
 train kv qwen3 --advantage-estimator grpo --sglang-kv-cache-dtype fp8_e4m3
 train kv-int8 qwen3_next --advantage-estimator grpo --sglang-kv-cache-dtype int8
+fp8=(--advantage-estimator grpo --fp8-format e4m3 --fp8-recipe)
+train fp8 qwen3 "${fp8[@]}" blockwise --use-kl-loss --kl-loss-coef 0.01
+train fp8-moe qwen3_moe "${fp8[@]}" blockwise --use-rollout-routing-replay
+train mxfp8 qwen3 "${fp8[@]}" mxfp8
+train qat qwen3 --advantage-estimator grpo --fake-quantization int4
+train qat-moe qwen3_moe --advantage-estimator grpo --fake-quantization int4
+agreeing=0 train coarse qwen3 --advantage-estimator grpo --rollout-quantization int4 --use-tis
 train support qwen3 --advantage-estimator grpo --rollout-top-p 0.7 --rollout-top-k 20 --use-kl-loss --kl-loss-coef 0.01
 train ppo qwen3 --advantage-estimator ppo
 train turns qwen3 --advantage-estimator ppo --offload

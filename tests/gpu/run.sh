@@ -67,6 +67,7 @@ shapes "$work"
 check "$build/checkop" --device cuda-f32
 check "$build/checkop" --device cuda
 check "$build/tests/gpu/check_draws"
+check "$build/tests/gpu/check_encode"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
 check "$build/tests/gpu/check_engine" "$work/four-recurrent"
@@ -74,7 +75,7 @@ check "$build/tests/gpu/check_engine" "$work/two-layers" 16 32
 check "$build/tests/gpu/check_engine" "$work/two-layers" 3 64
 check "$build/tests/gpu/check_engine" "$work/two-layers" 1 5
 check "$build/tests/gpu/check_engine" "$work/one-layer" 5 16
-for dtype in int4 int4-g128 fp8 int8 nf4; do
+for dtype in int4 int4-g128 fp8 int8 nf4 fp8-blockwise mxfp8; do
     check "$build/tests/gpu/check_engine" "$work/two-layers" quantized $dtype
     check "$build/tests/gpu/check_engine" tests/golden/data/qwen3_moe quantized $dtype
 done
@@ -102,6 +103,7 @@ check "$here/check_train.sh" "$build" "$work"
 for n in 2 3 4; do
     check ranks $n "$build/tests/unit/test_comm_device"
 done
+check "$here/check_ranks.sh" "$build" "$work"
 check training_memory
 check rollout_memory
 check quickstart

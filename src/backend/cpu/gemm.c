@@ -27,6 +27,9 @@ enum {
     PIECE_PANELS_MIN = 4,           /* a multiple of every kernel's np */
     PART_TILES = 8,                 /* tiles that amortize loading b once more */
     LINE = 64,                      /* bytes of a cache line */
+    MOST_PANELS = 2,                /* np of a kernel */
+    TILE_LINES = ML_LANES * MOST_PANELS,     /* of a tile of c */
+    BLOCK_LINES = DEPTH_BLOCK * MOST_PANELS, /* of a block of b; runs end inside of lines */
 };
 
 typedef enum b_source {
@@ -195,9 +198,10 @@ static ahead ahead_of(runs r) {
     return (ahead){ r.at, r.at + r.bytes, r };
 }
 
-static void prefetch_lines(ahead *h, int64_t n) {
+/* Appends the next n of them to a list of `at`; returns its length. */
+static int32_t list_lines(const char **list, int32_t at, ahead *h, int64_t n) {
     for (; n > 0 && h->left.n > 0; n--) {
-        __builtin_prefetch(h->line, 0, 2);
+        list[at++] = h->line;
         h->line += LINE;
         if (h->line >= h->run_end) {
             h->left.n--;
@@ -206,6 +210,7 @@ static void prefetch_lines(ahead *h, int64_t n) {
             h->run_end = h->line + h->left.bytes;
         }
     }
+    return at;
 }
 
 /* The first row of a tile; rows are divided evenly. */
@@ -269,10 +274,13 @@ static ml_gemm_tile tile_of(const product *g, block blk) {
     };
 }
 
-static void prefetch_output(const product *g, const float *c, int64_t np) {
+/* Appends the outputs of a tile. */
+static int32_t list_output(const char **list, int32_t at, const product *g, const float *c,
+                           int64_t np) {
     for (int64_t i = 0; i < g->tile_rows; i++)
         for (int64_t p = 0; p < np; p++)
-            __builtin_prefetch(c + i * g->c_is + p * g->c_ps, 1, 3);
+            list[at++] = (const char *)(c + i * g->c_is + p * g->c_ps);
+    return at;
 }
 
 /* Multiplies one block of b with tiles t .. t_end - 1, and prefetches `next` meanwhile. */
@@ -280,20 +288,23 @@ static void multiply_block(const product *g, block blk, runs next, int64_t t, in
                            float *buf) {
     const int64_t lines = next.n * divide_up(next.bytes, LINE);
     const int64_t share = divide_up(lines, t_end - t);
+    const char *list[TILE_LINES + BLOCK_LINES];
     ahead to_come = ahead_of(next);
     ml_gemm_tile tile = tile_of(g, blk);
 
     tile.a_is = 1;
     tile.a_ks = g->s->kern->gemm->lanes;
     tile.b = block_panels(g, buf, blk, &tile.b_ps);
+    tile.ahead = list;
     for (; t < t_end; t++) {
         const int64_t row = tile_row(g, t), next_row = tile_row(g, t + 1);
-        prefetch_lines(&to_come, share);
         tile.mr = (int32_t)(next_row - row);
         tile.a = packed_tile(g, blk.i, t);
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
+        tile.n_ahead = 0;
         if (t + 1 < t_end)
-            prefetch_output(g, tile.c + tile.mr * g->c_is, blk.np);
+            tile.n_ahead = list_output(list, 0, g, tile.c + tile.mr * g->c_is, blk.np);
+        tile.n_ahead = list_lines(list, tile.n_ahead, &to_come, share);
         g->s->kern->gemm->tile(&tile);
     }
 }

@@ -29,7 +29,8 @@ typedef struct ml_gemm_codes {
  * b_codes, too: inputs b_k and following, b_k a multiple of 8; more than one row are packed,
  * with a_ks 16, a single one has a_ks 1.
  * `next`, when not NULL, is the memory to be read after b, of b's type and order; the
- * kernel prefetches it when a is not packed, which leaves time for that.
+ * kernel prefetches it when a is not packed, which leaves time for that.  `ahead` are n_ahead
+ * addresses of later tiles, which it prefetches into the L2 cache.
  *
  * Any np is allowed; panels are processed in groups that fit the registers.  The fastest
  * a is in the order of pack_rows: a_is 1, a_ks its lanes (16 for more than mr rows). */
@@ -39,10 +40,11 @@ typedef struct ml_gemm_tile {
     const uint16_t *b_bf16;
     const ml_gemm_codes *b_codes;
     const void *next;
+    const char *const *ahead;
     const float *bias;
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
     int64_t k, run, b_rs, b_k;
-    int32_t mr, np, tail;
+    int32_t mr, np, tail, n_ahead;
     bool add, onto;
 } ml_gemm_tile;
 

@@ -12,6 +12,7 @@
 #include "backend/cpu/gemm_kern.h"
 #include "backend/cpu/lmhead_kern.h"
 #include "backend/cpu/linear_rnn_kern.h"
+#include "backend/cpu/optim_kern.h"
 #include "backend/cpu/row_kern.h"
 #include "backend/cpu/draw_kern.h"
 
@@ -24,6 +25,7 @@ typedef struct ml_cpu_kern {
     const ml_linear_rnn_kern *linear_rnn;
     const ml_lmhead_kern *lmhead;
     const ml_sample_kern *sample;
+    const ml_optim_kern *optim;
 } ml_cpu_kern;
 
 extern const ml_cpu_kern ml_cpu_kern_c, ml_cpu_kern_avx2, ml_cpu_kern_avx512,

@@ -7,6 +7,7 @@
 #define PIECE ((int64_t)16384) /* elements per task */
 
 typedef struct optim_job {
+    const ml_optim_kern *kern;
     const ml_optim_param *p;
     const ml_adamw *adamw;
     const ml_sgd *sgd;
@@ -39,22 +40,6 @@ static void store_weights(const ml_optim_param *p, int64_t begin, int64_t end) {
 
 /* --- AdamW ------------------------------------------------------------------ */
 
-/* No fused multiply-adds: on processors without FMA each would be a function call. */
-static void adamw_elements(float *restrict w, float *restrict m, float *restrict v,
-                           const float *restrict grad, int64_t n, ml_adamw o) {
-    float keep1 = 1.0f - o.beta1, keep2 = 1.0f - o.beta2;
-
-    for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * o.grad_scale;
-        float m1 = o.beta1 * m[i] + keep1 * g;
-        float m2 = o.beta2 * v[i] + keep2 * (g * g);
-        float update = m1 * o.unbias1 / (sqrtf(m2 * o.unbias2) + o.eps);
-        m[i] = m1;
-        v[i] = m2;
-        w[i] = w[i] - o.lr * (update + o.weight_decay * w[i]);
-    }
-}
-
 static ml_moment moment_of(const ml_optim_param *p, bool second) {
     return (ml_moment){ .format = second ? p->format2 : p->format1,
                         .data = second ? p->moment2 : p->moment1,
@@ -66,7 +51,8 @@ static ml_moment moment_of(const ml_optim_param *p, bool second) {
 }
 
 /* Moments in other formats: block by block, in f32. */
-static void adamw_blocks(const ml_optim_param *p, int64_t begin, int64_t end, ml_adamw o) {
+static void adamw_blocks(const ml_optim_kern *kern, const ml_optim_param *p, int64_t begin,
+                         int64_t end, const ml_adamw *o) {
     ml_moment first = moment_of(p, false), second = moment_of(p, true);
     float m[ML_MOMENT_BLOCK], v[ML_MOMENT_BLOCK];
 
@@ -74,7 +60,7 @@ static void adamw_blocks(const ml_optim_param *p, int64_t begin, int64_t end, ml
         int64_t n = end - i < ML_MOMENT_BLOCK ? end - i : ML_MOMENT_BLOCK;
         ml_moment_load(m, &first, i, n);
         ml_moment_load(v, &second, i, n);
-        adamw_elements(p->master + i, m, v, p->grad + i, n, o);
+        kern->adamw(p->master + i, m, v, p->grad + i, n, o);
         ml_moment_store(&first, i, n, m);
         ml_moment_store(&second, i, n, v);
     }
@@ -86,15 +72,15 @@ static void adamw_piece(void *ud, int64_t begin, int64_t end, int worker) {
 
     (void)worker;
     if (p->format1 != ML_MOMENT_F32 || p->format2 != ML_MOMENT_F32)
-        adamw_blocks(p, begin, end, *j->adamw);
+        adamw_blocks(j->kern, p, begin, end, j->adamw);
     else
-        adamw_elements(p->master + begin, p->moment1 + begin, p->moment2 + begin,
-                       p->grad + begin, end - begin, *j->adamw);
+        j->kern->adamw(p->master + begin, p->moment1 + begin, p->moment2 + begin,
+                       p->grad + begin, end - begin, j->adamw);
     store_weights(p, begin, end);
 }
 
 static void adamw(ml_stream *s, const ml_optim_param *p, const ml_adamw *o) {
-    optim_job j = { .p = p, .adamw = o };
+    optim_job j = { .kern = ml_cpu(s)->kern->optim, .p = p, .adamw = o };
     ml_pool_run(ml_cpu(s)->pool, p->n, PIECE, adamw_piece, &j);
 }
 
@@ -151,24 +137,8 @@ static void adafactor(ml_stream *s, const ml_optim_param *p, const ml_tensor *sh
 
 /* --- norms ------------------------------------------------------------------ */
 
-enum { NORM_LANES = 8 };
-
-/* Lane l sums elements l, l+8, ...; the lanes are then added in order. */
-static double square_sum(const float *x, int64_t n) {
-    double lane[NORM_LANES] = { 0 }, sum = 0;
-    int64_t whole = n / NORM_LANES * NORM_LANES;
-
-    for (int64_t i = 0; i < whole; i += NORM_LANES)
-        for (int l = 0; l < NORM_LANES; l++)
-            lane[l] += (double)x[i + l] * (double)x[i + l];
-    for (int64_t i = whole; i < n; i++)
-        lane[i - whole] += (double)x[i] * (double)x[i];
-    for (int l = 0; l < NORM_LANES; l++)
-        sum += lane[l];
-    return sum;
-}
-
 typedef struct norm_job {
+    const ml_optim_kern *kern;
     double *block;
     const float *x;
     int64_t n;
@@ -180,12 +150,13 @@ static void square_blocks(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t b = begin; b < end; b++) {
         int64_t at = b * ML_NORM_BLOCK, left = j->n - at;
-        j->block[b] = square_sum(j->x + at, left < ML_NORM_BLOCK ? left : ML_NORM_BLOCK);
+        j->block[b] =
+            j->kern->squares(j->x + at, left < ML_NORM_BLOCK ? left : ML_NORM_BLOCK);
     }
 }
 
 static void square_sums(ml_stream *s, double *block, const float *x, int64_t n) {
-    norm_job j = { .block = block, .x = x, .n = n };
+    norm_job j = { .kern = ml_cpu(s)->kern->optim, .block = block, .x = x, .n = n };
     ml_pool_run(ml_cpu(s)->pool, (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK,
                 PIECE / ML_NORM_BLOCK, square_blocks, &j);
 }

@@ -161,6 +161,8 @@ void ml_cuda_column_sums(ml_cuda_stream *s, float *y, const ml_tensor *dy,
                          const ml_tensor *x, ml_row_stats stats, float *part);
 
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
+/* encode.cu */
+void ml_cuda_encode(ml_stream *stream, const ml_tensor *to, const ml_tensor *from);
 
 extern const ml_peer_memory ml_cuda_peer_memory; /* peer.cu */
 

@@ -1,5 +1,6 @@
 /* cuda.cu - the CUDA backend: memory, stream, op table, CUDA graphs. */
 #include "backend/cuda/attn/attn.cuh"
+#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/lmhead.cuh"
@@ -27,6 +28,32 @@ typedef struct cuda {
 } cuda;
 
 /* ---- memory ---- */
+
+/* Of all backends of the process, whose threads allocate. */
+static size_t held_bytes, held_most;
+
+/* The driver allocates large buffers in whole pages of the GPU. */
+static size_t page_bytes(size_t bytes) {
+    const size_t page = (size_t)2 << 20;
+    return bytes < page / 2 ? bytes : (bytes + page - 1) / page * page;
+}
+
+static void hold(size_t bytes) {
+    size_t now = __atomic_add_fetch(&held_bytes, bytes, __ATOMIC_RELAXED);
+    size_t most = __atomic_load_n(&held_most, __ATOMIC_RELAXED);
+
+    while (now > most && !__atomic_compare_exchange_n(&held_most, &most, now, true,
+                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        continue;
+}
+
+static size_t held(void) {
+    return __atomic_load_n(&held_bytes, __ATOMIC_RELAXED);
+}
+
+static size_t held_peak(void) {
+    return __atomic_load_n(&held_most, __ATOMIC_RELAXED);
+}
 
 static size_t used(const ml_device *d) {
     size_t left = 0, all = 0;
@@ -71,6 +98,7 @@ static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_ki
     ml_cuda_note(&c->stream, cudaMemsetAsync(p, 0, bytes, c->stream.stream), "zeros");
     ml_cuda_note(&c->stream, cudaStreamSynchronize(c->stream.stream), "zeros");
     c->peak = peak(d);
+    hold(page_bytes(bytes));
     memset(out, 0, sizeof *out);
     out->dev = d;
     out->ptr = p;
@@ -80,7 +108,8 @@ static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_ki
 }
 
 static void device_free(ml_buf *b) {
-    cudaFree(b->ptr);
+    if (b->ptr && cudaFree(b->ptr) == cudaSuccess)
+        __atomic_sub_fetch(&held_bytes, page_bytes(b->bytes), __ATOMIC_RELAXED);
     memset(b, 0, sizeof *b);
 }
 
@@ -159,8 +188,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         !ml_dtype_is_kv_codes(a->out[2].dtype))
         return refuse(err, "keys in another type than activations, of size",
                       attr->attn.head_dim);
-    if (ml_dtype_codes(a->w[0].dtype) &&
-        (a->in[0].dtype != ML_BF16 || ml_dtype_rounds_inputs(a->w[0].dtype)))
+    if (ml_dtype_codes(a->w[0].dtype) && a->in[0].dtype != ML_BF16)
         return ml_fail(err, ML_EUNSUP,
                        "the CUDA backend has no products of %s weights and %s inputs; use "
                        "--device cpu",
@@ -184,7 +212,8 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "recurrent heads with keys of", attr->linear_rnn.key_dim);
     if (backward)
         return ML_OK;
-    if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a))
+    if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a) &&
+        !ml_fp8_takes(ml_cuda(s), a->w[0].dtype))
         return try_linear(ml_cuda(s), a, err);
     ml_cuda(s)->joint.n = 0;
     if (op == ML_OP_LMHEAD)
@@ -312,6 +341,8 @@ static void fill_device(ml_device *d) {
     d->available = available;
     d->used = used;
     d->peak = peak;
+    d->held = held;
+    d->held_peak = held_peak;
     d->host_alloc = host_alloc;
     d->host_free = host_free;
     d->native = native;

@@ -8,6 +8,7 @@
  *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, GLU
  *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
  *                      LINEAR x 2, LORA x 2, GLU            512  the same, with the GLU
+ *     run_rounded      LINEAR x 2 or 3 of FP8 inputs         any  inputs are rounded once
  *     run_adapters     LORA x 1 to 3                        512  adapters of all
  *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
@@ -19,6 +20,7 @@
  * overwrites.  Blocks of a kernel do not synchronize with each other, so no block may
  * write where another reads: calls whose memory overlaps are not fused. */
 #include "backend/cuda/gemm/gemm_skinny.cuh"
+#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/lora_decode.cuh"
@@ -186,17 +188,21 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
 
 /* ---- more rows: products of the same rows as one GEMM ---- */
 
-/* Adjacent weights are one matrix; no later call may read the single products. */
-static bool is_joint(const products *p, int n_call) {
+/* Adjacent weights are one matrix, of codes if they have whole panels; no later call may read the single
+ * products. */
+static bool is_joint(ml_cuda_stream *s, const products *p, int n_call) {
+    const ml_dtype kind = p->n_linear ? p->linear[0]->w[0].dtype : ML_BF16;
     const ml_tensor *before = NULL;
 
-    if (p->norm || p->add || p->n_linear < 2 || !is_bf16(p, ML_BF16) ||
+    if (p->norm || p->add || p->n_linear < 2 || !is_bf16(p, kind) ||
+        (kind != ML_BF16 && !ml_fp8_takes(s, kind)) ||
         p->linear[0]->in[0].shape[0] > ML_JOINT_ROWS)
         return false;
     for (int i = 0; i < p->n_linear; i++) {
         const ml_tensor *w = &p->linear[i]->w[0];
         if (p->linear[i]->w[1].data || is_wanted(p->call, n_call, i) ||
-            w->shape[0] > p->linear[0]->w[0].shape[0])
+            w->shape[0] > p->linear[0]->w[0].shape[0] ||
+            (kind != ML_BF16 && w->shape[0] % ML_LANES))
             return false;
         if (i > 0 && (const char *)before->data + ml_tensor_bytes(before) != w->data)
             return false;
@@ -205,7 +211,14 @@ static bool is_joint(const products *p, int n_call) {
     return true;
 }
 
-/* All of them, [m, n] in scratch; returns n. */
+/* Where they are in scratch memory. */
+static bf16 *joint_out(const products *p) {
+    const ml_op_args *first = p->linear[0];
+    return (bf16 *)((char *)first->scratch + ml_cuda_dense_bytes(first) +
+                    ml_cuda_input_bytes(first));
+}
+
+/* All of them, [m, n] in joint_out; returns n. */
 static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     const ml_op_args *first = p->linear[0];
     int64_t n = 0;
@@ -213,10 +226,14 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
 
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
+    if (ml_fp8_takes(s, first->w[0].dtype)) {
+        ml_fp8_multiply(s, first, ml_fp8_encode(s, first), n, joint_out(p));
+        return n;
+    }
     g = ml_gemm_shape(first->in[0].shape[0], n, first->w[0].shape[1], false, false);
     g.a = first->in[0].data;
     g.b = first->w[0].data;
-    g.c = first->scratch;
+    g.c = joint_out(p);
     g.in = g.out = ML_BF16;
     ml_gemm_rows(s, &g);
     return n;
@@ -231,16 +248,36 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     if (c->op != ML_OP_LINEAR)
         return 0;
     p = find_products(c, n);
-    if (!p.glu || !is_joint(&p, p.n_call))
+    if (!p.glu || !is_joint(s, &p, p.n_call))
         return 0;
     attr = *p.glu->attr;
     attr.glu.fused = true;
     glu = *p.glu;
     glu.attr = &attr;
-    glu.in[0].data = p.linear[0]->scratch;
+    glu.in[0].data = joint_out(&p);
     glu.in[0].shape[1] = run_joint(s, &p);
     ml_cuda_glu_forward(&s->base, &glu);
     return p.n_call;
+}
+
+/* Products of codes (fp8.cuh). */
+static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    products p;
+    ml_fp8_input x;
+
+    if (c->op != ML_OP_LINEAR || !ml_fp8_takes(s, c->args.w[0].dtype))
+        return 0;
+    p = find_products(c, n);
+    for (int i = 0; i < p.n_linear; i++)
+        if (p.linear[i]->w[0].dtype != c->args.w[0].dtype ||
+            !apart(&p.linear[i]->out[0], &c->args.in[0]))
+            return 0;
+    if (p.n_linear < 2)
+        return 0; /* a single one is the op itself */
+    x = ml_fp8_encode(s, &c->args);
+    for (int i = 0; i < p.n_linear; i++)
+        ml_cuda_linear_of_codes(s, p.linear[i], x);
+    return p.n_linear;
 }
 
 /* ---- adapters of linear layers with one input ---- */
@@ -308,12 +345,12 @@ static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
     /* In a CUDA graph the product begins before the kernel in front of the adapter's has ended, which
      * may still read the scratch memory that a quantized weight is dequantized to. */
     if (p.norm || ml_dtype_codes(p.linear[0]->w[0].dtype) ||
-        (k > 1 && !is_joint(&p, 2 * k)) || !ml_cuda_lora_decode_supports(s, lora, k))
+        (k > 1 && !is_joint(s, &p, 2 * k)) || !ml_cuda_lora_decode_supports(s, lora, k))
         return 0;
     low = ml_cuda_lora_decode_low(s, lora, k);
     if (k > 1) {
         run_joint(s, &p);
-        joint = (const bf16 *)p.linear[0]->scratch;
+        joint = joint_out(&p);
     } else {
         ml_cuda_linear_forward(&s->base, p.linear[0]);
     }
@@ -431,14 +468,14 @@ static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n)
         return 0;
     p = find_products(c, n);
     if (p.n_linear != three || !find_qk_norm_rope(&h, c + three, n - three) ||
-        !is_joint(&p, three + h.n_call) || !same(&p.linear[2]->out[0], &h.attn->in[2]))
+        !is_joint(s, &p, three + h.n_call) || !same(&p.linear[2]->out[0], &h.attn->in[2]))
         return 0;
     for (int i = 0; i < 2; i++)
         if (!same(&p.linear[i]->out[0], &(h.norm[i] ? h.norm[i] : h.rope[i])->in[0]))
             return 0;
     r = qk_norm_rope_of(&h);
     r.q.ld = r.k.ld = r.v_ld = run_joint(s, &p);
-    r.q.x = (const bf16 *)p.linear[0]->scratch;
+    r.q.x = joint_out(&p);
     r.k.x = r.q.x + p.linear[0]->w[0].shape[0];
     r.to.v = r.k.x + p.linear[1]->w[0].shape[0];
     ml_qk_norm_rope_run(s, &r);
@@ -464,8 +501,8 @@ static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
 
 int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
     static int (*const ways[])(ml_cuda_stream *, const ml_op_call *, int) = {
-        run_products, run_joint_qk_norm_rope, run_gated,   run_adapted,
-        run_adapters, run_qk_norm_rope,       run_sum_norm
+        run_products, run_joint_qk_norm_rope, run_gated,        run_adapted,
+        run_rounded,  run_adapters,           run_qk_norm_rope, run_sum_norm
     };
 
     for (int (*way)(ml_cuda_stream *, const ml_op_call *, int) : ways) {

@@ -147,7 +147,7 @@ const ml_flag ml_flags_model[] = {
       .from = ML_FROM_OURS,
       .help =
           "Generate with a copy of the weights whose linear layers are quantized at each "
-          "publication, and train in the dtype of the weights (CPU).  The log-probs of "
+          "publication, and train in the dtype of the weights.  The log-probs of "
           "rollouts then differ from those of training: forward_logp_max_diff is "
           "reported, and --use-tis corrects for it.  auto: fp8 if --hf-checkpoint has FP8 "
           "weights, unless other flags exclude it." },
@@ -161,7 +161,7 @@ const ml_flag ml_flags_model[] = {
       .help =
           "e4m3: the linear layers multiply FP8 weights with inputs that are rounded to "
           "FP8, in rollouts and in the forward passes of training; backward passes are not "
-          "rounded.  Needs --fp8-recipe.  CPU." },
+          "rounded.  Needs --fp8-recipe." },
     { .name = "fp8-recipe",
       .type = ML_FLAG_TEXT,
       ML_AT(fp8_recipe),
@@ -235,8 +235,7 @@ const ml_flag ml_flags_model[] = {
           "the experts, or without experts the linear layers, as INT4 in groups of 32 "
           "(int4) or 128 (int4-g128) inputs with the values that an exported checkpoint "
           "has; the gradients are applied to the weights (straight-through).  Also "
-          "OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1 with OPEN_TRAINING_INT4_GROUP_SIZE.  "
-          "CPU." },
+          "OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1 with OPEN_TRAINING_INT4_GROUP_SIZE." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(convert.dtype),

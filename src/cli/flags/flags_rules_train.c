@@ -129,10 +129,6 @@ static bool quantized_in_parts(const ml_config *c) {
             p->backend == ML_TRAIN_FSDP);
 }
 
-static bool on_cuda(const ml_config *c) {
-    return c->run.backend.device && strcmp(c->run.backend.device, "cuda") == 0;
-}
-
 static bool fp8_recipe(const ml_config *c) {
     return (c->fp8_format || c->fp8_recipe) &&
            (!c->fp8_recipe || (strcmp(c->fp8_recipe, "blockwise") != 0 &&
@@ -158,12 +154,12 @@ static bool fake_with_others(const ml_config *c) {
     return (c->fake_quantization > 0 || c->fp8_format) &&
            ((c->fake_quantization > 0 && c->fp8_format) || ml_run_has_lora(&c->run) ||
             quantizes_rollouts(c) || c->run.ref_interval || c->run.keep_old_actor ||
-            ml_run_elsewhere(&c->run) || on_cuda(c));
+            ml_run_elsewhere(&c->run));
 }
 
 static bool rollout_quantized_with_others(const ml_config *c) {
-    return quantizes_rollouts(c) && (ml_run_has_lora(&c->run) || c->run.on_policy ||
-                                     ml_run_elsewhere(&c->run) || on_cuda(c));
+    return quantizes_rollouts(c) &&
+           (ml_run_has_lora(&c->run) || c->run.on_policy || ml_run_elsewhere(&c->run));
 }
 
 static bool quantized_critic(const ml_config *c) {
@@ -532,17 +528,14 @@ const ml_rule ml_rules_train[] = {
       "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 need "
       "--first-last-layers-bf16" },
     { "fake-others", ML_CMD_SFT | ML_CMD_TRAIN, fake_with_others,
-      "--fake-quantization and --fp8-format train all weights on the CPU, with engines in "
-      "the "
+      "--fake-quantization and --fp8-format train all weights, with engines in the "
       "process: they exclude each other, --lora-rank (use --base-quantization), "
-      "--rollout-quantization, "
-      "--ref-update-interval, --keep-old-actor, engines of other processes and --device "
-      "cuda" },
+      "--rollout-quantization, --ref-update-interval, --keep-old-actor and engines of "
+      "other processes" },
     { "rollout-quantization", ML_CMD_TRAIN, rollout_quantized_with_others,
-      "--rollout-quantization is for engines in the process, on the CPU, whose log-probs "
-      "differ from training: it excludes --lora-rank (use --base-quantization), "
-      "--true-on-policy-mode (use --fake-quantization), engines of other processes and "
-      "--device cuda" },
+      "--rollout-quantization is for engines in the process, whose log-probs differ from "
+      "training: it excludes --lora-rank (use --base-quantization), --true-on-policy-mode "
+      "(use --fake-quantization) and engines of other processes" },
     { "moments-alone", ML_CMD_SFT | ML_CMD_TRAIN, formats_alone,
       "--exp-avg-dtype and --exp-avg-sq-dtype need --use-precision-aware-optimizer" },
     { "moments-of-adam", ML_CMD_SFT | ML_CMD_TRAIN, formats_without_adam,

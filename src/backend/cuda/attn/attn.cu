@@ -5,9 +5,9 @@ enum { THREADS = 128, MANY_ROWS = 64 /* per sequence on average: wgmma pays */ }
 
 /* Pages of T.  V numbers per access; a value's padding (e .. dv - 1) becomes zero. */
 template <class T, int V> __global__ void write_pages(attn_call<T> c) {
-    int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
-    int key = c.pos[row];
-    const int32_t *page = c.page + c.page_start[seq];
+    int row = (int)blockIdx.x, seq = attn_seq_of(c.keys.seq_start, c.keys.n_seq, row);
+    int key = c.keys.pos[row];
+    const int32_t *page = c.keys.page + c.keys.page_start[seq];
     const T *k = c.k + (int64_t)row * c.n_kv * c.d, *v = c.v + (int64_t)row * c.n_kv * c.e;
 
     if (key < 0)
@@ -89,6 +89,25 @@ template void ml_attn_delta<bf16>(ml_cuda_stream *, const attn_call<bf16> &);
 template void ml_attn_sink_back<float>(ml_cuda_stream *, const attn_call<float> &, float *);
 template void ml_attn_sink_back<bf16>(ml_cuda_stream *, const attn_call<bf16> &, float *);
 
+attn_key_rows ml_attn_key_rows(const ml_rows *rows) {
+    const ml_rows *r = ml_key_rows(rows);
+
+    return { r->pos,
+             r->seq_start,
+             r->page_start,
+             r->page,
+             rows->context ? rows->context->seq : NULL,
+             r->n_token,
+             r->n_seq };
+}
+
+void ml_attn_clear_keys(ml_cuda_stream *s, const ml_op_args *a, int in) {
+    if (a->rows->context && a->din[in].data && !a->din_add[in])
+        ml_cuda_note(
+            s, cudaMemsetAsync(a->din[in].data, 0, ml_tensor_bytes(&a->din[in]), s->stream),
+            "attention backward");
+}
+
 template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     attn_call<T> c = {};
 
@@ -110,6 +129,7 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     c.page_start = a->rows->page_start;
     c.page = a->rows->page;
     c.prefix = a->rows->prefix;
+    c.keys = ml_attn_key_rows(a->rows);
     c.n_token = a->rows->n_token;
     c.n_seq = a->rows->n_seq;
     c.n_head = a->attr->attn.n_head;
@@ -180,16 +200,16 @@ template <class T> static void write_rows(ml_cuda_stream *s, const attn_call<T> 
     if (c.format)
         ml_attn_write_codes<T>(s, c);
     else if (c.d % ml_wide<T>::n == 0 && c.e % ml_wide<T>::n == 0)
-        write_pages<T, ml_wide<T>::n><<<(unsigned)c.n_token, THREADS, 0, s->stream>>>(c);
+        write_pages<T, ml_wide<T>::n><<<(unsigned)c.keys.n, THREADS, 0, s->stream>>>(c);
     else
-        write_pages<T, 1><<<(unsigned)c.n_token, THREADS, 0, s->stream>>>(c);
+        write_pages<T, 1><<<(unsigned)c.keys.n, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "KV cache");
 }
 
 template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
     attn_call<T> c = open_call<T>(a);
 
-    if (c.n_token == 0)
+    if (c.n_token == 0) /* nothing reads the keys of others */
         return;
     write_rows(ml_cuda(s), c);
     forward(ml_cuda(s), c, a);
@@ -222,6 +242,8 @@ template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) 
     attn_call<T> c = open_call<T>(a);
     ml_attn_scratch at = ml_cuda_attn_pages(a, true);
 
+    ml_attn_clear_keys(ml_cuda(s), a, 1);
+    ml_attn_clear_keys(ml_cuda(s), a, 2);
     if (c.n_token == 0)
         return;
     if (c.format)

@@ -19,8 +19,17 @@ enum { ML_ATTN_MOST = 640 };
 /* Of the codes in KV pages (attn_codes.cuh). */
 enum { ATTN_NO_CODES, ATTN_E4M3, ATTN_E5M2, ATTN_INT8 };
 
+/* The rows that k and v have: those of the batch, or with context parallelism those of the
+ * sequences of which the batch has pieces. */
+struct attn_key_rows {
+    const int32_t *pos, *seq_start, *page_start, *page;
+    const int32_t
+        *piece; /* [n_seq of the batch] the sequence of each piece, ascending; or NULL */
+    int n, n_seq;
+};
+
 template <class T> struct attn_call {
-    const T *q, *k, *v;     /* of the rows of the batch */
+    const T *q, *k, *v;     /* of the rows of the batch, and of the rows of keys */
     T *o, *kpage, *vpage;   /* vpage NULL: a value is the first numbers of its key */
     uint8_t *kcode, *vcode; /* instead, if pages have codes */
     int format;             /* of these, or ATTN_NO_CODES */
@@ -29,6 +38,7 @@ template <class T> struct attn_call {
     const int32_t *pos, *seq_start, *page_start, *page;
     const int32_t *prefix; /* as in ml_rows; backward, training */
     int n_token, n_seq;
+    attn_key_rows keys;
     int n_head, n_kv, group, d, dv, window; /* dv: a value's width in its page */
     int e;                                  /* size of a value; d in most kernels */
     int chunk;
@@ -104,17 +114,42 @@ __device__ static inline int attn_end_token(const attn_call<T> &c, int key, int 
     return end < n ? end : n;
 }
 
-/* ---- keys of a sequence, in backward: key and token i are those of its row i ---- */
+/* ---- keys of a sequence, in backward: key i is that of its row i ---- */
 
-/* The tokens that attend to the keys of a sequence: its own and, behind them in the batch,
- * those of the sequences that continue it, or one of these. */
+/* The rows of the batch that attend to the keys of a sequence: `first` and those behind it, readers
+ * 0 .. n - 1.  They are its own, and those of the sequences that continue it, or one of these; with
+ * context parallelism its pieces, which some kernels have instances for. */
+struct attn_reads {
+    int first, n;
+    bool pieces;
+};
+
+/* How many of n ascending numbers are below x. */
+__device__ static inline int attn_count_below(const int32_t *at, int n, int x) {
+    int lo = 0, hi = n;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (at[mid] < x)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Of sequence seq, whose own rows begin with first_row unless the batch has pieces of it. */
 template <class T>
-__device__ static inline int attn_readers(const attn_call<T> &c, int seq) {
+__device__ static inline attn_reads attn_readers(const attn_call<T> &c, int seq,
+                                                 int first_row, bool pieces) {
     int end = seq + 1;
+    if (pieces) {
+        first_row = c.seq_start[attn_count_below(c.keys.piece, c.n_seq, seq)];
+        end = attn_count_below(c.keys.piece, c.n_seq, seq + 1);
+    }
     if (c.prefix)
         while (end < c.n_seq && c.prefix[end] >= seq)
             end++;
-    return c.seq_start[end] - c.seq_start[seq];
+    return { first_row, c.seq_start[end] - first_row, pieces };
 }
 
 /* The position of the sequence's key 0. */
@@ -123,22 +158,38 @@ __device__ static inline int attn_base(const attn_call<T> &c, int first_row) {
     return c.prefix ? c.pos[first_row] : 0;
 }
 
-/* The first key that a reader attends to; it attends to all keys from there up to its own
- * number. */
+/* The first and the last key that a reader attends to; behind a prefix, the last may be behind the
+ * keys of the sequence. */
 template <class T>
-__device__ static inline int attn_first_read(const attn_call<T> &c, int first_row,
-                                             int token) {
+__device__ static inline int attn_first_read(const attn_call<T> &c, const attn_reads &r,
+                                             int reader) {
+    if (r.pieces)
+        return attn_first_key(c, c.pos[r.first + reader]);
     if (!c.prefix)
-        return attn_first_key(c, token);
-    return c.window ? attn_first_key(c, c.pos[first_row + token]) - c.pos[first_row] : 0;
+        return attn_first_key(c, reader);
+    return c.window ? attn_first_key(c, c.pos[r.first + reader]) - c.pos[r.first] : 0;
 }
 
-/* The reader after the last that attends to a key up to `key`, of n of the sequence itself
- * and of all readers. */
 template <class T>
-__device__ static inline int attn_end_reader(const attn_call<T> &c, int key, int n,
-                                             int readers) {
-    return readers > n ? readers : attn_end_token(c, key, n);
+__device__ static inline int attn_last_read(const attn_call<T> &c, const attn_reads &r,
+                                            int reader) {
+    return r.pieces ? c.pos[r.first + reader] : reader;
+}
+
+/* The first reader that attends to a key from `key` on. */
+template <class T>
+__device__ static inline int attn_first_reader(const attn_call<T> &c, const attn_reads &r,
+                                               int key) {
+    return r.pieces ? attn_count_below(c.pos + r.first, r.n, key) : key;
+}
+
+/* The reader after the last that attends to a key up to `key`, of n keys. */
+template <class T>
+__device__ static inline int attn_end_reader(const attn_call<T> &c, const attn_reads &r,
+                                             int key, int n) {
+    if (r.pieces)
+        return attn_count_below(c.pos + r.first, r.n, attn_end_token(c, key, n));
+    return r.n > n ? r.n : attn_end_token(c, key, n);
 }
 
 /* Adds a sink to the max m and the sum l of a row; returns the factor of its sums of
@@ -275,6 +326,12 @@ typedef struct attn_keys {
 
 /* attn_chosen.cu: writes the rows' keys to their pages. */
 void ml_attn_write_keys(ml_cuda_stream *s, const attn_keys *w, ml_dtype dtype);
+
+/* attn.cu: the rows whose keys an op is given. */
+attn_key_rows ml_attn_key_rows(const ml_rows *rows);
+/* Zeros the gradient of keys, of which kernels write those that a row attends to, unless it is to be
+ * added to. */
+void ml_attn_clear_keys(ml_cuda_stream *s, const ml_op_args *a, int in);
 
 /* index.cu: whether a row's list of keys fits into shared memory. */
 bool ml_index_fits(const ml_op_attr *attr, ml_dtype dtype);

@@ -30,7 +30,7 @@ template <class T> __global__ void write_keys(key_writer w) {
 }
 
 void ml_attn_write_keys(ml_cuda_stream *s, const attn_keys *keys, ml_dtype dtype) {
-    const ml_rows *r = keys->rows;
+    const ml_rows *r = ml_key_rows(keys->rows);
     key_writer w = { *keys, r->pos, r->seq_start, r->page_start, r->page, r->n_seq };
 
     if (dtype == ML_BF16)
@@ -58,6 +58,7 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     c.page = a->rows->page;
     c.n_token = a->rows->n_token;
     c.n_seq = a->rows->n_seq;
+    c.keys = ml_attn_key_rows(a->rows);
     c.n_head = c.group = a->attr->attn.n_head;
     c.n_kv = 1;
     c.group_mul =
@@ -131,6 +132,7 @@ template <class T> static void chosen_backward(ml_stream *s, const ml_op_args *a
     attn_call<T> c = open_call<T>(a);
     int64_t n = (int64_t)c.n_token * c.n_head;
 
+    ml_attn_clear_keys(ml_cuda(s), a, 1);
     if (c.n_token == 0)
         return;
     c.dout = (const T *)a->dout[0].data;

@@ -22,9 +22,9 @@ __device__ static void write_row(const attn_coded &to, const T *from, int n, int
 }
 
 template <class T> __global__ void write_codes(attn_call<T> c) {
-    int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
-    int pos = c.pos[row];
-    const int32_t *page = c.page + c.page_start[seq];
+    int row = (int)blockIdx.x, seq = attn_seq_of(c.keys.seq_start, c.keys.n_seq, row);
+    int pos = c.keys.pos[row];
+    const int32_t *page = c.keys.page + c.keys.page_start[seq];
 
     if (pos < 0)
         return;
@@ -39,7 +39,7 @@ template <class T> __global__ void write_codes(attn_call<T> c) {
 }
 
 template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T> &c) {
-    write_codes<T><<<(unsigned)c.n_token, THREADS, 0, s->stream>>>(c);
+    write_codes<T><<<(unsigned)c.keys.n, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "KV cache");
 }
 

@@ -131,15 +131,15 @@ template <int D> struct back_smem {
 
 template <int D>
 __device__ static void fetch_step(back_smem<D> &smem, int n, const attn_call<bf16> &c,
-                                  const ml_piece &p, int head, int row, int n_row) {
-    attn_fetch_rows<D, STEP>(smem.stage[n % 2].q, c.q, c, p.first_row, head, row, n_row);
-    attn_fetch_rows<D, STEP>(smem.stage[n % 2].dout, c.dout, c, p.first_row, head, row,
+                                  int first_row, int head, int row, int n_row) {
+    attn_fetch_rows<D, STEP>(smem.stage[n % 2].q, c.q, c, first_row, head, row, n_row);
+    attn_fetch_rows<D, STEP>(smem.stage[n % 2].dout, c.dout, c, first_row, head, row,
                              n_row);
     if (threadIdx.x < STEP) {
         int at = row + (int)threadIdx.x;
-        smem.stat[n % 2][threadIdx.x] = stat_of(c, p.first_row, head, at, n_row);
+        smem.stat[n % 2][threadIdx.x] = stat_of(c, first_row, head, at, n_row);
         smem.pos[n % 2][threadIdx.x] =
-            at < n_row ? c.pos[p.first_row + attn_token(c, at)] : -1;
+            at < n_row ? c.pos[first_row + attn_token(c, at)] : -1;
     }
 }
 
@@ -160,39 +160,43 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
 }
 
 /* A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
- * that is a sequence of its batch (attn_readers). */
+ * that is a sequence of its batch, or those of all ranks (attn_readers). */
 template <int D, bool CAP>
 __global__ void __launch_bounds__(ATTN_THREADS) mma_back_keys(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     back_smem<D> &smem = *(back_smem<D> *)smem_bytes;
-    ml_piece p =
-        attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, ML_KTILE, (int)blockIdx.x);
+    ml_piece p = attn_find_piece(c.keys.seq_start, c.keys.n_seq, c.keys.n, 1, ML_KTILE,
+                                 (int)blockIdx.x);
     int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16;
     int head = (int)blockIdx.y, tile = p.index * ML_KTILE;
     int row, end, n_row, base;
     int32_t id[ATTN_TILE_PAGES];
     const int32_t *page;
+    attn_reads by;
     float dk[D / 8][4] = {}, dv[D / 8][4] = {};
 
     if (p.index < 0)
         return;
-    page = c.page + c.page_start[p.owner];
+    page = c.keys.page + c.keys.page_start[p.owner];
+    by = attn_readers(c, p.owner, p.first_row, c.keys.piece != NULL);
     base = attn_base(c, p.first_row);
-    n_row = attn_readers(c, p.owner) * c.group;
-    row = tile * c.group / STEP * STEP;
-    end = attn_end_reader(c, tile + ML_KTILE - 1, p.rows, n_row / c.group) * c.group;
+    n_row = by.n * c.group;
+    row = attn_first_reader(c, by, tile) * c.group / STEP * STEP;
+    end = attn_end_reader(c, by, tile + ML_KTILE - 1, p.rows) * c.group;
+    if (row >= end) /* ml_attn_clear_keys has written zeros */
+        return;
     attn_tile_pages(id, page, base + tile, base, base + p.rows - 1);
     attn_fetch_keys<D, false>(smem.keys, c, id, head, base + tile, base, base + p.rows - 1);
     attn_fetch_keys<D, true>(smem.values, c, id, head, base + tile, base,
                              base + p.rows - 1);
-    fetch_step<D>(smem, 0, c, p, head, row, n_row);
+    fetch_step<D>(smem, 0, c, by.first, head, row, n_row);
     ml_copy_commit();
     for (int n = 0; row < end; row += STEP, n++) {
         float s[STEP / 8][4], dp[STEP / 8][4];
         uint32_t w[STEP / 16][4], dw[STEP / 16][4];
         const back_stage<D> &now = smem.stage[n % 2];
         if (row + STEP < end)
-            fetch_step<D>(smem, n + 1, c, p, head, row + STEP, n_row);
+            fetch_step<D>(smem, n + 1, c, by.first, head, row + STEP, n_row);
         ml_copy_commit();
         ml_copy_wait<1>();
         __syncthreads();
@@ -223,7 +227,7 @@ template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call
     size_t query_bytes = 6 * attn_tile<D>::key_tile * sizeof(bf16),
            key_bytes = sizeof(back_smem<D>);
     dim3 queries(attn_most_pieces(c.n_token, c.n_seq, c.group, ROWS), (unsigned)c.n_kv);
-    dim3 keys(attn_most_pieces(c.n_token, c.n_seq, 1, ML_KTILE), (unsigned)c.n_kv);
+    dim3 keys(attn_most_pieces(c.keys.n, c.keys.n_seq, 1, ML_KTILE), (unsigned)c.n_kv);
 
     if (c.n_token == c.n_seq && c.group <= ROWS)
         queries.x = (unsigned)c.n_seq;

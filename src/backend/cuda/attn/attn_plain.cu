@@ -259,21 +259,23 @@ template <class T, int D> __global__ void plain_back_key(attn_call<T> c) {
     __shared__ float key_row[WARPS][D], value_row[WARPS][D];
     int warp = (int)threadIdx.x / 32;
     int64_t i = (int64_t)blockIdx.x * WARPS + warp;
-    int token, head, seq, key, end;
+    int row, head, seq, key;
     const int32_t *page;
+    attn_reads by;
     float dk[D / 32] = {}, dv[D / 32] = {};
 
-    if (i >= (int64_t)c.n_token * c.n_kv)
+    if (i >= (int64_t)c.keys.n * c.n_kv)
         return;
-    token = (int)(i / c.n_kv);
+    row = (int)(i / c.n_kv);
     head = (int)(i % c.n_kv);
-    seq = attn_seq_of(c.seq_start, c.n_seq, token);
-    page = c.page + c.page_start[seq];
-    key = c.pos[token];
+    seq = attn_seq_of(c.keys.seq_start, c.keys.n_seq, row);
+    page = c.keys.page + c.keys.page_start[seq];
+    key = c.keys.pos[row];
     stage_row(key_row[warp], attn_key(c, page, head, key), c.d);
     stage_row(value_row[warp], attn_value(c, page, head, key), c.e);
-    end = c.seq_start[seq] + attn_readers(c, seq);
-    for (int t = token; t < end; t++)
+    by = attn_readers(c, seq, c.keys.seq_start[seq], c.keys.piece != NULL);
+    for (int t = by.first + attn_first_reader(c, by, row - c.keys.seq_start[seq]);
+         t < by.first + by.n; t++)
         for (int g = attn_first_key(c, c.pos[t]) <= key ? 0 : c.group; g < c.group; g++) {
             int64_t at = (int64_t)t * c.n_head + head * c.group + g;
             float p, ds;
@@ -293,21 +295,25 @@ template <class T, int D>
 __global__ void plain_back_listed(attn_call<T> c, bool compressed) {
     __shared__ float row[WARPS][D];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    int token = (int)blockIdx.x * WARPS + warp, ratio = compressed ? c.ratio : 1;
-    int seq, key, end;
+    int at_key = (int)blockIdx.x * WARPS + warp, ratio = compressed ? c.ratio : 1;
+    int seq, pos, key, begin, end;
+    attn_reads by;
     float dk[D / 32] = {};
 
-    if (token >= c.n_token)
+    if (at_key >= c.keys.n)
         return;
-    seq = attn_seq_of(c.seq_start, c.n_seq, token);
-    key = (c.pos[token] + 1) / ratio - 1;
-    end = (c.pos[token] + 1) % ratio == 0 ? c.seq_start[seq + 1] : token;
-    if (token < end)
+    seq = attn_seq_of(c.keys.seq_start, c.keys.n_seq, at_key);
+    pos = c.keys.pos[at_key];
+    key = (pos + 1) / ratio - 1;
+    by = attn_readers(c, seq, c.keys.seq_start[seq], c.keys.piece != NULL);
+    begin = by.first + attn_first_reader(c, by, at_key - c.keys.seq_start[seq]);
+    end = (pos + 1) % ratio == 0 ? by.first + by.n : begin;
+    if (begin < end)
         stage_row(row[warp],
                   (compressed ? c.cpage : c.kpage) +
-                      attn_slot(c.page + c.page_start[seq], key, ratio) * c.d,
+                      attn_slot(c.keys.page + c.keys.page_start[seq], key, ratio) * c.d,
                   c.d);
-    for (int first = token; first < end; first += 32) {
+    for (int first = begin; first < end; first += 32) {
         bool lists = first + lane < end && attn_lists(c, first + lane, key, compressed);
         for (unsigned left = __ballot_sync(0xffffffffu, lists); left; left &= left - 1)
             for (int h = 0; h < c.n_head; h++) {
@@ -318,14 +324,14 @@ __global__ void plain_back_listed(attn_call<T> c, bool compressed) {
                 add_row(dk, p, c.dout + at * c.e, c.e);
             }
     }
-    put_row(c.dk + (int64_t)token * (c.ratio ? 2 : 1) * c.d + (compressed ? c.d : 0), dk,
+    put_row(c.dk + (int64_t)at_key * (c.ratio ? 2 : 1) * c.d + (compressed ? c.d : 0), dk,
             c.d, c.add_k);
 }
 
 template <int D, class T>
 static void launch_back(ml_cuda_stream *s, const attn_call<T> &c) {
     unsigned queries = ml_cuda_blocks((int64_t)c.n_token * c.n_head, WARPS);
-    unsigned keys = ml_cuda_blocks((int64_t)c.n_token * c.n_kv, WARPS);
+    unsigned keys = ml_cuda_blocks((int64_t)c.keys.n * c.n_kv, WARPS);
 
     if (c.dq)
         plain_back_query<T, D, false><<<queries, THREADS, 0, s->stream>>>(c);
@@ -337,7 +343,7 @@ static void launch_back(ml_cuda_stream *s, const attn_call<T> &c) {
 template <int D, class T>
 static void launch_chosen_back(ml_cuda_stream *s, const attn_call<T> &c) {
     unsigned queries = ml_cuda_blocks((int64_t)c.n_token * c.n_head, WARPS);
-    unsigned keys = ml_cuda_blocks(c.n_token, WARPS);
+    unsigned keys = ml_cuda_blocks(c.keys.n, WARPS);
 
     if (c.dq)
         plain_back_query<T, D, true><<<queries, THREADS, 0, s->stream>>>(c);

@@ -6,7 +6,7 @@
  * the products of a step are issued before the arithmetic between them, and overlap it.
  *
  * A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
- * that is a sequence of its batch (attn_readers). */
+ * that is a sequence of its batch, or those of all ranks (attn_readers). */
 #include "backend/cuda/attn/attn_fold.cuh"
 #include "backend/cuda/attn/attn_wgmma.cuh"
 
@@ -37,17 +37,17 @@ template <int D> struct key_smem {
 /* A thread's sources of query rows: pieces of q and dO, and one row's shift or delta. */
 struct row_source {
     const bf16 *q, *dout;
-    const float *number; /* shift or delta of its sequence's first row */
+    const float *number; /* shift or delta of the first row */
 };
 
 template <int D>
 __device__ static inline row_source
-open_rows(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p, int head) {
+open_rows(const attn_share<D> &own, const attn_call<bf16> &c, int first_row, int head) {
     row_source from;
-    from.q = c.q + attn_rows_base<D>(own, c, p.first_row, head);
-    from.dout = c.dout + attn_rows_base<D>(own, c, p.first_row, head);
+    from.q = c.q + attn_rows_base<D>(own, c, first_row, head);
+    from.dout = c.dout + attn_rows_base<D>(own, c, first_row, head);
     from.number = (threadIdx.x < ATTN_ROWS ? c.shift : c.delta) +
-                  (int64_t)p.first_row * c.n_head + head * c.group;
+                  (int64_t)first_row * c.n_head + head * c.group;
     return from;
 }
 
@@ -74,7 +74,7 @@ __device__ static inline void fetch_keys(key_smem<D> &smem, const attn_share<D> 
                                          int head, int base, int tile) {
     for (int i = 0; i < TEAMS; i++) {
         int32_t id[attn_share<D>::n];
-        attn_stage_pages<D>(id, own, c.page + c.page_start[p.owner],
+        attn_stage_pages<D>(id, own, c.keys.page + c.keys.page_start[p.owner],
                             base + tile + i * ATTN_ROWS, base, base + p.rows - 1);
         attn_stage_keys<D>(smem.keys[i], smem.values[i], own, id, c, head);
     }
@@ -83,24 +83,24 @@ __device__ static inline void fetch_keys(key_smem<D> &smem, const attn_share<D> 
 /* Masks the scores of 64 keys from `key` on with rows `row` .. that do not attend to
  * them; keys are the rows of s. */
 __device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> &c,
-                                        int first_row, int key, int row, int n_row) {
+                                        const attn_reads &by, int key, int row, int n_row) {
     int lane = (int)threadIdx.x % 32;
     int last = row + ATTN_ROWS < n_row ? row + ATTN_ROWS - 1 : n_row - 1;
 
-    if (attn_token(c, row) >= key + ATTN_ROWS - 1 &&
-        attn_first_read(c, first_row, attn_token(c, last)) <= key &&
-        !(c.prefix && c.window))
+    if (attn_last_read(c, by, attn_token(c, row)) >= key + ATTN_ROWS - 1 &&
+        attn_first_read(c, by, attn_token(c, last)) <= key && !(c.prefix && c.window))
         return;
     key += (int)threadIdx.x % ML_WARPGROUP / 32 * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            int at = row + j * 8 + lane % 4 * 2 + k, pos = attn_token(c, at);
-            int first = at < n_row ? attn_first_read(c, first_row, pos) : 0;
+            int at = row + j * 8 + lane % 4 * 2 + k, reader = attn_token(c, at);
+            int upto = at < n_row ? attn_last_read(c, by, reader) : reader;
+            int first = at < n_row ? attn_first_read(c, by, reader) : 0;
 #pragma unroll
             for (int r = 0; r < 2; r++)
-                if (key + 8 * r > pos || key + 8 * r < first)
+                if (key + 8 * r > upto || key + 8 * r < first)
                     s[j][k + 2 * r] = -INFINITY;
         }
 }
@@ -150,27 +150,31 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4], float sc
     }
 }
 
-template <int D, bool CAP>
+template <int D, bool CAP, bool PIECES>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf16> c) {
     key_smem<D> &smem = *(key_smem<D> *)attn_smem;
     int head = (int)blockIdx.x % c.n_kv, team = attn_team();
-    ml_piece p =
-        attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, OWN, (int)blockIdx.x / c.n_kv);
+    ml_piece p = attn_find_piece(c.keys.seq_start, c.keys.n_seq, c.keys.n, 1, OWN,
+                                 (int)blockIdx.x / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int tile = p.index * OWN, key = tile + team * ATTN_ROWS;
     uint32_t keys = ml_panel(smem.keys[team]), values = ml_panel(smem.values[team]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
     float dk[D / 8][4], dv[D / 8][4];
     row_source from;
+    attn_reads by;
     int row, end, n_row, base;
 
     if (p.index < 0)
         return;
-    from = open_rows<D>(own, c, p, head);
+    by = attn_readers(c, p.owner, p.first_row, PIECES);
+    from = open_rows<D>(own, c, by.first, head);
     base = attn_base(c, p.first_row);
-    n_row = attn_readers(c, p.owner) * c.group;
-    row = tile * c.group / ATTN_ROWS * ATTN_ROWS;
-    end = attn_end_reader(c, tile + OWN - 1, p.rows, n_row / c.group) * c.group;
+    n_row = by.n * c.group;
+    row = attn_first_reader(c, by, tile) * c.group / ATTN_ROWS * ATTN_ROWS;
+    end = attn_end_reader(c, by, tile + OWN - 1, p.rows) * c.group;
+    if (PIECES && row >= end) /* ml_attn_clear_keys has written zeros */
+        return;
     fetch_keys<D>(smem, own, c, p, head, base, tile);
     fetch_rows<D>(smem, 0, own, from, c, row, n_row);
     fetch_rows<D>(smem, 1, own, from, c, row + ATTN_ROWS, n_row);
@@ -185,7 +189,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
         ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
         if (CAP)
             attn_cap(s, c);
-        hide_rows(s, c, p.first_row, key, row, n_row);
+        hide_rows(s, c, by, key, row, n_row);
         weigh_columns<CAP>(w, s, smem.number[now], to_log2, c.softcap);
         ml_wgmma_fence(w);
         attn_start_sums<D>(dv, w, ml_panel(smem.stage[now].dout), n != 0);
@@ -329,7 +333,8 @@ template <int D, bool CAP>
 static void launch_both(ml_cuda_stream *s, const attn_call<bf16> &c) {
     unsigned heads = (unsigned)c.n_kv;
     if (c.dk || c.dv_out)
-        launch(s, back_keys<D, CAP>, attn_most_pieces(c.n_token, c.n_seq, 1, OWN) * heads,
+        launch(s, c.keys.piece ? back_keys<D, CAP, true> : back_keys<D, CAP, false>,
+               attn_most_pieces(c.keys.n, c.keys.n_seq, 1, OWN) * heads,
                sizeof(key_smem<D>), c);
     if (c.dq)
         launch(s, back_queries<D, CAP>,

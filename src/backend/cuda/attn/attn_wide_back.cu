@@ -199,14 +199,16 @@ template <int D, int E, bool IN_KEY> struct key_smem {
 struct key_block {
     ml_piece p;
     int head, first, n, ratio;
-    int base, readers; /* attn_base, attn_readers; with lists there are no prefixes */
+    int base; /* attn_base */
+    attn_reads by;
     bool compressed;
 };
 
 /* Bits of the keys that a row attends to. */
 __device__ static uint32_t causal_mask(const attn_call<bf16> &c, const key_block &b,
                                        int token) {
-    int lo = attn_first_read(c, b.p.first_row, token) - b.first, hi = token - b.first;
+    int lo = attn_first_read(c, b.by, token) - b.first;
+    int hi = attn_last_read(c, b.by, token) - b.first;
     uint32_t upto = hi < 0 ? 0u : hi >= 31 ? ~0u : (2u << hi) - 1;
 
     return lo <= 0 ? upto : lo > 31 ? 0u : upto & ~((1u << lo) - 1);
@@ -215,7 +217,7 @@ __device__ static uint32_t causal_mask(const attn_call<bf16> &c, const key_block
 /* The same of a token's list: a search by all lanes of a warp, 32 entries at a time. */
 __device__ static uint32_t list_mask(const attn_call<bf16> &c, const key_block &b,
                                      int token) {
-    const int32_t *chosen = c.chosen + (int64_t)(b.p.first_row + token) * c.n_chosen;
+    const int32_t *chosen = c.chosen + (int64_t)(b.by.first + token) * c.n_chosen;
     int lane = (int)threadIdx.x % 32, lo = 0, hi = c.n_chosen, at;
 
     while (hi > lo) { /* the first entry that is -1 or not below the block */
@@ -232,10 +234,11 @@ __device__ static uint32_t list_mask(const attn_call<bf16> &c, const key_block &
 
 __device__ static uint32_t mask_of(const attn_call<bf16> &c, const key_block &b,
                                    int token) {
-    int n = (token + 1) / b.ratio - b.first; /* visible keys of the block */
+    int pos = attn_last_read(c, b.by, token); /* with lists there are no prefixes */
+    int n = (pos + 1) / b.ratio - b.first;    /* visible keys of the block */
 
     if (c.ratio && !b.compressed) {
-        int lo = token - c.window + 1 - b.first;
+        int lo = pos - c.window + 1 - b.first;
         uint32_t upto = n <= 0 ? 0u : n >= KEYS ? ~0u : (1u << n) - 1;
         return lo <= 0 ? upto : lo > 31 ? 0u : upto & ~((1u << lo) - 1);
     }
@@ -270,13 +273,13 @@ template <int D, int E, bool IN_KEY, bool LIST>
 __device__ static void fetch_step(key_smem<D, E, IN_KEY> &smem, int n,
                                   const attn_call<bf16> &c, const key_block &b, int row,
                                   int n_row) {
-    wide_fetch_rows<D>(smem.stage[n % 2].q, c.q, c.d, c, b.p.first_row, b.head, row, n_row);
-    wide_fetch_rows<E>(smem.stage[n % 2].dout, c.dout, c.e, c, b.p.first_row, b.head, row,
+    wide_fetch_rows<D>(smem.stage[n % 2].q, c.q, c.d, c, b.by.first, b.head, row, n_row);
+    wide_fetch_rows<E>(smem.stage[n % 2].dout, c.dout, c.e, c, b.by.first, b.head, row,
                        n_row);
     find_masks<LIST>(smem.seen[n % 2], c, b, row, n_row);
     if (threadIdx.x < WIDE_ROWS)
         smem.stat[n % 2][threadIdx.x] =
-            stat_of(c, b.p.first_row, b.head, row + (int)threadIdx.x, n_row);
+            stat_of(c, b.by.first, b.head, row + (int)threadIdx.x, n_row);
 }
 
 /* s [16 x 8] = keys `own` .. times query rows `row` .., both D wide with strides A and B. */
@@ -298,9 +301,10 @@ __device__ static inline void score_rows(float (&s)[4], const bf16 *keys, int ow
 }
 
 /* Finds the block's keys; false: there are none. */
-template <bool LIST>
+template <bool LIST, bool PIECES>
 __device__ static bool open_keys(key_block &b, const attn_call<bf16> &c, bool compressed) {
-    b.p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, KEYS, (int)blockIdx.x);
+    b.p =
+        attn_find_piece(c.keys.seq_start, c.keys.n_seq, c.keys.n, 1, KEYS, (int)blockIdx.x);
     b.head = (int)blockIdx.y;
     b.first = b.p.index * KEYS;
     b.compressed = compressed;
@@ -309,14 +313,14 @@ __device__ static bool open_keys(key_block &b, const attn_call<bf16> &c, bool co
     if (b.p.index < 0 || b.first >= b.n)
         return false;
     b.base = attn_base(c, b.p.first_row);
-    b.readers = attn_readers(c, b.p.owner);
+    b.by = attn_readers(c, b.p.owner, b.p.first_row, PIECES);
     return true;
 }
 
 template <int D, int E, bool IN_KEY, bool LIST>
 __device__ static void find_keys(key_smem<D, E, IN_KEY> &smem, const attn_call<bf16> &c,
                                  const key_block &b) {
-    const int32_t *page = c.page + c.page_start[b.p.owner];
+    const int32_t *page = c.keys.page + c.keys.page_start[b.p.owner];
     int key = b.first + (int)threadIdx.x;
     bool there = key < b.n;
 
@@ -366,8 +370,8 @@ __device__ static inline void put_weights(bf16 *weight, bf16 *slope,
 }
 
 /* A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
- * that is a sequence of its batch (attn_readers). */
-template <int D, int E, bool IN_KEY, bool LIST>
+ * that is a sequence of its batch, or those of all ranks (attn_readers). */
+template <int D, int E, bool IN_KEY, bool LIST, bool PIECES>
 __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_back_keys(attn_call<bf16> c, bool compressed) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
@@ -380,13 +384,16 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     key_block b;
     float dk[NK][4] = {}, dv[NV][4] = {};
 
-    if (!open_keys<LIST>(b, c, compressed))
+    if (!open_keys<LIST, PIECES>(b, c, compressed))
         return;
-    n_row = b.readers * c.group;
-    row = ((b.first + 1) * b.ratio - 1) * c.group / WIDE_ROWS * WIDE_ROWS;
+    n_row = b.by.n * c.group;
+    row = attn_first_reader(c, b.by, (b.first + 1) * b.ratio - 1) * c.group / WIDE_ROWS *
+          WIDE_ROWS;
     end = LIST && compressed
               ? n_row
-              : attn_end_reader(c, b.first + KEYS - 1, b.p.rows, b.readers) * c.group;
+              : attn_end_reader(c, b.by, b.first + KEYS - 1, b.p.rows) * c.group;
+    if (PIECES && row >= end) /* ml_attn_clear_keys has written zeros */
+        return;
     find_keys<D, E, IN_KEY, LIST>(smem, c, b);
     __syncthreads();
     wide_fetch<D, KEYS>(smem.keys, smem.key, c.d, c.kpage);
@@ -446,20 +453,21 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     int per_token = (c.n_head + WIDE_ROWS - 1) / WIDE_ROWS;
     dim3 queries(attn_most_pieces(c.n_token, c.n_seq, c.group, WIDE_ROWS),
                  (unsigned)c.n_kv);
-    dim3 keys(attn_most_pieces(c.n_token, c.n_seq, 1, KEYS), (unsigned)c.n_kv);
+    dim3 keys(attn_most_pieces(c.keys.n, c.keys.n_seq, 1, KEYS), (unsigned)c.n_kv);
+    void (*back_keys)(attn_call<bf16>, bool) =
+        c.keys.piece ? wide_back_keys<D, E, IN_KEY, LIST, true>
+                     : wide_back_keys<D, E, IN_KEY, LIST, false>;
 
     if (LIST)
         queries.x = (unsigned)(c.n_token * per_token);
     else if (c.n_token == c.n_seq && c.group <= WIDE_ROWS)
         queries.x = (unsigned)c.n_seq;
     allow(s, wide_back_queries<D, E, IN_KEY, LIST>, query_bytes);
-    allow(s, wide_back_keys<D, E, IN_KEY, LIST>, key_bytes);
+    allow(s, back_keys, key_bytes);
     if (c.dk || c.dv_out)
-        wide_back_keys<D, E, IN_KEY, LIST>
-            <<<keys, WIDE_THREADS, key_bytes, s->stream>>>(c, false);
+        back_keys<<<keys, WIDE_THREADS, key_bytes, s->stream>>>(c, false);
     if (c.dk && LIST && c.ratio)
-        wide_back_keys<D, E, IN_KEY, LIST>
-            <<<keys, WIDE_THREADS, key_bytes, s->stream>>>(c, true);
+        back_keys<<<keys, WIDE_THREADS, key_bytes, s->stream>>>(c, true);
     if (c.dq)
         wide_back_queries<D, E, IN_KEY, LIST>
             <<<queries, WIDE_THREADS, query_bytes, s->stream>>>(c);
@@ -479,7 +487,7 @@ void ml_attn_wide_chosen_back(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (c.dk && c.ratio && !c.add_k) /* rows without a compressed key */
         ml_cuda_note(s,
                      cudaMemsetAsync(c.dk, 0,
-                                     (size_t)c.n_token * 2 * (size_t)c.d * sizeof(bf16),
+                                     (size_t)c.keys.n * 2 * (size_t)c.d * sizeof(bf16),
                                      s->stream),
                      "attention backward");
     if (c.d <= 512)

@@ -1,5 +1,6 @@
 /* linear.cu - LINEAR: three GEMMs (y, dx, dw), and a bias. */
 #include "backend/cuda/dense.cuh"
+#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
@@ -41,7 +42,7 @@ static ml_gemm forward_gemm(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
     ml_gemm g = ml_gemm_shape(x->shape[0], w->shape[0], w->shape[1], false, false);
 
-    g.a = x->data;
+    g.a = ml_fp8_values(ml_cuda(s), a);
     g.b = ml_cuda_dense(ml_cuda(s), a, NULL);
     g.c = y->data;
     g.in = ml_cuda_dense_dtype(w);
@@ -49,23 +50,37 @@ static ml_gemm forward_gemm(ml_stream *s, const ml_op_args *a) {
     return g;
 }
 
+static void add_bias(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *y = &a->out[0];
+    int64_t n = y->shape[1], count = y->shape[0] * n;
+
+    if (!a->w[1].data || count == 0)
+        return;
+    ML_CUDA_TYPED(y->dtype, bias_kernel<T>
+                  <<<ml_cuda_blocks(count, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
+                      (T *)y->data, (const float *)a->w[1].data, count, n));
+    ml_cuda_launched(ml_cuda(s), "bias");
+}
+
+void ml_cuda_linear_of_codes(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x) {
+    ml_fp8_multiply(s, a, x, a->w[0].shape[0], a->out[0].data);
+    add_bias(&s->base, a);
+}
+
 void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
     ml_gemm g;
-    int64_t count;
 
     if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_forward(s, a);
         return;
     }
-    g = forward_gemm(s, a);
-    count = g.m * g.n;
-    ml_gemm_rows(ml_cuda(s), &g);
-    if (!a->w[1].data || count == 0)
+    if (ml_fp8_takes(ml_cuda(s), a->w[0].dtype)) {
+        ml_cuda_linear_of_codes(ml_cuda(s), a, ml_fp8_encode(ml_cuda(s), a));
         return;
-    ML_CUDA_TYPED(g.out, bias_kernel<T>
-                  <<<ml_cuda_blocks(count, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
-                      (T *)g.c, (const float *)a->w[1].data, count, g.n));
-    ml_cuda_launched(ml_cuda(s), "bias");
+    }
+    g = forward_gemm(s, a);
+    ml_gemm_rows(ml_cuda(s), &g);
+    add_bias(s, a);
 }
 
 /* dx [m, k] = dy [m, n] w [n, k]. */

@@ -4,6 +4,7 @@
  * bf16 goes to tensor cores (moe_mma.cu); the kernel here is for f32 and odd widths:
  * one FMA chain per output over ascending k. */
 #include "backend/cuda/dense.cuh"
+#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/moe/moe.cuh"
 
 enum { TILE = 32, ROWS = 8 };
@@ -96,7 +97,7 @@ template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0];
     ml_expert_gemm<T, T> g = {};
 
-    g.a = (const T *)a->in[0].data;
+    g.a = (const T *)ml_fp8_values(ml_cuda(s), a);
     g.b = (const T *)ml_cuda_dense(ml_cuda(s), a, (const int32_t *)a->in[1].data);
     g.c = (T *)a->out[0].data;
     g.bias = (const float *)a->w[1].data;
@@ -112,6 +113,11 @@ template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
+    if (ml_fp8_takes(ml_cuda(s), a->w[0].dtype)) {
+        ml_fp8_multiply(ml_cuda(s), a, ml_fp8_encode(ml_cuda(s), a), a->w[0].shape[1],
+                        a->out[0].data);
+        return;
+    }
     ML_CUDA_TYPED(a->in[0].dtype, linear<T>(s, a));
 }
 

@@ -284,7 +284,8 @@ template <class T> static conv_call<T> conv_open(const ml_op_args *a) {
     c.start = a->rows->seq_start;
     c.slot = a->rows->slot;
     c.n_seq = a->rows->n_seq;
-    c.n_row = a->in[0].shape[0];
+    c.n_row =
+        a->rows->n_token; /* context parallel: the tensors have rows without a token */
     c.width = a->in[0].shape[1];
     c.taps = (int)a->w[0].shape[1];
     c.runs = a->attr->conv;
@@ -323,7 +324,7 @@ template <class T> static void conv_forward(ml_cuda_stream *s, const ml_op_args 
 
     c.y = (T *)a->out[0].data;
     c.tail = c.taps > 1 ? (float *)a->out[1].data : NULL;
-    if (c.n_row)
+    if (c.n_row && c.width) /* a context-parallel rank may have no heads */
         conv_run<T>(s, c, false);
 }
 
@@ -335,7 +336,7 @@ template <class T> static void conv_backward(ml_cuda_stream *s, const ml_op_args
     c.dx = (T *)a->din[0].data;
     c.add = a->din_add[0];
     c.part = dw || db ? (float *)a->scratch : NULL;
-    if (!c.n_row || (!c.dx && !c.part))
+    if (!c.n_row || !c.width || (!c.dx && !c.part))
         return;
     conv_run<T>(s, c, true);
     if (c.part) {

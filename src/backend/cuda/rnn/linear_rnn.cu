@@ -211,7 +211,7 @@ template <class T> static void forward(ml_cuda_stream *s, const ml_op_args *a) {
 
     c.o = (T *)a->out[0].data;
     c.state = (float *)a->out[1].data;
-    if (c.n)
+    if (c.n && c.n_head) /* a context-parallel rank may have no heads */
         RNN_SIZED(c.dk, launch<T, M>(s, c));
 }
 

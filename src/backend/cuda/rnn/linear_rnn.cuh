@@ -405,7 +405,7 @@ template <class T> static rnn_call<T> rnn_open(const ml_op_args *a) {
     c.start = a->rows->seq_start;
     c.slot = a->rows->slot;
     c.n_seq = a->rows->n_seq;
-    c.n = a->in[0].shape[0];
+    c.n = a->rows->n_token; /* context parallel: the tensors have rows without a token */
     c.width = a->in[0].shape[1];
     c.n_key = a->attr->linear_rnn.n_key;
     c.n_head = a->attr->linear_rnn.n_head;

@@ -525,7 +525,7 @@ template <class T> static void backward(ml_cuda_stream *s, const ml_op_args *a) 
     c.stat = (float *)(base + at.stat);
     c.dot_part = (float *)(base + at.dot);
     c.skip_part = (float *)(base + at.skip);
-    if (!c.n)
+    if (!c.n || !c.n_head)
         return;
     if (c.dx || c.drate)
         RNN_SIZED(c.dk, passes<T, M>(s, c));

@@ -1,0 +1,165 @@
+/* fp8.cu - rounds the inputs of FP8 products. */
+#include <cuda_fp8.h>
+
+#include "backend/cuda/fp8/fp8.cuh"
+
+enum {
+    THREADS = 256,
+    WARPS = THREADS / 32,
+    LANE = 4 /* inputs of a lane */,
+    WIDTH = 32 * LANE
+};
+
+/* The exponent of ml_mxfp8_exponent, as a power of two. */
+__device__ static int mxfp8_exponent(float amax) {
+    uint32_t u = __float_as_uint(amax * (1.0f / 448.0f)), e = u >> 23, m = u & 0x7fffff;
+
+    if (m && e != 254 && !(e == 0 && m <= 0x400000))
+        e++;
+    return (int)e - 127;
+}
+
+/* The scale of a group of GROUP inputs, and its inverse; all its lanes call it. */
+template <int GROUP>
+__device__ static void scale_group(const float (&v)[LANE], bool power_of_two, float *scale,
+                                   float *inverse) {
+    float amax = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < LANE; i++)
+        amax = ml_max(fabsf(v[i]), amax); /* NaN does not count */
+#pragma unroll
+    for (int w = GROUP / LANE / 2; w; w >>= 1)
+        amax = ml_max(amax, __shfl_xor_sync(0xffffffffu, amax, w));
+    if (power_of_two) {
+        int e = mxfp8_exponent(amax);
+        *scale = ldexpf(1.0f, e);
+        *inverse = ldexpf(1.0f, -e);
+    } else {
+        *scale = ml_max(amax, 1e-10f) / 448.0f;
+        *inverse = 1.0f / *scale;
+    }
+}
+
+/* To nearest even, saturating at 448. */
+__device__ static uint32_t code_of(float x) {
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
+
+__device__ static float value_of(uint32_t code) {
+    return __half2float(
+        __half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, __NV_E4M3)));
+}
+
+/* A lane's inputs from k0 on; zeros past the end. */
+__device__ static void load(float (&v)[LANE], const bf16 *row, int64_t k0, int64_t k) {
+    if (k % LANE == 0 && k0 < k) {
+        ml_load(v, row + k0);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE; i++)
+        v[i] = k0 + i < k ? ml_f32(row[k0 + i]) : 0.0f;
+}
+
+/* A warp has 128 inputs of a row, one group. */
+__global__ void encode(unsigned char *code, float *scale, const bf16 *x, int64_t rows,
+                       int64_t k, int groups) {
+    int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / groups;
+    int64_t group = at % groups, k0 = group * WIDTH + (int)threadIdx.x % 32 * LANE;
+    float v[LANE], s, inverse;
+    uint32_t word = 0;
+
+    ml_grid_release();
+    ml_grid_wait();
+    if (row >= rows)
+        return;
+    load(v, x + row * k, k0, k);
+    scale_group<WIDTH>(v, false, &s, &inverse);
+#pragma unroll
+    for (int i = 0; i < LANE; i++)
+        word |= code_of(v[i] * inverse) << 8 * i;
+    *(uint32_t *)(code + (row * groups + group) * WIDTH + (int)threadIdx.x % 32 * LANE) =
+        word;
+    if (threadIdx.x % 32 == 0)
+        scale[group * rows + row] = s;
+}
+
+/* The rounded values, in bf16. */
+template <int GROUP>
+__global__ void round_values(bf16 *out, const bf16 *x, int64_t rows, int64_t k,
+                             int pieces) {
+    int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / pieces;
+    int64_t k0 = at % pieces * WIDTH + (int)threadIdx.x % 32 * LANE;
+    float v[LANE], s, inverse;
+
+    if (row >= rows)
+        return;
+    load(v, x + row * k, k0, k);
+    scale_group<GROUP>(v, GROUP == 32, &s, &inverse);
+#pragma unroll
+    for (int i = 0; i < LANE; i++)
+        if (k0 + i < k)
+            out[row * k + k0 + i] = ml_as<bf16>(value_of(code_of(v[i] * inverse)) * s);
+}
+
+bool ml_fp8_takes(const ml_cuda_stream *s, ml_dtype weights) {
+    return s->wgmma && weights == ML_FP8_BLOCKWISE;
+}
+
+const void *ml_fp8_values(ml_cuda_stream *s, const ml_op_args *a) {
+    int64_t rows = a->in[0].shape[0], k = a->in[0].shape[1];
+    int pieces = (int)(ml_cuda_fp8_width(k) / WIDTH);
+    const bf16 *x = (const bf16 *)a->in[0].data;
+    bf16 *out = (bf16 *)((char *)a->scratch + ml_cuda_dense_bytes(a));
+    unsigned blocks = ml_cuda_blocks(rows * pieces, WARPS);
+
+    if (!ml_dtype_rounds_inputs(a->w[0].dtype))
+        return x;
+    if (rows == 0)
+        return out;
+    if (a->w[0].dtype == ML_MXFP8)
+        round_values<32><<<blocks, THREADS, 0, s->stream>>>(out, x, rows, k, pieces);
+    else
+        round_values<WIDTH><<<blocks, THREADS, 0, s->stream>>>(out, x, rows, k, pieces);
+    ml_cuda_launched(s, "rounded inputs");
+    return out;
+}
+
+ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a) {
+    int64_t rows = a->in[0].shape[0], k = a->in[0].shape[1], width = ml_cuda_fp8_width(k);
+    unsigned char *code = (unsigned char *)a->scratch + ml_cuda_dense_bytes(a);
+    float *scale = (float *)(code + ml_cuda_align((size_t)(rows * width)));
+
+    if (rows)
+        ml_cuda_launch(s, "rounded inputs", encode,
+                       dim3(ml_cuda_blocks(rows * width, THREADS * LANE)), THREADS, 0, code,
+                       scale, (const bf16 *)a->in[0].data, rows, k, (int)(width / WIDTH));
+    return { code, scale };
+}
+
+void ml_fp8_multiply(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x, int64_t n,
+                     void *y) {
+#if ML_WGMMA
+    const ml_tensor *w = &a->w[0];
+    int64_t k = a->in[0].shape[1];
+    ml_fp8_gemm g = {};
+
+    g.x = x;
+    g.w = (const unsigned char *)w->data;
+    g.panel = ml_codes_panel_bytes(w->dtype, k);
+    g.scales = ml_codes_scale_bytes(w->dtype, k);
+    g.y = (bf16 *)y;
+    g.rows = (int)a->in[0].shape[0];
+    g.n = (int)n;
+    g.k = (int)k;
+    if (w->n_dim == 3) {
+        g.bias = (const float *)a->w[1].data;
+        g.start = (const int32_t *)a->in[1].data;
+        g.n_expert = (int)w->shape[0];
+    }
+    ml_fp8_gemm_run(s, &g);
+#else
+    (void)s, (void)a, (void)x, (void)n, (void)y;
+#endif
+}
