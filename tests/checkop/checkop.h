@@ -45,6 +45,8 @@ struct ck_suite {
     ml_op_id op;
     int n_case;
     void (*build)(ck_case *c, int i); /* fills name, attr, rows, tensors */
+    /* Inputs that were rounded to bf16 become numbers that the op does not round; NULL: they are. */
+    void (*settle)(ck_case *c);
     /* Fills what refers to other arguments, which have their data; NULL: nothing does. */
     void (*bind)(const ck_case *c, ml_op_args *a);
     void (*forward)(const ck_case *c, ck_ref *r);

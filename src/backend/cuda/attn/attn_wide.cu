@@ -49,34 +49,7 @@ __device__ static void fold_tile(attn_softmax &x, uint32_t (&w)[4][4], float (&a
     attn_round<8>(w, s);
 }
 
-/* Begins to fetch the keys of a tile, or its values: starts the copies or, of codes, loads them to
- * registers, from which end_fetch stores them. */
-template <int D, bool CODED>
-__device__ static void begin_keys(wide_part<D> &part, bf16 *to, const wide_tile &t,
-                                  const attn_call<bf16> &c) {
-    if (CODED)
-        wide_load_codes<D>(part, t.key, c.d, c.d);
-    else
-        wide_fetch<D, ML_KTILE>(to, t.key, c.d, c.kpage);
-}
-
-template <int D, bool CODED>
-__device__ static void begin_values(wide_part<D> &part, bf16 *to, const wide_tile &t,
-                                    const attn_call<bf16> &c) {
-    if (CODED)
-        wide_load_codes<D>(part, t.value, c.dv, c.e);
-    else
-        wide_fetch<D, ML_KTILE>(to, t.value, c.e, c.kpage);
-}
-
-template <int D, bool CODED>
-__device__ static void end_fetch(bf16 *to, const wide_part<D> &part, bool keys,
-                                 const attn_call<bf16> &c) {
-    if (CODED)
-        wide_put_codes<D>(to, part, keys && attn_is_paired(c.d), c.format);
-}
-
-template <int D, int E, bool IN_KEY, bool LIST, bool CODED>
+template <int D, int E, bool IN_KEY, bool LIST>
 __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_forward(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
@@ -87,17 +60,15 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     int own = warp / WIDE_PARTS * WIDE_OWN, row = b.row0 + own;
     attn_softmax x = { { -INFINITY, -INFINITY } };
     float acc[N][4] = {};
-    wide_part<D> codes;
     attn_limits lim;
 
     if (b.p.index < 0 || b.hi < 0)
         return;
     b.lo = LIST ? 0 : b.lo;
-    wide_find_keys<LIST, CODED>(smem.tile[0], c, b, b.lo / ML_KTILE * ML_KTILE);
+    wide_find_keys<LIST, false>(smem.tile[0], c, b, b.lo / ML_KTILE * ML_KTILE);
     __syncthreads();
     wide_fetch_rows<D>(smem.rows, c.q, c.d, c, b.p.first_row, b.head, b.row0, b.n_row);
-    begin_keys<D, CODED>(codes, smem.buf[0], smem.tile[0], c);
-    end_fetch<D, CODED>(smem.buf[0], codes, true, c);
+    wide_fetch<D, ML_KTILE>(smem.buf[0], smem.tile[0].key, c.d, c.kpage);
     ml_copy_commit();
     lim = LIST ? wide_list_limits(b, row) : attn_limits_of(c, b.p.first_row, row, b.n_row);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
@@ -110,13 +81,14 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         uint32_t w[4][4];
 
         if (more)
-            wide_find_keys<LIST, CODED>(smem.tile[(n + 1) % 2], c, b, tile + ML_KTILE);
+            wide_find_keys<LIST, false>(smem.tile[(n + 1) % 2], c, b, tile + ML_KTILE);
         ml_copy_wait<0>();
         __syncthreads(); /* the keys arrived; the tile before is no longer read */
         if (IN_KEY && more)
-            begin_keys<D, CODED>(codes, smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
+            wide_fetch<D, ML_KTILE>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2].key, c.d,
+                                    c.kpage);
         if (!IN_KEY)
-            begin_values<D, CODED>(codes, smem.buf[1], smem.tile[n % 2], c);
+            wide_fetch<D, ML_KTILE>(smem.buf[1], smem.tile[n % 2].value, c.e, c.kpage);
         ml_copy_commit();
         if (tile <= lim.most_pos) {
             wide_scores<D, D, D>(s, smem.rows, own, keys, part * WIDE_OWN);
@@ -124,9 +96,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         }
         __syncthreads(); /* scores are there; the keys are no longer read */
         if (!IN_KEY) {
-            end_fetch<D, CODED>(smem.buf[1], codes, false, c);
             if (more)
-                begin_keys<D, CODED>(codes, smem.buf[0], smem.tile[(n + 1) % 2], c);
+                wide_fetch<D, ML_KTILE>(smem.buf[0], smem.tile[(n + 1) % 2].key, c.d,
+                                        c.kpage);
             ml_copy_commit();
         }
         if (tile <= lim.most_pos)
@@ -137,14 +109,75 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         }
         if (tile <= lim.most_pos)
             wide_accumulate<D, 4, N>(acc, w, values, part * N * 8);
-        if (more)
-            end_fetch<D, CODED>(smem.buf[IN_KEY ? (n + 1) % 2 : 0], codes, true, c);
     }
     wide_put_rows<N>(x, acc, c, b, row, part);
 }
 
-template <int D, int E, bool IN_KEY, bool LIST, bool CODED>
-static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
+/* The same from pages of codes, which are loaded to registers a tile ahead; their addresses are
+ * found two tiles ahead. */
+template <int D, int E, bool IN_KEY>
+__global__ void __launch_bounds__(WIDE_THREADS, 1) wide_coded_forward(attn_call<bf16> c) {
+    extern __shared__ __align__(16) unsigned char smem_bytes[];
+    forward_smem<D> &smem = *(forward_smem<D> *)smem_bytes;
+    const int N = E / 8 / WIDE_PARTS;
+    wide_block b = wide_open<false, WIDE_ROWS>(c);
+    int warp = (int)threadIdx.x / 32, part = warp % WIDE_PARTS;
+    int own = warp / WIDE_PARTS * WIDE_OWN, row = b.row0 + own;
+    int tile = b.lo / ML_KTILE * ML_KTILE;
+    attn_softmax x = { { -INFINITY, -INFINITY } };
+    float acc[N][4] = {};
+    wide_part<D> key, value; /* codes of the next tile */
+    attn_limits lim;
+
+    if (b.p.index < 0 || b.hi < 0)
+        return;
+    for (int i = 0; i < 2; i++)
+        wide_find_keys<false, true>(smem.tile[i], c, b, tile + i * ML_KTILE);
+    __syncthreads();
+    wide_fetch_rows<D>(smem.rows, c.q, c.d, c, b.p.first_row, b.head, b.row0, b.n_row);
+    ml_copy_commit();
+    wide_load_codes<D>(key, smem.tile[0].key, c.d, c.d);
+    if (!IN_KEY)
+        wide_load_codes<D>(value, smem.tile[0].value, c.dv, c.e);
+    wide_put_codes<D>(smem.buf[0], key, attn_is_paired(c.d), c.format);
+    lim = attn_limits_of(c, b.p.first_row, row, b.n_row);
+    x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
+    ml_copy_wait<0>();
+    for (int n = 0; tile <= b.hi; tile += ML_KTILE, n++) {
+        const bf16 *keys = smem.buf[IN_KEY ? n % 2 : 0];
+        const bf16 *values = smem.buf[IN_KEY ? n % 2 : 1];
+        const wide_tile &next = smem.tile[(n + 1) % 2];
+        bool more = tile + ML_KTILE <= b.hi;
+        float s[2][4];
+        uint32_t w[4][4];
+
+        __syncthreads(); /* the keys are there; the values before are no longer read */
+        if (more)
+            wide_load_codes<D>(key, next.key, c.d, c.d);
+        if (tile <= lim.most_pos) {
+            wide_scores<D, D, D>(s, smem.rows, own, keys, part * WIDE_OWN);
+            put_scores(smem.scores, s, own, part);
+        }
+        if (!IN_KEY)
+            wide_put_codes<D>(smem.buf[1], value, false, c.format);
+        __syncthreads(); /* scores and values are there; the keys of !IN_KEY are not read */
+        if (!IN_KEY && more)
+            wide_load_codes<D>(value, next.value, c.dv, c.e);
+        wide_find_keys<false, true>(smem.tile[n % 2], c, b, tile + 2 * ML_KTILE);
+        if (tile <= lim.most_pos) {
+            fold_tile<N>(x, w, acc, smem.scores, own, lim, tile, c);
+            wide_accumulate<D, 4, N>(acc, w, values, part * N * 8);
+        }
+        if (more)
+            wide_put_codes<D>(smem.buf[IN_KEY ? (n + 1) % 2 : 0], key, attn_is_paired(c.d),
+                              c.format);
+    }
+    wide_put_rows<N>(x, acc, c, b, row, part);
+}
+
+template <int D, bool LIST>
+static void launch(ml_cuda_stream *s, const attn_call<bf16> &c,
+                   void (*kernel)(attn_call<bf16>)) {
     size_t bytes = sizeof(forward_smem<D>);
     int per_token = (c.n_head + WIDE_ROWS - 1) / WIDE_ROWS;
     dim3 grid(attn_most_pieces(c.n_token, c.n_seq, c.group, WIDE_ROWS), (unsigned)c.n_kv);
@@ -154,32 +187,36 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     else if (c.n_token == c.n_seq && c.group <= WIDE_ROWS)
         grid.x = (unsigned)c.n_seq;
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(wide_forward<D, E, IN_KEY, LIST, CODED>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)bytes),
                  "attention");
-    wide_forward<D, E, IN_KEY, LIST, CODED><<<grid, WIDE_THREADS, bytes, s->stream>>>(c);
+    kernel<<<grid, WIDE_THREADS, bytes, s->stream>>>(c);
     ml_cuda_launched(s, "attention");
 }
 
-template <bool CODED>
+template <int D, int E, bool IN_KEY>
 static void launch_dense(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    if (!c.vpage && !c.vcode)
-        launch<576, 512, true, false, CODED>(s, c);
-    else if (c.d <= 256 && c.e <= 256)
-        launch<256, 256, false, false, CODED>(s, c);
+    if (c.format)
+        launch<D, false>(s, c, wide_coded_forward<D, E, IN_KEY>);
     else
-        launch<512, 512, false, false, CODED>(s, c);
+        launch<D, false>(s, c, wide_forward<D, E, IN_KEY, false>);
 }
 
 void ml_attn_wide(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    bool in_key = !c.vpage && !c.vcode;
+
 #if ML_WGMMA
-    if (!c.vpage && !c.vcode && s->wgmma) {
+    if (in_key && s->wgmma) {
         ml_attn_mla_wgmma(s, c);
         return;
     }
 #endif
-    c.format ? launch_dense<true>(s, c) : launch_dense<false>(s, c);
+    if (in_key)
+        launch_dense<576, 512, true>(s, c);
+    else if (c.d <= 256 && c.e <= 256)
+        launch_dense<256, 256, false>(s, c);
+    else
+        launch_dense<512, 512, false>(s, c);
 }
 
 void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c) {
@@ -190,7 +227,7 @@ void ml_attn_wide_chosen(ml_cuda_stream *s, const attn_call<bf16> &c) {
     }
 #endif
     if (c.d <= 512)
-        launch<512, 512, true, true, false>(s, c);
+        launch<512, true>(s, c, wide_forward<512, 512, true, true>);
     else
-        launch<576, 512, true, true, false>(s, c);
+        launch<576, true>(s, c, wide_forward<576, 512, true, true>);
 }
