@@ -306,7 +306,6 @@ static ck_case part_of(const ck_case *c, int32_t i, int32_t first, int32_t n) {
     p.rows.seq_start = start;
     p.rows.page_start = start + 2;
     p.rows.page = page;
-    p.rows.n_page = n_page;
     for (int k = 0; k < ML_OP_IN; k++) {
         p.in[k] = slice(&c->in[k], row, n);
         p.din[k] = slice(&c->din[k], row, n);

@@ -50,8 +50,7 @@ void ck_page_rows(ck_case *c, const int32_t *len, int32_t n_max) {
                          .n_seq = n,
                          .pos = pos,
                          .seq_start = seq_start,
-                         .page_start = page_start,
-                         .n_page = page_start[n] };
+                         .page_start = page_start };
 }
 
 int32_t ck_scatter_pages(ck_case *c, int32_t spare) {

@@ -250,12 +250,14 @@ static void place_context(device_run *r, const ml_context_rows *x, int32_t n_pie
 static void place_rows(device_run *r) {
     const ml_rows *w = &r->c->rows;
 
+    r->rows = *w;
+    r->rows.n_page = w->page_start ? w->page_start[w->n_seq] : 0;
     r->row_at.id = reserve_ints(r, w->id, w->n_token);
     r->row_at.drawn = reserve_ints(r, w->drawn, w->n_token);
     r->row_at.pos = reserve_ints(r, w->pos, w->n_token);
     r->row_at.seq_start = reserve_ints(r, w->seq_start, w->n_seq + 1);
     r->row_at.page_start = reserve_ints(r, w->page_start, w->n_seq + 1);
-    r->row_at.page = reserve_ints(r, w->page, w->page_start ? w->page_start[w->n_seq] : 0);
+    r->row_at.page = reserve_ints(r, w->page, r->rows.n_page);
     r->row_at.slot = reserve_ints(r, w->slot, w->n_seq);
     r->row_at.loss_row = reserve_ints(r, w->loss_row, w->n_loss);
     r->row_at.loss_id = reserve_ints(r, w->loss_id, w->n_loss);
@@ -277,7 +279,6 @@ static const int32_t *ints_at(const device_run *r, size_t at) {
 }
 
 static void bind_rows(device_run *r) {
-    r->rows = r->c->rows;
     r->rows.id = ints_at(r, r->row_at.id);
     r->rows.drawn = ints_at(r, r->row_at.drawn);
     r->rows.pos = ints_at(r, r->row_at.pos);
@@ -324,7 +325,7 @@ static size_t place_scratch(device_run *r, bool backward) {
     size_t bytes;
 
     a.attr = &r->c->attr;
-    a.rows = &r->c->rows;
+    a.rows = &r->rows;
     for (int i = 0; i < ML_OP_IN; i++)
         a.in[i] = r->in[i].theirs;
     for (int i = 0; i < ML_OP_OUT; i++)

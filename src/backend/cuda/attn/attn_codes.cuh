@@ -60,33 +60,48 @@ __device__ static inline int attn_code_place(int e, bool paired) {
 
 /* ---- numbers of codes ---- */
 
-/* Two adjacent codes of a word's lower half. */
-template <int FORMAT> __device__ static inline float2 attn_code_values(uint32_t two) {
+/* Two adjacent codes of a word: of its lower half, or of its upper one. */
+template <int FORMAT, int HALF>
+__device__ static inline float2 attn_code_values(uint32_t w) {
     if (FORMAT ==
         ATTN_INT8) { /* as the last bits of 2^23 + 128 + code: conversions are slow */
-        uint32_t up = two ^ 0x8080u;
-        return make_float2(
-            __uint_as_float(__byte_perm(up, 0x4b000000u, 0x7440)) - 8388736.0f,
-            __uint_as_float(__byte_perm(up, 0x4b000000u, 0x7441)) - 8388736.0f);
+        uint32_t up = w ^ 0x80808080u;
+        uint32_t lo = __byte_perm(up, 0x4b000000u, HALF ? 0x7442 : 0x7440);
+        uint32_t hi = __byte_perm(up, 0x4b000000u, HALF ? 0x7443 : 0x7441);
+        return make_float2(__uint_as_float(lo) - 8388736.0f,
+                           __uint_as_float(hi) - 8388736.0f);
     }
     if (FORMAT == ATTN_E5M2) { /* the upper half of an f16 */
-        uint32_t bits = __byte_perm(two, 0, 0x1404);
+        uint32_t bits = __byte_perm(w, 0, HALF ? 0x3424 : 0x1404);
         return __half22float2(*(__half2 *)&bits);
     }
-    return __half22float2(
-        __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3)));
+#if __CUDA_ARCH__ >= 890
+    uint32_t bits; /* from half of a register, which the intrinsic shifts first */
+    if (HALF)
+        asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.rn.f16x2.e4m3x2 %0, hi;}"
+            : "=r"(bits)
+            : "r"(w));
+    else
+        asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.rn.f16x2.e4m3x2 %0, lo;}"
+            : "=r"(bits)
+            : "r"(w));
+    return __half22float2(*(__half2 *)&bits);
+#else
+    return __half22float2(__half2(
+        __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(HALF ? w >> 16 : w), __NV_E4M3)));
+#endif
 }
 
 __device__ static inline float attn_code_value(uint32_t code, int format) {
-    return format == ATTN_INT8   ? attn_code_values<ATTN_INT8>(code).x
-           : format == ATTN_E5M2 ? attn_code_values<ATTN_E5M2>(code).x
-                                 : attn_code_values<ATTN_E4M3>(code).x;
+    return format == ATTN_INT8   ? attn_code_values<ATTN_INT8, 0>(code).x
+           : format == ATTN_E5M2 ? attn_code_values<ATTN_E5M2, 0>(code).x
+                                 : attn_code_values<ATTN_E4M3, 0>(code).x;
 }
 
 /* Two adjacent codes as a pair of bf16. */
-template <int FORMAT>
-__device__ static inline uint32_t attn_widen2(uint32_t two, float scale) {
-    float2 v = attn_code_values<FORMAT>(two);
+template <int FORMAT, int HALF>
+__device__ static inline uint32_t attn_widen2(uint32_t w, float scale) {
+    float2 v = attn_code_values<FORMAT, HALF>(w);
     __nv_bfloat162 p = __floats2bfloat162_rn(v.x * scale, v.y * scale);
     return *(uint32_t *)&p;
 }
@@ -94,14 +109,14 @@ __device__ static inline uint32_t attn_widen2(uint32_t two, float scale) {
 template <int FORMAT>
 __device__ static inline void attn_widen_words(uint4 (&out)[2], const uint32_t (&w)[4],
                                                float scale) {
-    out[0].x = attn_widen2<FORMAT>(w[0], scale);
-    out[0].y = attn_widen2<FORMAT>(w[0] >> 16, scale);
-    out[0].z = attn_widen2<FORMAT>(w[1], scale);
-    out[0].w = attn_widen2<FORMAT>(w[1] >> 16, scale);
-    out[1].x = attn_widen2<FORMAT>(w[2], scale);
-    out[1].y = attn_widen2<FORMAT>(w[2] >> 16, scale);
-    out[1].z = attn_widen2<FORMAT>(w[3], scale);
-    out[1].w = attn_widen2<FORMAT>(w[3] >> 16, scale);
+    out[0].x = attn_widen2<FORMAT, 0>(w[0], scale);
+    out[0].y = attn_widen2<FORMAT, 1>(w[0], scale);
+    out[0].z = attn_widen2<FORMAT, 0>(w[1], scale);
+    out[0].w = attn_widen2<FORMAT, 1>(w[1], scale);
+    out[1].x = attn_widen2<FORMAT, 0>(w[2], scale);
+    out[1].y = attn_widen2<FORMAT, 1>(w[2], scale);
+    out[1].z = attn_widen2<FORMAT, 0>(w[3], scale);
+    out[1].w = attn_widen2<FORMAT, 1>(w[3], scale);
 }
 
 /* 16 codes of a row, with the numbers that are absent as zeros. */
@@ -111,18 +126,23 @@ struct attn_unit {
 };
 
 /* Element e, a multiple of 16, and those after it, of a row of `width` codes, a multiple of 8. */
-__device__ static inline attn_unit attn_load_unit(const attn_coded &row, int e, int width) {
+__device__ static inline attn_unit attn_load_unit(const uint8_t *code, const float *scale,
+                                                  int e, int width) {
     attn_unit u = {};
 
-    u.scale = *row.scale;
+    u.scale = *scale;
     if (width % ATTN_UNIT == 0) {
-        u.code = *(const uint4 *)(row.code + e);
+        u.code = *(const uint4 *)(code + e);
         return u;
     }
-    *(uint2 *)&u.code = *(const uint2 *)(row.code + e);
+    *(uint2 *)&u.code = *(const uint2 *)(code + e);
     if (e + 8 < width)
-        *((uint2 *)&u.code + 1) = *(const uint2 *)(row.code + e + 8);
+        *((uint2 *)&u.code + 1) = *(const uint2 *)(code + e + 8);
     return u;
+}
+
+__device__ static inline attn_unit attn_load_unit(const attn_coded &row, int e, int width) {
+    return attn_load_unit(row.code, row.scale, e, width);
 }
 
 /* 16 numbers in order. */

@@ -58,9 +58,9 @@ __device__ static inline void decode_fold_row(decode_state<R, N> &x, float (&s)[
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            top = ml_max(top, s[j][k]);
-    top = ml_max(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = ml_max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            top = fmaxf(top, s[j][k]);
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     shift = top == -INFINITY ? 0.0f : top * x.to_log2;
     keep = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
     x.m[r] = top;

@@ -10,19 +10,6 @@
 
 enum { STAGES = 3 };
 
-/* Shared memory: scores of this tile and the next, and first of all the queries; stages of codes
- * of keys, of values; their scales. */
-template <int D, int R> struct coded_tile {
-    static const int tile = ML_KTILE * D;       /* codes */
-    static const int whole = R * 8 * DECODE_LD; /* scores */
-    static const size_t keys = 2 * whole * sizeof(float);
-    static const size_t values = keys + STAGES * tile;
-    static const size_t scales = values + STAGES * tile;
-    static const size_t bytes = scales + 2 * STAGES * ML_KTILE * sizeof(float);
-    static const int columns = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
-    static_assert(DECODE_ROWS * attn_tile<D>::ld * sizeof(bf16) <= keys, "room of queries");
-};
-
 /* The place of 16 codes of a row, from code e on: rows of a load are in different banks. */
 template <int D> __device__ static int code_at(int row, int e) {
     if (D == 64)
@@ -32,12 +19,14 @@ template <int D> __device__ static int code_at(int row, int e) {
 
 /* The pipeline of tiles, as in attn_decode.cu. */
 template <int D> struct tiles {
-    uint8_t *keys, *values;
-    float *key_scales, *value_scales;
     const int32_t *page;
     int32_t id, next_id; /* the warp's KV page of tile `at`, and of the next tile */
-    int head, lo, hi;
-    int at, n; /* the tile whose values are copied next: its first key, its index */
+    int lo, hi;
+    int at, n; /* the tile whose values are copied next: its first key, its stage */
+    /* A lane's first 16 codes of a page, in page 0 and in a stage, and its scales behind them; of
+     * heads of D numbers. */
+    const uint8_t *key, *value;
+    int to, scales;
 };
 
 template <int D> __device__ static int32_t page_of(const tiles<D> &t, int tile) {
@@ -45,77 +34,107 @@ template <int D> __device__ static int32_t page_of(const tiles<D> &t, int tile) 
     return first <= t.hi && first + ML_PAGE > t.lo ? t.page[first / ML_PAGE] : 0;
 }
 
-/* Starts the copies of a page of keys or values; those outside lo .. hi become zero. */
+/* Keys or values of a stage. */
+struct stage {
+    uint8_t *code;
+    float *scale;
+};
+
+/* Starts the copies of a whole page of heads of D numbers. */
 template <int D>
-__device__ static void fetch_page(uint8_t *to, float *scales, uint8_t *pages, int32_t id,
-                                  int width, const tiles<D> &t, const attn_call<bf16> &c,
-                                  int tile) {
+__device__ static void fetch_whole(const stage &to, const uint8_t *from,
+                                   const tiles<D> &t) {
+    const int at_once = 32 / (D / ATTN_UNIT);
+    int lane = (int)threadIdx.x % 32;
+    uint8_t *even = to.code + t.to, *odd = to.code + (t.to ^ 64);
+
+#pragma unroll
+    for (int i = 0; i < ML_PAGE; i += at_once)
+        ml_copy_async((i % 8 ? odd : even) + i * D, from + i * D, true);
+    if (lane < ML_PAGE / 4)
+        ml_copy_async(to.scale + (int)threadIdx.x / 32 * ML_PAGE + 4 * lane,
+                      from + t.scales, true);
+}
+
+/* Of a page of any heads; keys outside lo .. hi become zero. */
+template <int D>
+__device__ static void fetch_part(const stage &to, uint8_t *pages, int32_t id, int width,
+                                  const tiles<D> &t, const attn_call<bf16> &c, int tile) {
     const int per_row = D / ATTN_UNIT, at_once = 32 / per_row;
     int lane = (int)threadIdx.x % 32, row = lane / per_row, e = lane % per_row * ATTN_UNIT;
     int own = (int)threadIdx.x / 32 * ML_PAGE, first = tile + own;
-    attn_coded page = attn_coded_at(pages, (int64_t)id * c.n_kv + t.head, 0, width);
-    const uint8_t *from = page.code + row * width + e;
-    uint8_t *even = to + code_at<D>(own + row, e), *odd = to + code_at<D>(own + row + 4, e);
+    attn_coded page = attn_coded_at(pages, (int64_t)id * c.n_kv + blockIdx.y, 0, width);
 
-    if (first >= t.lo && first + ML_PAGE - 1 <= t.hi && width == D) {
-#pragma unroll
-        for (int i = 0; i < ML_PAGE; i += at_once)
-            ml_copy_async(i % 8 ? odd + (i - 4) * D : even + i * D, from + i * D, true);
-        if (lane < ML_PAGE / 4)
-            ml_copy_async(scales + own + 4 * lane, page.scale + 4 * lane, true);
-        return;
-    }
-#pragma unroll
     for (int i = 0; i < ML_PAGE; i += at_once) {
         int key = first + row + i;
         bool there = key >= t.lo && key <= t.hi && e < c.d;
-        ml_copy_async(i % 8 ? odd + (i - 4) * D : even + i * D,
-                      there ? from + i * width : pages, there);
+        ml_copy_async(to.code + code_at<D>(own + row + i, e),
+                      there ? page.code + (row + i) * width + e : pages, there);
     }
     if (lane < ML_PAGE) {
         bool there = first + lane >= t.lo && first + lane <= t.hi;
-        ml_copy_async4(scales + own + lane, there ? (void *)(page.scale + lane) : pages,
+        ml_copy_async4(to.scale + own + lane, there ? (void *)(page.scale + lane) : pages,
                        there);
     }
 }
 
-template <int D>
-__device__ static void prefetch_keys(const tiles<D> &t, const attn_call<bf16> &c,
-                                     int32_t id, int tile, int n) {
-    if (tile <= t.hi)
-        fetch_page(t.keys + n % STAGES * (ML_KTILE * D),
-                   t.key_scales + n % STAGES * ML_KTILE, c.kcode, id, c.d, t, c, tile);
+template <int D, bool VALUES>
+__device__ static void fetch_page(const stage &to, int32_t id, const tiles<D> &t,
+                                  const attn_call<bf16> &c, int tile) {
+    int64_t at = (int64_t)id * (c.n_kv * (ML_PAGE * (D + ML_KV_SCALE_BYTES)));
+
+    if (c.d == D && tile >= t.lo && tile + ML_KTILE - 1 <= t.hi)
+        fetch_whole(to, (VALUES ? t.value : t.key) + at, t);
+    else if (tile <= t.hi)
+        fetch_part(to, VALUES ? c.vcode : c.kcode, id, VALUES ? c.dv : c.d, t, c, tile);
 }
 
-template <int D> __device__ static void prefetch(tiles<D> &t, const attn_call<bf16> &c) {
-    prefetch_keys(t, c, t.next_id, t.at + ML_KTILE, t.n + 1);
-    if (t.at <= t.hi)
-        fetch_page(t.values + t.n % STAGES * (ML_KTILE * D),
-                   t.value_scales + t.n % STAGES * ML_KTILE, c.vcode, t.id, c.dv, t, c,
-                   t.at);
-    ml_copy_commit();
-    t.id = t.next_id;
-    t.at += ML_KTILE;
-    t.n++;
-    t.next_id = page_of(t, t.at + ML_KTILE);
+/* Shared memory: scores of this tile and the next, and first of all the queries; stages of codes
+ * of keys, of values; their scales. */
+template <int D, int R> struct coded_smem {
+    float scores[2][R * 8 * DECODE_LD];
+    uint8_t key[STAGES][ML_KTILE * D], value[STAGES][ML_KTILE * D];
+    float key_scale[STAGES][ML_KTILE], value_scale[STAGES][ML_KTILE];
+    static_assert(DECODE_ROWS * attn_tile<D>::ld * sizeof(bf16) <=
+                      2 * R * 8 * DECODE_LD * 4,
+                  "room of queries");
+};
+
+__device__ static int next_stage(int n) {
+    return n + 1 < STAGES ? n + 1 : 0;
 }
 
 template <int D, int R>
-__device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c,
-                                  unsigned char *smem, int seq) {
-    typedef coded_tile<D, R> tl;
+__device__ static void prefetch(tiles<D> &t, coded_smem<D, R> &smem,
+                                const attn_call<bf16> &c) {
+    int next = next_stage(t.n);
 
-    t.keys = smem + tl::keys;
-    t.values = smem + tl::values;
-    t.key_scales = (float *)(smem + tl::scales);
-    t.value_scales = t.key_scales + STAGES * ML_KTILE;
+    fetch_page<D, false>({ smem.key[next], smem.key_scale[next] }, t.next_id, t, c,
+                         t.at + ML_KTILE);
+    fetch_page<D, true>({ smem.value[t.n], smem.value_scale[t.n] }, t.id, t, c, t.at);
+    ml_copy_commit();
+    t.id = t.next_id;
+    t.at += ML_KTILE;
+    t.n = next;
+    t.next_id = page_of(t, t.at + ML_KTILE);
+}
+
+template <int D>
+__device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c, int seq) {
+    int lane = (int)threadIdx.x % 32, row = lane / (D / ATTN_UNIT);
+    int e = lane % (D / ATTN_UNIT) * ATTN_UNIT;
+    int64_t head = (int64_t)blockIdx.y * (ML_PAGE * (D + ML_KV_SCALE_BYTES));
+
     t.page = c.page + c.page_start[seq];
-    t.head = (int)blockIdx.y;
     t.lo = attn_first_key(c, t.hi);
     t.at = t.lo / ML_KTILE * ML_KTILE;
     t.n = 0;
     t.id = page_of(t, t.at);
     t.next_id = page_of(t, t.at + ML_KTILE);
+    t.key = c.kcode + head + row * D + e;
+    t.value = c.vcode + head + row * D + e;
+    t.to = code_at<D>((int)threadIdx.x / 32 * ML_PAGE + row, e);
+    t.scales = ML_PAGE * D + lane * 16 - (row * D + e);
 }
 
 /* Scores of a warp's 16 keys, before scaling.  A load has two mma steps of them. */
@@ -138,8 +157,8 @@ __device__ static void coded_scores(float (&s)[2][4], const uint32_t (&q)[D / 16
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             uint32_t word = code[k / 2][2 * j + k % 2];
-            ml_mma(s[j], q[k], attn_widen2<FORMAT>(word, scale[j]),
-                   attn_widen2<FORMAT>(word >> 16, scale[j]));
+            ml_mma(s[j], q[k], attn_widen2<FORMAT, 0>(word, scale[j]),
+                   attn_widen2<FORMAT, 1>(word, scale[j]));
         }
 }
 
@@ -169,7 +188,7 @@ __device__ static void load_values(uint32_t (&code)[4][N / 2][2], const uint8_t 
 template <int FORMAT>
 __device__ static void widen_columns(uint32_t &even, uint32_t &odd, uint32_t code,
                                      float2 scale) {
-    float2 a = attn_code_values<FORMAT>(code), b = attn_code_values<FORMAT>(code >> 16);
+    float2 a = attn_code_values<FORMAT, 0>(code), b = attn_code_values<FORMAT, 1>(code);
     even = ml_pack2(a.x * scale.x, b.x * scale.y);
     odd = ml_pack2(a.y * scale.x, b.y * scale.y);
 }
@@ -230,11 +249,10 @@ __device__ static void put_rows(const decode_state<R, N> &x, const attn_call<bf1
 template <int D, int R, int FORMAT>
 __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     decode_codes_forward(attn_call<bf16> c) {
-    typedef coded_tile<D, R> tl;
-    const int N = tl::columns;
-    extern __shared__ __align__(128) unsigned char smem[];
-    bf16 *rows = (bf16 *)smem;
-    float *scores = (float *)smem;
+    const int N = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
+    extern __shared__ __align__(128) unsigned char smem_bytes[];
+    coded_smem<D, R> &smem = *(coded_smem<D, R> *)smem_bytes;
+    bf16 *rows = (bf16 *)smem_bytes;
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
     tiles<D> t;
     uint32_t q[D / 16][4];
@@ -243,15 +261,15 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
 
     ml_grid_release();
     t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
-    open_tiles<D, R>(t, c, smem, seq);
+    open_tiles(t, c, seq);
     ml_grid_wait();
     if (t.hi < 0) /* padding */
         return;
     attn_fetch_rows<D, DECODE_ROWS>(rows, c.q, c, seq, head, 0, c.group);
-    prefetch_keys(t, c, t.id, t.at, 0);
+    fetch_page<D, false>({ smem.key[0], smem.key_scale[0] }, t.id, t, c, t.at);
     ml_copy_commit();
     for (int n = 0; n < STAGES - 1; n++)
-        prefetch(t, c);
+        prefetch(t, smem, c);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
 #pragma unroll
     for (int r = 0; r < R; r++)
@@ -261,38 +279,39 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         attn_left<D>(q[k], rows, 0, k * 16);
-    coded_scores<D, FORMAT>(s, q, t.keys, t.key_scales);
+    coded_scores<D, FORMAT>(s, q, smem.key[0], smem.key_scale[0]);
     __syncthreads(); /* scores take the place of the queries */
-    decode_put_scores<R>(scores, s);
-    for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
-         tile += ML_KTILE, n++) {
+    decode_put_scores<R>(smem.scores[0], s);
+    for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0, now = 0; tile <= t.hi;
+         tile += ML_KTILE, n ^= 1) {
         uint32_t w[4][4], code[4][N / 2][2];
-        int now = n % STAGES, next = (n + 1) % STAGES;
+        int next = next_stage(now);
 
         ml_copy_wait<STAGES - 2>();
         __syncthreads(); /* this tile's scores and values arrived; a stage is free */
-        prefetch(t, c);
-        load_values<D, N>(code, t.values + now * tl::tile);
-        coded_scores<D, FORMAT>(s, q, t.keys + next * tl::tile,
-                                t.key_scales + next * ML_KTILE); /* unused after the last */
-        decode_fold<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
-        add_values<N, FORMAT>(x.acc, w, code, t.value_scales + now * ML_KTILE);
-        decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
+        prefetch(t, smem, c);
+        load_values<D, N>(code, smem.value[now]);
+        coded_scores<D, FORMAT>(s, q, smem.key[next],
+                                smem.key_scale[next]); /* unused after the last */
+        decode_fold<R, N>(x, w, smem.scores[n], tile, t.lo, t.hi, c);
+        add_values<N, FORMAT>(x.acc, w, code, smem.value_scale[now]);
+        decode_put_scores<R>(smem.scores[n ^ 1], s);
+        now = next;
     }
     put_rows<R, N>(x, c, seq, head);
 }
 
 template <int D, int R, int FORMAT>
 static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    typedef coded_tile<D, R> tl;
+    const int bytes = (int)sizeof(coded_smem<D, R>);
 
     ml_cuda_note(s,
                  cudaFuncSetAttribute(decode_codes_forward<D, R, FORMAT>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)tl::bytes),
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                  "attention");
     ml_cuda_launch(s, "attention", decode_codes_forward<D, R, FORMAT>,
-                   dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, tl::bytes, c);
+                   dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, (size_t)bytes,
+                   c);
 }
 
 template <int FORMAT> static void choose(ml_cuda_stream *s, const attn_call<bf16> &c) {

@@ -49,22 +49,31 @@ __device__ static void fold_tile(attn_softmax &x, uint32_t (&w)[4][4], float (&a
     attn_round<8>(w, s);
 }
 
-/* Fetches the keys, or the values, of a tile. */
+/* Begins to fetch the keys of a tile, or its values: starts the copies or, of codes, loads them to
+ * registers, from which end_fetch stores them. */
 template <int D, bool CODED>
-__device__ static void fetch_keys(bf16 *to, const wide_tile &t, const attn_call<bf16> &c) {
+__device__ static void begin_keys(wide_part<D> &part, bf16 *to, const wide_tile &t,
+                                  const attn_call<bf16> &c) {
     if (CODED)
-        wide_fetch_codes<D>(to, t.key, c.d, c.d, attn_is_paired(c.d), c.format);
+        wide_load_codes<D>(part, t.key, c.d, c.d);
     else
         wide_fetch<D, ML_KTILE>(to, t.key, c.d, c.kpage);
 }
 
 template <int D, bool CODED>
-__device__ static void fetch_values(bf16 *to, const wide_tile &t,
+__device__ static void begin_values(wide_part<D> &part, bf16 *to, const wide_tile &t,
                                     const attn_call<bf16> &c) {
     if (CODED)
-        wide_fetch_codes<D>(to, t.value, c.dv, c.e, false, c.format);
+        wide_load_codes<D>(part, t.value, c.dv, c.e);
     else
         wide_fetch<D, ML_KTILE>(to, t.value, c.e, c.kpage);
+}
+
+template <int D, bool CODED>
+__device__ static void end_fetch(bf16 *to, const wide_part<D> &part, bool keys,
+                                 const attn_call<bf16> &c) {
+    if (CODED)
+        wide_put_codes<D>(to, part, keys && attn_is_paired(c.d), c.format);
 }
 
 template <int D, int E, bool IN_KEY, bool LIST, bool CODED>
@@ -78,6 +87,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     int own = warp / WIDE_PARTS * WIDE_OWN, row = b.row0 + own;
     attn_softmax x = { { -INFINITY, -INFINITY } };
     float acc[N][4] = {};
+    wide_part<D> codes;
     attn_limits lim;
 
     if (b.p.index < 0 || b.hi < 0)
@@ -86,7 +96,8 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_find_keys<LIST, CODED>(smem.tile[0], c, b, b.lo / ML_KTILE * ML_KTILE);
     __syncthreads();
     wide_fetch_rows<D>(smem.rows, c.q, c.d, c, b.p.first_row, b.head, b.row0, b.n_row);
-    fetch_keys<D, CODED>(smem.buf[0], smem.tile[0], c);
+    begin_keys<D, CODED>(codes, smem.buf[0], smem.tile[0], c);
+    end_fetch<D, CODED>(smem.buf[0], codes, true, c);
     ml_copy_commit();
     lim = LIST ? wide_list_limits(b, row) : attn_limits_of(c, b.p.first_row, row, b.n_row);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
@@ -103,9 +114,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         ml_copy_wait<0>();
         __syncthreads(); /* the keys arrived; the tile before is no longer read */
         if (IN_KEY && more)
-            fetch_keys<D, CODED>(smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
+            begin_keys<D, CODED>(codes, smem.buf[(n + 1) % 2], smem.tile[(n + 1) % 2], c);
         if (!IN_KEY)
-            fetch_values<D, CODED>(smem.buf[1], smem.tile[n % 2], c);
+            begin_values<D, CODED>(codes, smem.buf[1], smem.tile[n % 2], c);
         ml_copy_commit();
         if (tile <= lim.most_pos) {
             wide_scores<D, D, D>(s, smem.rows, own, keys, part * WIDE_OWN);
@@ -113,8 +124,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         }
         __syncthreads(); /* scores are there; the keys are no longer read */
         if (!IN_KEY) {
+            end_fetch<D, CODED>(smem.buf[1], codes, false, c);
             if (more)
-                fetch_keys<D, CODED>(smem.buf[0], smem.tile[(n + 1) % 2], c);
+                begin_keys<D, CODED>(codes, smem.buf[0], smem.tile[(n + 1) % 2], c);
             ml_copy_commit();
         }
         if (tile <= lim.most_pos)
@@ -125,6 +137,8 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
         }
         if (tile <= lim.most_pos)
             wide_accumulate<D, 4, N>(acc, w, values, part * N * 8);
+        if (more)
+            end_fetch<D, CODED>(smem.buf[IN_KEY ? (n + 1) % 2 : 0], codes, true, c);
     }
     wide_put_rows<N>(x, acc, c, b, row, part);
 }

@@ -92,30 +92,43 @@ __device__ static inline void wide_fetch(bf16 *to, const void *const *from, int 
     }
 }
 
-/* 16 of the first n elements of row `row` of a tile, from element e on, whose codes begin at
- * `from`; zeros where there are none. */
-__device__ static inline void wide_widen(uint4 (&x)[2], const void *from, int row, int e,
-                                         int width, int n, bool paired, int format) {
+/* Where the scale of row `row` of a tile is, whose codes begin at `code`. */
+__device__ static inline const float *wide_scale(const uint8_t *code, int row, int width) {
     int slot = row % ML_PAGE;
-    uint8_t *code = (uint8_t *)from;
-    attn_unit u = {};
-
-    if (from && e < n)
-        u = attn_load_unit({ code, (float *)(code + (ML_PAGE - slot) * width) + slot }, e,
-                           width);
-    attn_widen_unit(x, u, paired, format);
+    return (const float *)(code + (ML_PAGE - slot) * width) + slot;
 }
 
-/* The same as wide_fetch from rows of codes, of which the first n are wanted; not in the
- * background. */
+/* A thread's part of a tile of codes, on its way from global memory. */
+template <int W> struct wide_part {
+    static const int n = ML_KTILE * (W / ATTN_UNIT) / WIDE_THREADS;
+    attn_unit unit[n];
+};
+
+/* Loads the first n elements of rows of `width` codes; NULL and the rest are zero. */
 template <int W>
-__device__ static inline void wide_fetch_codes(bf16 *to, const void *const *from, int width,
-                                               int n, bool paired, int format) {
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < ML_KTILE * (W / ATTN_UNIT); i += WIDE_THREADS) {
+__device__ static inline void wide_load_codes(wide_part<W> &p, const void *const *from,
+                                              int width, int n) {
+#pragma unroll
+    for (int k = 0; k < p.n; k++) {
+        int i = (int)threadIdx.x + k * WIDE_THREADS;
+        int row = i / (W / ATTN_UNIT), e = i % (W / ATTN_UNIT) * ATTN_UNIT;
+        const uint8_t *code = (const uint8_t *)from[row];
+        p.unit[k] = {};
+        if (code && e < n)
+            p.unit[k] = attn_load_unit(code, wide_scale(code, row, width), e, width);
+    }
+}
+
+/* Stores them as bf16, to rows of W. */
+template <int W>
+__device__ static inline void wide_put_codes(bf16 *to, const wide_part<W> &p, bool paired,
+                                             int format) {
+#pragma unroll
+    for (int k = 0; k < p.n; k++) {
+        int i = (int)threadIdx.x + k * WIDE_THREADS;
         int row = i / (W / ATTN_UNIT), e = i % (W / ATTN_UNIT) * ATTN_UNIT;
         uint4 x[2];
-        wide_widen(x, from[row], row, e, width, n, paired, format);
+        attn_widen_unit(x, p.unit[k], paired, format);
         *(uint4 *)(to + row * attn_tile<W>::ld + e) = x[0];
         *(uint4 *)(to + row * attn_tile<W>::ld + e + 8) = x[1];
     }
