@@ -23,7 +23,7 @@ enum {
 template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
     /* Sums of 128 tokens need more registers than an equal share: a whole warpgroup, of which one warp
      * copies, gives its own up. */
-    static const bool wide = TOKENS == 128;
+    static const bool wide = false;
     static const int teams = OUT * SPLIT;
     static const int threads = teams * ML_WARPGROUP + (wide ? ML_WARPGROUP : 32);
     static const int panels = OUT * TEAM_PANELS, outputs = OUT * 64;
