@@ -81,7 +81,7 @@ score() { # score FAMILY NAME RANKS FLAG...
 check_score() { # check_score FAMILY NAME RANKS BOUND FLAG...
     local family=$1 name=$2 n=$3 bound=$4 one=one said status
     shift 4
-    [ "${name%-f32}" = "$name" ] || one=one-f32
+    [ "${name%-f32}" = "$name" ] || one="one-f32"
     [ -e "$work/$family-$one" ] || score "$family" $one 1
     score "$family" "$name" "$n" "$@"
     said=$(tests/e2e/compare_scores.py "$work/$family-$one" "$work/$family-$name" "$bound" 2>&1)
