@@ -34,7 +34,8 @@ ml_rows ml_plan_full_rows(const ml_plan *p) {
     return (ml_rows){ .n_token = p->opts.caps.n_token,
                       .n_seq = p->opts.caps.n_seq,
                       .n_loss = p->opts.caps.n_loss,
-                      .n_page = p->opts.caps.n_page + p->opts.caps.n_again,
+                      .n_page = (p->spec->n_context ? 2 : 1) * p->opts.caps.n_page +
+                                p->opts.caps.n_again, /* pieces list pages again */
                       .temperature = 1,
                       .context = p->spec->n_context ? &p->context : NULL };
 }

@@ -88,7 +88,8 @@ static void send_context(const ml_plan *p, const ml_context_rows *x, ml_context_
     d->whole.seq_start = send_padded(p, r->seq_start, r->n_seq + 1, none, at);
     d->whole.page_start = send_padded(p, r->page_start, r->n_seq + 1, none, at);
     d->whole.slot = send_padded(p, r->slot, r->n_seq, none, at);
-    d->whole.page = send_padded(p, r->page, r->page_start[r->n_seq], none, at);
+    d->whole.n_page = r->page_start[r->n_seq];
+    d->whole.page = send_padded(p, r->page, d->whole.n_page, none, at);
     d->seq = send_padded(p, x->seq, n_piece, none, at);
     d->order = send_padded(p, x->order, x->n_rank * x->n_share, none, at);
 }

@@ -1,5 +1,7 @@
 #include "train/grads.h"
 
+#include <string.h>
+
 int32_t ml_grads_tied_table(const ml_spec *s) {
     for (int32_t i = 0; i < s->n_node; i++)
         if (s->node[i].op == ML_OP_EMBED && s->node[i].w[0] == s->node[s->n_node - 1].w[0])
@@ -66,20 +68,37 @@ static ml_status take_again(ml_grads *g, ml_arena *a, ml_err *err) {
     return ML_OK;
 }
 
+/* A part of the table (range) is the sum of what other ranks' tokens add, too. */
+static ml_status take_embed(ml_grads *g, ml_arena *a, ml_err *err) {
+    const ml_device *dev = g->be->dev;
+    size_t bytes = embed_bytes(g->spec, g->sum.range, 0);
+    ml_status st;
+
+    if (!bytes)
+        return ML_OK;
+    st = g->be->dev->alloc(g->be->dev, &g->embed_buf, bytes, ML_MEM_GRAD, err);
+    if (st != ML_OK)
+        return st;
+    g->embed = g->sum.t[ml_grads_tied_table(g->spec)];
+    g->embed.data = g->embed_buf.ptr;
+    if (dev->zero_sparse)
+        dev->zero_sparse(&g->embed_buf);
+    if (dev->zero_sparse && dev->host && !g->sum.range && g->embed.layout == ML_PANELS) {
+        g->n_panel = (int64_t)(bytes / ml_tensor_panel_bytes(&g->embed));
+        g->used = ML_NEW(a, bool, g->n_panel);
+        g->resident = ML_NEW(a, bool, g->n_panel);
+    }
+    return ML_OK;
+}
+
 ml_status ml_grads_open(ml_grads *out, const ml_spec *s, const ml_shard_range *range,
                         bool embeds, ml_backend *be, ml_arena *a, ml_err *err) {
-    size_t bytes = embeds ? embed_bytes(s, range, 0) : 0;
     ml_status st;
 
     *out = (ml_grads){ .spec = s, .be = be, .fresh = true };
     st = ml_weights_zeros_part(&out->sum, s, range, be, a, err);
-    if (st == ML_OK && bytes) {
-        st = be->dev->alloc(be->dev, &out->embed_buf, bytes, ML_MEM_GRAD, err);
-        out->embed = out->sum.t[ml_grads_tied_table(s)];
-        out->embed.data = out->embed_buf.ptr;
-    }
-    if (st == ML_OK && bytes && be->dev->zero_sparse)
-        be->dev->zero_sparse(&out->embed_buf);
+    if (st == ML_OK && embeds)
+        st = take_embed(out, a, err);
     if (st == ML_OK)
         st = take_again(out, a, err);
     if (st != ML_OK)
@@ -111,7 +130,56 @@ static void zero(ml_grads *g, const ml_buf *b) {
         g->be->optim->zero(g->be->stream, b->ptr, b->bytes);
 }
 
-/* A table's gradient as an embedding has rows for the tokens that occur, which are few. */
+/* Panel i of `embed` is that of 16 tokens. */
+static float *embed_panel(const ml_grads *g, int64_t i) {
+    return (float *)((char *)g->embed_buf.ptr +
+                     (size_t)i * ml_tensor_panel_bytes(&g->embed));
+}
+
+/* The end of the run of used panels that begins with panel i, or i. */
+static int64_t used_end(const ml_grads *g, int64_t i) {
+    while (i < g->n_panel && g->used[i])
+        i++;
+    return i;
+}
+
+/* Whether most of the memory is that of panels that are no longer used. */
+static bool is_stale(const ml_grads *g) {
+    int64_t used = 0, resident = 0;
+
+    for (int64_t i = 0; i < g->n_panel; i++) {
+        used += g->used[i];
+        resident += g->resident[i];
+    }
+    return resident > 2 * used;
+}
+
+/* A table's gradient as an embedding has panels for the tokens that occur, which are few.  They
+ * keep their memory, since new pages cost more than zeroing them, unless many others have some. */
+static void zero_embed(ml_grads *g) {
+    if (!g->embed_buf.ptr)
+        return;
+    if (!g->be->dev->zero_sparse) {
+        zero(g, &g->embed_buf);
+        return;
+    }
+    if (!g->used || is_stale(g)) {
+        g->be->dev->zero_sparse(&g->embed_buf);
+        if (g->used) {
+            memset(g->used, 0, (size_t)g->n_panel * sizeof *g->used);
+            memset(g->resident, 0, (size_t)g->n_panel * sizeof *g->resident);
+        }
+        return;
+    }
+    for (int64_t i = 0, end; i < g->n_panel; i = end + 1) {
+        end = used_end(g, i);
+        if (end > i)
+            g->be->optim->zero(g->be->stream, embed_panel(g, i),
+                               (size_t)(end - i) * ml_tensor_panel_bytes(&g->embed));
+    }
+    memset(g->used, 0, (size_t)g->n_panel * sizeof *g->used);
+}
+
 void ml_grads_zero(ml_grads *g) {
     if (g->lora)
         ml_lora_zero_grads(g->lora);
@@ -121,17 +189,40 @@ void ml_grads_zero(ml_grads *g) {
     }
     zero(g, &g->sum.buf);
     zero(g, &g->again_buf);
-    if (g->embed_buf.ptr && g->be->dev->zero_sparse)
-        g->be->dev->zero_sparse(&g->embed_buf);
-    else
-        zero(g, &g->embed_buf);
+    zero_embed(g);
 }
 
-void ml_grads_bind(const ml_grads *g, ml_run *run) {
+/* Tokens past the end of a table have its first row (EMBED). */
+static void mark_panels(ml_grads *g, const ml_rows *rows) {
+    for (int32_t t = 0; g->used && t < rows->n_token; t++) {
+        int64_t row = rows->id[t] < g->embed.shape[0] ? rows->id[t] : 0;
+        g->used[row / ML_LANES] = g->resident[row / ML_LANES] = true;
+    }
+}
+
+void ml_grads_bind(ml_grads *g, ml_run *run) {
+    mark_panels(g, run->rows);
     run->grads = g->lora ? NULL : &g->sum;
     run->head_grad = g->lora && g->lora->head != ML_NONE ? &g->sum.t[g->lora->head] : NULL;
     run->embed_grad = g->embed_buf.ptr ? &g->embed : NULL;
     run->again_grads = g->again_buf.ptr ? g->again : NULL;
+}
+
+static void join_embed(ml_grads *g) {
+    size_t bytes = g->used ? ml_tensor_panel_bytes(&g->embed) : g->embed_buf.bytes;
+    int64_t n = (int64_t)(bytes / sizeof(float));
+    float *sum;
+
+    if (!g->embed_buf.ptr)
+        return;
+    sum = g->sum.t[ml_grads_tied_table(g->spec)].data;
+    if (!g->used)
+        g->be->optim->add(g->be->stream, sum, g->embed_buf.ptr, n);
+    for (int64_t i = 0, end; i < g->n_panel; i = end + 1) {
+        end = used_end(g, i);
+        if (end > i)
+            g->be->optim->add(g->be->stream, sum + i * n, embed_panel(g, i), (end - i) * n);
+    }
 }
 
 void ml_grads_join(ml_grads *g) {
@@ -145,7 +236,5 @@ void ml_grads_join(ml_grads *g) {
                 g->be->stream, g->sum.t[i].data, g->again[i].data,
                 range ? range[i].n
                       : (int64_t)(ml_tensor_bytes(&g->again[i]) / sizeof(float)));
-    if (g->embed_buf.ptr)
-        g->be->optim->add(g->be->stream, g->sum.t[ml_grads_tied_table(g->spec)].data,
-                          g->embed_buf.ptr, (int64_t)(g->embed_buf.bytes / sizeof(float)));
+    join_embed(g);
 }

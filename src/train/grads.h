@@ -15,6 +15,10 @@ typedef struct ml_grads {
     ml_weights sum;   /* after ml_grads_join, the gradients */
     ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
     ml_tensor embed;
+    /* [n_panel] Panels of `embed` that passes have added to since it was zeroed, and those that
+     * take memory; NULL: not known, all of them. */
+    bool *used, *resident;
+    int64_t n_panel;
     ml_buf again_buf; /* gradients of nodes that use parameters again */
     ml_tensor *again; /* [n_param] in again_buf */
     const ml_spec *spec;
@@ -39,8 +43,8 @@ ml_status ml_grads_open_lora(ml_grads *out, ml_lora *l, ml_err *err);
 void ml_grads_close(ml_grads *g); /* zero-initialized is allowed */
 
 void ml_grads_zero(ml_grads *g);
-/* A run's backward pass adds to these gradients. */
-void ml_grads_bind(const ml_grads *g, ml_run *run);
+/* A run's backward pass, with these rows, adds to these gradients. */
+void ml_grads_bind(ml_grads *g, ml_run *run);
 /* Adds the two gradients of a tied table, and of other parameters that are used twice. */
 void ml_grads_join(ml_grads *g);
 

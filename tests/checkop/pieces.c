@@ -99,6 +99,7 @@ static ml_rows rows_of(const division *d, int32_t rank) {
                       .seq_start = start,
                       .page_start = page_start,
                       .page = page,
+                      .n_page = n_page,
                       .context = context };
 }
 

@@ -33,6 +33,6 @@ for name in one.keys() & other.keys():
         far = float("inf") if one[name] != other[name] else 0.0
     if far > most:
         wrong.append(name)
-print(f"gradients differ by {furthest:.1e} of their largest" if furthest else "gradients are equal")
+print(f"gradients differ by {furthest:.2e} of their largest" if furthest else "gradients are equal")
 print("differing:", *sorted(wrong)[:8]) if wrong else None
 sys.exit(bool(wrong))

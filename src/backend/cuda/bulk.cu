@@ -18,18 +18,26 @@ static encode_fn *find_encode(void) {
     return (encode_fn *)fn;
 }
 
+static CUtensorMapDataType type_of(const ml_tensor_box *b) {
+    return b->word == 8   ? CU_TENSOR_MAP_DATA_TYPE_INT64
+           : b->word == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
 cudaError_t ml_tensor_map(CUtensorMap *map, const ml_tensor_box *b) {
     static encode_fn *const encode = find_encode();
     cuuint64_t dims[3] = { (cuuint64_t)b->cols, (cuuint64_t)b->rows, (cuuint64_t)b->count };
-    cuuint64_t strides[2] = { (cuuint64_t)b->row_stride * sizeof(bf16),
-                              (cuuint64_t)b->stride * sizeof(bf16) };
+    cuuint64_t size = b->word ? (cuuint64_t)b->word : sizeof(bf16);
+    cuuint64_t strides[2] = { (cuuint64_t)b->row_stride * size,
+                              (cuuint64_t)b->stride * size };
     cuuint32_t box[3] = { (cuuint32_t)b->box_cols, (cuuint32_t)b->box_rows, 1 };
     cuuint32_t each[3] = { 1, 1, 1 };
 
     if (!encode)
         return cudaErrorNotSupported;
-    if (encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)b->at, dims, strides, box,
-               each, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    if (encode(map, type_of(b), 3, (void *)b->at, dims, strides, box, each,
+               CU_TENSOR_MAP_INTERLEAVE_NONE,
+               b->word ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         return cudaErrorInvalidValue;

@@ -2,7 +2,7 @@
  * that signal their arrival.  On older GPUs the functions are empty: kernels that use
  * them are not launched there.
  *
- * A tensor copy (TMA) brings a box of a matrix of bf16, in the layout of wgmma.cuh's
+ * A tensor copy (TMA) brings a box of a matrix, of bf16 in the layout of wgmma.cuh's
  * panels; numbers outside the matrix become zero. */
 #ifndef ML_BACKEND_CUDA_BULK_CUH
 #define ML_BACKEND_CUDA_BULK_CUH
@@ -82,11 +82,13 @@ __device__ static inline void ml_tensor_copy(void *to, const CUtensorMap *map, i
 #endif
 }
 
-/* Matrices of bf16, for tensor copies: `count` of rows x cols; strides in numbers. */
+/* Matrices for tensor copies: `count` of rows x cols; strides in numbers.  Those of bf16 arrive in
+ * panels, words row after row. */
 typedef struct ml_tensor_box {
-    const bf16 *at;
+    const void *at;
+    int word; /* bytes of a word, 4 or 8; 0: numbers are bf16 */
     int64_t cols, rows, count, row_stride, stride;
-    int box_cols, box_rows; /* 64 columns are a panel */
+    int box_cols, box_rows; /* 64 columns of bf16 are a panel; at most 256 each */
 } ml_tensor_box;
 
 /* bulk.cu: fails where the driver has no tensor copies, or the strides do not fit. */

@@ -3,11 +3,13 @@
 
 #include "backend/cuda/fp8/fp8.cuh"
 
+/* Half a warp has 128 inputs of a row, whole groups of every recipe. */
 enum {
     THREADS = 256,
-    WARPS = THREADS / 32,
-    LANE = 4 /* inputs of a lane */,
-    WIDTH = 32 * LANE
+    LANE = 8, /* inputs of a lane */
+    WIDTH = 128,
+    LANES = WIDTH / LANE,
+    PIECES = THREADS / LANES /* of a block */
 };
 
 /* The exponent of ml_mxfp8_exponent, as a power of two. */
@@ -62,45 +64,59 @@ __device__ static void load(float (&v)[LANE], const bf16 *row, int64_t k0, int64
         v[i] = k0 + i < k ? ml_f32(row[k0 + i]) : 0.0f;
 }
 
-/* A warp has 128 inputs of a row, one group. */
+/* Where a half-warp's inputs are. */
+struct piece {
+    int64_t row, k0; /* k0: of the lane */
+    int group;
+    bool there;
+};
+
+__device__ static piece find_piece(int64_t rows, int groups) {
+    int64_t at = (int64_t)blockIdx.x * PIECES + threadIdx.x / LANES;
+    piece p;
+
+    p.row = at / groups;
+    p.group = (int)(at % groups);
+    p.k0 = (int64_t)p.group * WIDTH + (int)threadIdx.x % LANES * LANE;
+    p.there = p.row < rows;
+    return p;
+}
+
 __global__ void encode(unsigned char *code, float *scale, const bf16 *x, int64_t rows,
                        int64_t k, int groups) {
-    int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / groups;
-    int64_t group = at % groups, k0 = group * WIDTH + (int)threadIdx.x % 32 * LANE;
-    float v[LANE], s, inverse;
-    uint32_t word = 0;
+    piece p = find_piece(rows, groups);
+    float v[LANE] = {}, s, inverse;
+    uint32_t word[2] = {};
 
     ml_grid_release();
     ml_grid_wait();
-    if (row >= rows)
-        return;
-    load(v, x + row * k, k0, k);
+    if (p.there)
+        load(v, x + p.row * k, p.k0, k);
     scale_group<WIDTH>(v, false, &s, &inverse);
 #pragma unroll
     for (int i = 0; i < LANE; i++)
-        word |= code_of(v[i] * inverse) << 8 * i;
-    *(uint32_t *)(code + (row * groups + group) * WIDTH + (int)threadIdx.x % 32 * LANE) =
-        word;
-    if (threadIdx.x % 32 == 0)
-        scale[group * rows + row] = s;
+        word[i / 4] |= code_of(v[i] * inverse) << i % 4 * 8;
+    if (!p.there)
+        return;
+    *(uint2 *)(code + p.row * groups * WIDTH + p.k0) = make_uint2(word[0], word[1]);
+    if (threadIdx.x % LANES == 0)
+        scale[p.group * rows + p.row] = s;
 }
 
 /* The rounded values, in bf16. */
 template <int GROUP>
 __global__ void round_values(bf16 *out, const bf16 *x, int64_t rows, int64_t k,
                              int pieces) {
-    int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, row = at / pieces;
-    int64_t k0 = at % pieces * WIDTH + (int)threadIdx.x % 32 * LANE;
-    float v[LANE], s, inverse;
+    piece p = find_piece(rows, pieces);
+    float v[LANE] = {}, s, inverse;
 
-    if (row >= rows)
-        return;
-    load(v, x + row * k, k0, k);
+    if (p.there)
+        load(v, x + p.row * k, p.k0, k);
     scale_group<GROUP>(v, GROUP == 32, &s, &inverse);
 #pragma unroll
     for (int i = 0; i < LANE; i++)
-        if (k0 + i < k)
-            out[row * k + k0 + i] = ml_as<bf16>(value_of(code_of(v[i] * inverse)) * s);
+        if (p.there && p.k0 + i < k)
+            out[p.row * k + p.k0 + i] = ml_as<bf16>(value_of(code_of(v[i] * inverse)) * s);
 }
 
 bool ml_fp8_takes(const ml_cuda_stream *s, ml_dtype weights) {
@@ -112,7 +128,7 @@ const void *ml_fp8_values(ml_cuda_stream *s, const ml_op_args *a) {
     int pieces = (int)(ml_cuda_fp8_width(k) / WIDTH);
     const bf16 *x = (const bf16 *)a->in[0].data;
     bf16 *out = (bf16 *)((char *)a->scratch + ml_cuda_dense_bytes(a));
-    unsigned blocks = ml_cuda_blocks(rows * pieces, WARPS);
+    unsigned blocks = ml_cuda_blocks(rows * pieces, PIECES);
 
     if (!ml_dtype_rounds_inputs(a->w[0].dtype))
         return x;

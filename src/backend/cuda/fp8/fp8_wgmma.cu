@@ -23,7 +23,7 @@ enum {
 template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
     /* Sums of 128 tokens need more registers than an equal share: a whole warpgroup, of which one warp
      * copies, gives its own up. */
-    static const bool wide = TOKENS == 128;
+    static const bool wide = false;
     static const int teams = OUT * SPLIT;
     static const int threads = teams * ML_WARPGROUP + (wide ? ML_WARPGROUP : 32);
     static const int panels = OUT * TEAM_PANELS, outputs = OUT * 64;
@@ -35,8 +35,8 @@ template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
         struct {
             unsigned char x[TOKENS * GROUP], w[panels * PANEL_BYTES];
         } stage[STAGES];
-        struct { /* teams still read them when the stage is released */
-            float x[TOKENS], w[panels][ML_LANES];
+        struct alignas(128) { /* teams still read them when the stage is released */
+            float w[panels][ML_LANES], x[TOKENS];
         } scale[2 * STAGES];
         float sum[SPLIT > 1 ? 2 * SPLIT *sums : 1][SPLIT > 1 ? ML_WARPGROUP : 1];
         ml_barrier full[STAGES], empty[STAGES];
@@ -88,6 +88,13 @@ template <int N> __device__ static void wait_sums(float (&c)[N][4]) {
         asm volatile("" : ML_WGMMA_ROW(c[j])::"memory");
 }
 
+/* Operands in registers are read until the products are complete: others must not share them. */
+__device__ static void keep(uint32_t (&a)[STEPS][4]) {
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3]));
+}
+
 /* Arrives at b when this thread's copies (ml_copy_async4) have arrived. */
 __device__ static void arrive_with_copies(ml_barrier *b) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ml_smem(b))
@@ -100,7 +107,6 @@ struct place {
     ml_piece p; /* its expert, and that one's rows */
     int m0, n0; /* first row within the expert, first output */
     int panel0; /* first panel of the outputs, of all experts' */
-    int panels; /* of the weight from there on */
 };
 
 /* Blocks that run at the same time share rows and weights: tiles are numbered through MOST_STRIPS
@@ -128,7 +134,6 @@ __device__ static place find_place(const ml_fp8_gemm &g, int tile) {
         t.p = { 0, strip, 0, g.rows };
     t.m0 = t.p.index * TOKENS;
     t.n0 = in / some * TILE::outputs;
-    t.panels = panels - t.n0 / ML_LANES;
     t.panel0 = t.p.owner * panels + t.n0 / ML_LANES;
     return t;
 }
@@ -158,43 +163,33 @@ template <class TILE, int TOKENS> struct walk {
 
 /* ---- copies ---- */
 
-/* Of a group's codes of a panel. */
-__device__ static unsigned code_bytes(const ml_fp8_gemm &g, int group) {
-    int left = (g.k + 7) / 8 * 8 - group * GROUP;
-    return (unsigned)(left < GROUP ? left : GROUP) * ML_LANES;
-}
+/* Tensor maps: pairs of input codes; 8 bytes of weight codes, and the scales, of each panel. */
+struct maps {
+    CUtensorMap x, w, scale;
+};
 
-/* A lane copies a panel; n counts groups through all tiles. */
+/* One thread calls it; n counts groups through all tiles. */
 template <class TILE, int STAGES, class SMEM>
-__device__ static void copy_weights(SMEM &smem, const ml_fp8_gemm &g, const place &t,
-                                    int group, unsigned n) {
-    int lane = (int)threadIdx.x % 32;
-    int panels = t.panels < TILE::panels ? t.panels : TILE::panels;
-    unsigned at = n % STAGES, codes = code_bytes(g, group);
-    const unsigned scales = ML_LANES * sizeof(float);
-    const unsigned char *panel = g.w + (t.panel0 + lane) * g.panel;
+__device__ static void copy_weights(SMEM &smem, const maps &m, const place &t, int group,
+                                    unsigned n) {
+    unsigned at = n % STAGES, slot = n % (2 * STAGES);
 
-    if (lane == 0)
-        ml_barrier_expect(&smem.full[at],
-                          (unsigned)panels * (codes + scales) + sizeof smem.stage[0].x);
-    __syncwarp();
-    if (lane >= panels)
-        return;
-    ml_bulk_copy(smem.stage[at].w + lane * PANEL_BYTES,
-                 panel + g.scales + (int64_t)group * PANEL_BYTES, codes, &smem.full[at]);
-    ml_bulk_copy(smem.scale[n % (2 * STAGES)].w[lane], panel + (int64_t)group * scales,
-                 scales, &smem.full[at]);
+    ml_barrier_expect(&smem.full[at], sizeof smem.stage[0] + sizeof smem.scale[0].w);
+    ml_tensor_copy(smem.stage[at].w, &m.w, group * PANEL_BYTES / 8, t.panel0, 0,
+                   &smem.full[at]);
+    ml_tensor_copy(smem.scale[slot].w, &m.scale, group * ML_LANES, t.panel0, 0,
+                   &smem.full[at]);
 }
 
 template <int TOKENS, int STAGES, class SMEM>
-__device__ static void copy_inputs(SMEM &smem, const CUtensorMap *map, const ml_fp8_gemm &g,
+__device__ static void copy_inputs(SMEM &smem, const maps &m, const ml_fp8_gemm &g,
                                    const place &t, int group, unsigned n) {
     int lane = (int)threadIdx.x % 32;
     const float *scale = g.x.scale + (int64_t)group * g.rows + t.p.first_row;
     float *to = smem.scale[n % (2 * STAGES)].x;
 
-    if (lane == 0) /* the map has pairs of codes */
-        ml_tensor_copy(smem.stage[n % STAGES].x, map, group * GROUP / 2,
+    if (lane == 0)
+        ml_tensor_copy(smem.stage[n % STAGES].x, &m.x, group * GROUP / 2,
                        t.p.first_row + t.m0, 0, &smem.full[n % STAGES]);
     for (int i = lane; i < TOKENS; i += 32) {
         bool there = t.m0 + i < t.p.rows;
@@ -205,22 +200,24 @@ __device__ static void copy_inputs(SMEM &smem, const CUtensorMap *map, const ml_
 
 /* The copying warp.  The first weights are copied before the kernel in front has ended. */
 template <class TILE, int TOKENS, int STAGES, class SMEM>
-__device__ static void copy_stages(SMEM &smem, const CUtensorMap *map,
-                                   walk<TILE, TOKENS> w) {
+__device__ static void copy_stages(SMEM &smem, const maps &m, walk<TILE, TOKENS> w) {
     int ahead = w.groups < STAGES ? w.groups : STAGES;
+    bool first = threadIdx.x % 32 == 0;
 
-    for (int i = 0; i < ahead; i++)
-        copy_weights<TILE, STAGES>(smem, w.g, w.t, i, (unsigned)i);
+    for (int i = 0; first && i < ahead; i++)
+        copy_weights<TILE, STAGES>(smem, m, w.t, i, (unsigned)i);
+    __syncwarp();
     ml_grid_wait();
     for (int i = 0; i < ahead; i++)
-        copy_inputs<TOKENS, STAGES>(smem, map, w.g, w.t, i, (unsigned)i);
+        copy_inputs<TOKENS, STAGES>(smem, m, w.g, w.t, i, (unsigned)i);
     do {
         for (int i = w.done ? 0 : ahead; i < w.groups; i++) {
             unsigned n = w.done + (unsigned)i;
             if (n >= STAGES)
                 ml_barrier_wait(&smem.empty[n % STAGES], (n / STAGES - 1) & 1);
-            copy_weights<TILE, STAGES>(smem, w.g, w.t, i, n);
-            copy_inputs<TOKENS, STAGES>(smem, map, w.g, w.t, i, n);
+            if (first)
+                copy_weights<TILE, STAGES>(smem, m, w.t, i, n);
+            copy_inputs<TOKENS, STAGES>(smem, m, w.g, w.t, i, n);
         }
     } while (w.next());
 }
@@ -322,6 +319,7 @@ __device__ static void multiply(float (&acc)[TILE::own], SMEM &smem,
         if (TILE::wide && i + 1 < w.groups)
             fetch_weights<STAGES>(next, smem, panel, n + 1);
         wait_sums(sum);
+        keep(a);
         release(&smem.empty[n % STAGES]);
         add_group<TILE::own, TOKENS>(acc, sum, smem.scale[n % (2 * STAGES)].x,
                                      weight_scales(smem.scale[n % (2 * STAGES)].w[panel]));
@@ -403,19 +401,10 @@ __device__ static void put(const float (&acc)[N], const ml_fp8_gemm &g, const pl
     }
 }
 
-/* The last group has fewer codes than a stage: what is there instead must not be NaN. */
-template <class SMEM, int STAGES> __device__ static void clear_stages(SMEM &smem) {
-    for (int i = 0; i < STAGES; i++)
-        for (int at = (int)threadIdx.x * 16; at < (int)sizeof smem.stage[0].w;
-             at += (int)blockDim.x * 16)
-            *(uint4 *)(smem.stage[i].w + at) = make_uint4(0, 0, 0, 0);
-    ml_wgmma_publish();
-}
-
 template <int TOKENS, int OUT, int SPLIT, int STAGES>
 __global__ void __launch_bounds__(tile<TOKENS, OUT, SPLIT, STAGES>::threads,
                                   tile<TOKENS, OUT, SPLIT, STAGES>::per_sm)
-    fp8_kernel(const __grid_constant__ CUtensorMap map, const ml_fp8_gemm g) {
+    fp8_kernel(const __grid_constant__ maps m, const ml_fp8_gemm g) {
     typedef tile<TOKENS, OUT, SPLIT, STAGES> tl;
     static_assert(SPLIT == 1 || OUT == 1, "teams share outputs or have their own");
     static_assert(STAGES >= 2 * SPLIT, "scales are kept for two rounds");
@@ -429,8 +418,6 @@ __global__ void __launch_bounds__(tile<TOKENS, OUT, SPLIT, STAGES>::threads,
     walk<tl, TOKENS> w(g);
     if (w.t.p.index < 0)
         return;
-    if (g.k % GROUP)
-        clear_stages<typename tl::smem, STAGES>(smem);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             ml_barrier_init(&smem.full[i], 1 + 32);
@@ -443,7 +430,7 @@ __global__ void __launch_bounds__(tile<TOKENS, OUT, SPLIT, STAGES>::threads,
         if (tl::wide)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if ((int)threadIdx.x < tl::teams * ML_WARPGROUP + 32)
-            copy_stages<tl, TOKENS, STAGES>(smem, &map, w);
+            copy_stages<tl, TOKENS, STAGES>(smem, m, w);
         return;
     }
     if (tl::wide)
@@ -468,33 +455,55 @@ static int count_sms(void) {
     return n > 0 ? n : 1;
 }
 
+/* Rows of words or pairs of codes, of which a copy brings `box_rows` of `box_cols`. */
+static ml_tensor_box box_of(const void *at, int word, int64_t cols, int64_t rows,
+                            int64_t row_stride, int box_cols, int box_rows) {
+    ml_tensor_box b = {};
+
+    b.at = at;
+    b.word = word;
+    b.cols = cols;
+    b.rows = rows;
+    b.count = 1;
+    b.row_stride = row_stride;
+    b.stride = row_stride * rows;
+    b.box_cols = box_cols;
+    b.box_rows = box_rows;
+    return b;
+}
+
+static maps make_maps(ml_cuda_stream *s, const ml_fp8_gemm &g, int tokens, int panels) {
+    int64_t width = ml_cuda_fp8_width(g.k), all = ml_cuda_blocks(g.n, ML_LANES);
+    const ml_tensor_box x =
+        box_of(g.x.code, 0, width / 2, g.rows, width / 2, GROUP / 2, tokens);
+    const int64_t stacked = all * (g.n_expert ? g.n_expert : 1);
+    const ml_tensor_box w = box_of(g.w + g.scales, 8, (g.k + 7) / 8 * 8 * ML_LANES / 8,
+                                   stacked, (int64_t)g.panel / 8, PANEL_BYTES / 8, panels);
+    const ml_tensor_box scale = box_of(g.w, 4, width / GROUP * ML_LANES, stacked,
+                                       (int64_t)g.panel / 4, ML_LANES, panels);
+    maps m;
+
+    ml_cuda_note(s, ml_tensor_map(&m.x, &x), "an FP8 product");
+    ml_cuda_note(s, ml_tensor_map(&m.w, &w), "an FP8 product");
+    ml_cuda_note(s, ml_tensor_map(&m.scale, &scale), "an FP8 product");
+    return m;
+}
+
 template <int TOKENS, int OUT, int SPLIT, int STAGES>
 static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
     typedef tile<TOKENS, OUT, SPLIT, STAGES> tl;
-    auto kernel = fp8_kernel<TOKENS, OUT, SPLIT, STAGES>;
     static const int sms = count_sms();
-    int64_t width = ml_cuda_fp8_width(g.k);
-    int tiles;
-    ml_tensor_box x = {};
-    CUtensorMap map;
+    auto kernel = fp8_kernel<TOKENS, OUT, SPLIT, STAGES>;
+    int tiles = count_strips(g, TOKENS) * (int)ml_cuda_blocks(g.n, tl::outputs);
 
-    x.at = (const bf16 *)g.x.code; /* pairs of codes */
-    x.cols = x.row_stride = width / 2;
-    x.rows = g.rows;
-    x.count = 1;
-    x.stride = x.row_stride * x.rows;
-    x.box_cols = GROUP / 2;
-    x.box_rows = TOKENS;
-    ml_cuda_note(s, ml_tensor_map(&map, &x), "an FP8 product");
+    if (SPLIT == 1 && !g.start && tiles > tl::per_sm * sms)
+        tiles = tl::per_sm * sms;
     ml_cuda_note(s,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)sizeof(typename tl::smem)),
                  "an FP8 product");
-    tiles = count_strips(g, TOKENS) * (int)ml_cuda_blocks(g.n, tl::outputs);
-    if (SPLIT == 1 && !g.start && tiles > tl::per_sm * sms)
-        tiles = tl::per_sm * sms;
     ml_cuda_launch(s, "an FP8 product", kernel, dim3((unsigned)tiles), tl::threads,
-                   sizeof(typename tl::smem), map, g);
+                   sizeof(typename tl::smem), make_maps(s, g, TOKENS, tl::panels), g);
 }
 
 /* Chooses the tile: first enough blocks for all SMs, then data reuse. */
