@@ -82,14 +82,12 @@ done
 for dtype in fp8_e4m3 fp8_e5m2 int8; do
     check "$build/tests/gpu/check_engine" "$work/two-layers" kv $dtype
     check "$build/tests/gpu/check_engine" "$work/four-recurrent" kv $dtype
-    for family in tests/golden/data/*/; do
-        check "$build/tests/gpu/check_engine" "$family" kv $dtype
-    done
 done
 # Every family, as tiny models, with their multi-token prediction layers; with adapters, too.
 for family in tests/golden/data/*/ tests/golden/mtp/*/; do
     check "$build/tests/gpu/check_engine" "$family"
     check "$build/tests/gpu/check_engine" "$family" 3 4
+    check "$build/tests/gpu/check_engine" "$family" kv fp8_e4m3
 done
 for family in llama qwen2 qwen3 qwen3_moe mixtral gemma2 gemma3_text gpt_oss glm4_moe olmo2 deepseek_v3; do
     check "$build/tests/gpu/check_prefix" "tests/golden/data/$family"
