@@ -227,7 +227,9 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
     if (ml_fp8_takes(s, first->w[0].dtype)) {
-        ml_fp8_multiply(s, first, ml_fp8_encode(s, first), n, joint_out(p));
+        const ml_fp8_gemm f =
+            ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        ml_fp8_multiply(s, &f);
         return n;
     }
     g = ml_gemm_shape(first->in[0].shape[0], n, first->w[0].shape[1], false, false);
