@@ -262,21 +262,26 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
-/* Products of codes (fp8.cuh). */
+/* Products of codes (fp8.cuh).  The codes are behind the largest weight, which a product may unpack. */
 static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const ml_op_args *largest = &c->args;
     products p;
     ml_fp8_input x;
 
     if (c->op != ML_OP_LINEAR || !ml_fp8_takes(s, c->args.w[0].dtype))
         return 0;
     p = find_products(c, n);
-    for (int i = 0; i < p.n_linear; i++)
-        if (p.linear[i]->w[0].dtype != c->args.w[0].dtype ||
-            !apart(&p.linear[i]->out[0], &c->args.in[0]))
+    for (int i = 0; i < p.n_linear; i++) {
+        const ml_op_args *a = p.linear[i];
+        if (a->w[0].dtype != c->args.w[0].dtype || a->scratch != c->args.scratch ||
+            !apart(&a->out[0], &c->args.in[0]))
             return 0;
+        if (ml_cuda_dense_bytes(a) > ml_cuda_dense_bytes(largest))
+            largest = a;
+    }
     if (p.n_linear < 2)
         return 0; /* a single one is the op itself */
-    x = ml_fp8_encode(s, &c->args);
+    x = ml_fp8_encode(s, largest);
     for (int i = 0; i < p.n_linear; i++)
         ml_cuda_linear_of_codes(s, p.linear[i], x);
     return p.n_linear;
