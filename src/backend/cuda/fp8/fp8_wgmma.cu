@@ -25,7 +25,7 @@ template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
     static const int panels = OUT * TEAM_PANELS, outputs = OUT * 64;
     static const int sums = TOKENS / 2;  /* partial sums of a thread */
     static const int own = sums / SPLIT; /* of which it continues the chains */
-    static const int per_sm = TOKENS == 8 ? 2 : 1;
+    static const int per_sm = TOKENS == 8 && STAGES == 8 ? 2 : 1;
 
     struct smem {
         struct {
@@ -470,6 +470,8 @@ static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
                    sizeof(typename tl::smem), make_maps(s, g, TOKENS, tl::panels), g);
 }
 
+enum { ONE_WAVE = 132 * 64 }; /* outputs of the SMs of an H200, in tiles of 64 */
+
 /* Chooses the tile.  Few tokens leave time for exchanging sums; with many, the bytes of rows and weights
  * that the L2 cache delivers bound the time, and the widest tile reads least. */
 void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
@@ -477,7 +479,9 @@ void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
 
     if (g->rows == 0 || g->n == 0)
         return;
-    if (each <= 8)
+    if (each <= 8 && g->n <= ONE_WAVE)
+        launch<8, 1, 4, 16>(s, *g); /* an SM has one block, which copies further ahead */
+    else if (each <= 8)
         launch<8, 1, 4, 8>(s, *g);
     else if (each <= 16)
         launch<16, 1, 4, 12>(s, *g);
