@@ -479,7 +479,7 @@ void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
 
     if (g->rows == 0 || g->n == 0)
         return;
-    if (each <= 8 && g->n <= ONE_WAVE)
+    if (each <= 8 && !g->start && g->n <= ONE_WAVE)
         launch<8, 1, 4, 16>(s, *g); /* an SM has one block, which copies further ahead */
     else if (each <= 8)
         launch<8, 1, 4, 8>(s, *g);
