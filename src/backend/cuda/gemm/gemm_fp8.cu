@@ -14,6 +14,7 @@ enum {
     LEAST_ROWS = 1024, /* of a product by cuBLASLt */
     TRIAL_ROWS = 2048,
     ODD_ROWS = TRIAL_ROWS - 3,
+    EVEN_ROWS = 16,
     TURNS = 3, /* products that are compared */
     RUNS = 3,  /* that are timed */
     CANDIDATES = 8,
@@ -23,7 +24,8 @@ enum {
 
 typedef struct fp8_entry {
     int64_t n, k;
-    bool lt; /* cuBLASLt with `algo`; else our kernel */
+    bool lt;       /* cuBLASLt with `algo`; else our kernel */
+    bool any_rows; /* not only multiples of EVEN_ROWS */
     cublasLtMatmulAlgo_t algo;
 } fp8_entry;
 
@@ -296,18 +298,17 @@ static bool same_bits(trial *t, int rows, const cublasLtMatmulAlgo_t *algo) {
     return differ == 0;
 }
 
-/* In each turn with whole tiles of rows, and with others. */
-static void drop_other_bits(trial *t, cublasLtMatmulHeuristicResult_t *found, int n) {
-    for (int turn = 0; turn < 2 * TURNS; turn++) {
-        int rows = turn % 2 ? ODD_ROWS : TRIAL_ROWS;
-        ml_fp8_gemm ours = gemm_of(t, rows, 0);
+/* The same in several products. */
+static bool same_in_turns(trial *t, int rows, const cublasLtMatmulAlgo_t *algo) {
+    ml_fp8_gemm ours = gemm_of(t, rows, 0);
+
+    for (int turn = 0; turn < TURNS; turn++) {
         fill_trial(t, turn);
         ml_fp8_gemm_run(t->s, &ours);
-        for (int i = 0; i < n; i++)
-            if (found[i].state == CUBLAS_STATUS_SUCCESS &&
-                !same_bits(t, rows, &found[i].algo))
-                found[i].state = CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!same_bits(t, rows, algo))
+            return false;
     }
+    return true;
 }
 
 /* Milliseconds of RUNS products; algo NULL: our kernel. */
@@ -330,20 +331,18 @@ static float time_of(trial *t, const cublasLtMatmulAlgo_t *algo) {
     return ms;
 }
 
+/* Chooses the fastest of those with the same bits: the choice never changes results. */
 static void choose(trial *t, fp8_entry *e) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     ml_fp8_gemm g = gemm_of(t, TRIAL_ROWS, 1);
     fp8_call f = call_of(&g, t->unpacked);
     int n = candidates(t->s, &f, found);
-    float best;
+    float best = time_of(t, NULL);
 
-    if (n == 0)
-        return;
-    drop_other_bits(t, found, n);
-    best = time_of(t, NULL);
     for (int i = 0; i < n; i++) {
         float ms;
-        if (found[i].state != CUBLAS_STATUS_SUCCESS)
+        if (found[i].state != CUBLAS_STATUS_SUCCESS ||
+            !same_in_turns(t, TRIAL_ROWS, &found[i].algo))
             continue;
         ms = time_of(t, &found[i].algo);
         if (ms < best) {
@@ -352,6 +351,7 @@ static void choose(trial *t, fp8_entry *e) {
             e->algo = found[i].algo;
         }
     }
+    e->any_rows = e->lt && same_in_turns(t, ODD_ROWS, &e->algo);
 }
 
 #endif
@@ -396,7 +396,7 @@ bool ml_gemm_fp8(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_gemm *g) {
     const fp8_entry *e = g->rows < LEAST_ROWS ? NULL : find_entry(s, g->n, g->k);
     fp8_call f = call_of(g, a->scratch);
 
-    return e && e->lt && run(s, &f, &e->algo);
+    return e && e->lt && (e->any_rows || g->rows % EVEN_ROWS == 0) && run(s, &f, &e->algo);
 }
 
 void ml_gemm_fp8_close(ml_cuda_stream *s) {
