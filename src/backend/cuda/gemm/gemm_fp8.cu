@@ -337,8 +337,10 @@ static void choose(trial *t, fp8_entry *e) {
     ml_fp8_gemm g = gemm_of(t, TRIAL_ROWS, 1);
     fp8_call f = call_of(&g, t->unpacked);
     int n = candidates(t->s, &f, found);
-    float best = time_of(t, NULL);
+    float best;
 
+    fill_trial(t, 0);
+    best = time_of(t, NULL);
     for (int i = 0; i < n; i++) {
         float ms;
         if (found[i].state != CUBLAS_STATUS_SUCCESS ||
