@@ -227,7 +227,9 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
     if (ml_fp8_takes(s, first->w[0].dtype)) {
-        ml_fp8_multiply(s, first, ml_fp8_encode(s, first), n, joint_out(p));
+        const ml_fp8_gemm f =
+            ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        ml_fp8_multiply(s, &f);
         return n;
     }
     g = ml_gemm_shape(first->in[0].shape[0], n, first->w[0].shape[1], false, false);
@@ -260,21 +262,26 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
-/* Products of codes (fp8.cuh). */
+/* Products of codes (fp8.cuh).  The codes are behind the largest weight, which a product may unpack. */
 static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const ml_op_args *largest = &c->args;
     products p;
     ml_fp8_input x;
 
     if (c->op != ML_OP_LINEAR || !ml_fp8_takes(s, c->args.w[0].dtype))
         return 0;
     p = find_products(c, n);
-    for (int i = 0; i < p.n_linear; i++)
-        if (p.linear[i]->w[0].dtype != c->args.w[0].dtype ||
-            !apart(&p.linear[i]->out[0], &c->args.in[0]))
+    for (int i = 0; i < p.n_linear; i++) {
+        const ml_op_args *a = p.linear[i];
+        if (a->w[0].dtype != c->args.w[0].dtype || a->scratch != c->args.scratch ||
+            !apart(&a->out[0], &c->args.in[0]))
             return 0;
+        if (ml_cuda_dense_bytes(a) > ml_cuda_dense_bytes(largest))
+            largest = a;
+    }
     if (p.n_linear < 2)
         return 0; /* a single one is the op itself */
-    x = ml_fp8_encode(s, &c->args);
+    x = ml_fp8_encode(s, largest);
     for (int i = 0; i < p.n_linear; i++)
         ml_cuda_linear_of_codes(s, p.linear[i], x);
     return p.n_linear;

@@ -1,7 +1,7 @@
 /* linear.cu - LINEAR: three GEMMs (y, dx, dw), and a bias. */
 #include "backend/cuda/dense.cuh"
-#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/gemm_fp8.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = ML_BIAS_ROWS };
@@ -63,7 +63,10 @@ static void add_bias(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_linear_of_codes(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x) {
-    ml_fp8_multiply(s, a, x, a->w[0].shape[0], a->out[0].data);
+    ml_fp8_gemm g = ml_fp8_gemm_of(a, x, a->w[0].shape[0], a->out[0].data);
+
+    if (!ml_gemm_fp8(s, a, &g))
+        ml_fp8_multiply(s, &g);
     add_bias(&s->base, a);
 }
 

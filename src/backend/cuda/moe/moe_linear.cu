@@ -114,8 +114,9 @@ template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
 
 void ml_cuda_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
     if (ml_fp8_takes(ml_cuda(s), a->w[0].dtype)) {
-        ml_fp8_multiply(ml_cuda(s), a, ml_fp8_encode(ml_cuda(s), a), a->w[0].shape[1],
-                        a->out[0].data);
+        const ml_fp8_gemm g = ml_fp8_gemm_of(a, ml_fp8_encode(ml_cuda(s), a),
+                                             a->w[0].shape[1], a->out[0].data);
+        ml_fp8_multiply(ml_cuda(s), &g);
         return;
     }
     ML_CUDA_TYPED(a->in[0].dtype, linear<T>(s, a));
