@@ -1,6 +1,7 @@
 /* linear.cu - LINEAR: three GEMMs (y, dx, dw), and a bias. */
 #include "backend/cuda/dense.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/gemm_codes.cuh"
 #include "backend/cuda/gemm/gemm_fp8.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
@@ -50,6 +51,20 @@ static ml_gemm forward_gemm(ml_stream *s, const ml_op_args *a) {
     return g;
 }
 
+/* Few rows with quantized weights: a kernel that reads their codes. */
+static bool reads_codes(ml_cuda_stream *s, const ml_op_args *a) {
+    ml_skinny_gemm f = {};
+
+    if (!s->early || !ml_codes_gemm_reads(a->w[0].dtype) || a->in[0].dtype != ML_BF16 ||
+        a->out[0].dtype != ML_BF16)
+        return false;
+    ml_skinny_gemm_add(&f, a, true);
+    if (!ml_skinny_gemm_supports(&f))
+        return false;
+    ml_skinny_gemm_run(s, &f);
+    return true;
+}
+
 static void add_bias(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *y = &a->out[0];
     int64_t n = y->shape[1], count = y->shape[0] * n;
@@ -73,6 +88,8 @@ void ml_cuda_linear_of_codes(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_inpu
 void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
     ml_gemm g;
 
+    if (reads_codes(ml_cuda(s), a))
+        return;
     if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_forward(s, a);
         return;

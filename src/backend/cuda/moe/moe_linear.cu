@@ -97,6 +97,8 @@ template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0];
     ml_expert_gemm<T, T> g = {};
 
+    if (ml_cuda_expert_codes(ml_cuda(s), a))
+        return;
     g.a = (const T *)ml_fp8_values(ml_cuda(s), a);
     g.b = (const T *)ml_cuda_dense(ml_cuda(s), a, (const int32_t *)a->in[1].data);
     g.c = (T *)a->out[0].data;
