@@ -433,7 +433,8 @@ static void place_gradients(device_run *r) {
 
     for (int i = 0; i < ML_OP_OUT; i++)
         if (c->dout[i].data)
-            place(r, &r->dout[i], &c->dout[i], stored(r, true, i), true);
+            place(r, &r->dout[i], &c->dout[i], c->exact_grad ? ML_F32 : stored(r, true, i),
+                  true);
     for (int i = 0; i < ML_OP_IN; i++)
         if (c->din[i].data && (only == CK_ALL || only == i)) {
             place(r, &r->din[i], &c->din[i], stored_grad(r, i), r->m.add);
