@@ -347,9 +347,10 @@ static int bench_decode(const char *dir, load l) {
 /* ---- quantized weights ---- */
 
 static int bench_quantized(const char *dir, load l) {
-    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_BF16, ML_WEIGHT_INT4,
-                                              ML_WEIGHT_INT4_G128, ML_WEIGHT_FP8,
-                                              ML_WEIGHT_FP8_BLOCKWISE };
+    static const ml_weight_dtype dtypes[] = {
+        ML_WEIGHT_BF16, ML_WEIGHT_INT4, ML_WEIGHT_INT4_G128,
+        ML_WEIGHT_FP8,  ML_WEIGHT_INT8, ML_WEIGHT_FP8_BLOCKWISE
+    };
     double base = 0, speed;
     ml_backend be;
     ml_weights w;

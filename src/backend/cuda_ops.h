@@ -279,7 +279,7 @@ static inline int64_t ml_cuda_decay_chunks(int64_t n_row) {
 
 static inline size_t ml_cuda_decay_scratch(const ml_op_args *a) {
     return (size_t)(2 * ml_cuda_decay_chunks(a->in[0].shape[0]) * a->in[0].shape[1]) *
-           sizeof(float);
+           sizeof(double);
 }
 
 /* Blocks of columns of a head of LINEAR_RNN. */

@@ -26,6 +26,14 @@ static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_
     return t;
 }
 
+static ml_tensor bound_grad(const ml_plan *p, int32_t value, const ml_rows *r) {
+    ml_tensor t = ml_plan_grad_value(p, value, r);
+    int32_t store = p->grad_store[value];
+
+    t.data = store == ML_NONE ? NULL : ml_plan_at(p, store);
+    return t;
+}
+
 /* dp: the rows of this rank's DP group; where sizes are planned, a batch has no groups. */
 static ml_tensor bound_rows(const ml_plan *p, int32_t value, int32_t store,
                             const ml_rows *r, int32_t n_page, bool dp) {
@@ -134,14 +142,12 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
     const ml_plan_call *c = &p->call[node];
 
     bind_values(p, node, false, r, a);
-    a->dout[0] =
-        bound(p, n->out[0], p->grad_store[n->out[0]], r->rows, p->opts.caps.n_page);
+    a->dout[0] = bound_grad(p, n->out[0], r->rows);
     if (n->op == ML_OP_LMHEAD)
         a->dout[1] = bound(p, n->out[1], p->dentropy_store, r->rows, p->opts.caps.n_page);
     for (int k = 0; k < ML_OP_IN; k++)
         if (c->has_din[k]) {
-            a->din[k] =
-                bound(p, n->in[k], p->grad_store[n->in[k]], r->rows, p->opts.caps.n_page);
+            a->din[k] = bound_grad(p, n->in[k], r->rows);
             a->din_add[k] = c->din_add[k];
         }
     if (r->head_grad && n->w[0] == p->whole->node[p->whole->n_node - 1].w[0])
@@ -682,7 +688,7 @@ int32_t ml_plan_port(const ml_plan *p, ml_port_kind kind, const ml_rows *rows, i
         int32_t store = grad ? p->grad_store[v] : p->value_store[ML_FIRST_COPY][v];
         if (grad && !port[i].grad)
             continue;
-        t[n_tensor] = ml_plan_value(p, v, rows, 0);
+        t[n_tensor] = grad ? ml_plan_grad_value(p, v, rows) : ml_plan_value(p, v, rows, 0);
         t[n_tensor++].data = in_set(p, store, set);
     }
     return n_tensor;

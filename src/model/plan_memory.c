@@ -30,6 +30,14 @@ ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32
     return t;
 }
 
+ml_tensor ml_plan_grad_value(const ml_plan *p, int32_t value, const ml_rows *r) {
+    ml_tensor t = ml_plan_value(p, value, r, p->opts.caps.n_page);
+
+    if (p->spec->value[value].exact_grad)
+        t.dtype = ML_F32;
+    return t;
+}
+
 ml_rows ml_plan_full_rows(const ml_plan *p) {
     return (ml_rows){ .n_token = p->opts.caps.n_token,
                       .n_seq = p->opts.caps.n_seq,
@@ -43,6 +51,12 @@ ml_rows ml_plan_full_rows(const ml_plan *p) {
 static size_t value_bytes(const ml_plan *p, int32_t value) {
     ml_rows full = ml_plan_full_rows(p);
     ml_tensor t = ml_plan_value(p, value, &full, p->opts.caps.n_page);
+    return (ml_tensor_bytes(&t) + 63) & ~(size_t)63;
+}
+
+static size_t grad_bytes(const ml_plan *p, int32_t value) {
+    ml_rows full = ml_plan_full_rows(p);
+    ml_tensor t = ml_plan_grad_value(p, value, &full);
     return (ml_tensor_bytes(&t) + 63) & ~(size_t)63;
 }
 
@@ -446,7 +460,7 @@ static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad)
         c->has_din[k] = true;
         c->din_add[k] = p->grad_store[v] != ML_NONE;
         if (!c->din_add[k])
-            p->grad_store[v] = new_store(p, value_bytes(p, v), time);
+            p->grad_store[v] = new_store(p, grad_bytes(p, v), time);
         live_until(p, p->grad_store[v], backward_time(p, node));
     }
 }
@@ -459,7 +473,7 @@ static void plan_first_gradients(ml_plan *p) {
     for (int32_t i = 0; i < p->range.n_out; i++) {
         int32_t v = p->range.out[i].value;
         if (p->range.out[i].grad)
-            p->grad_store[v] = new_store(p, value_bytes(p, v), last);
+            p->grad_store[v] = new_store(p, grad_bytes(p, v), last);
     }
     if (p->head == ML_NONE)
         return;

@@ -192,6 +192,8 @@ void ml_plan_spans_end(ml_plan *p);
 
 /* A value's shape for a batch, without data. */
 ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32_t n_page);
+/* The same of its gradient. */
+ml_tensor ml_plan_grad_value(const ml_plan *p, int32_t value, const ml_rows *r);
 /* A batch at the plan's capacity, for sizing. */
 ml_rows ml_plan_full_rows(const ml_plan *p);
 

@@ -94,9 +94,10 @@ typedef struct ml_value {
     int32_t mul;
     int64_t width;
     ml_dtype dtype;
-    bool exact; /* f32 on every backend; others have the backend's dtype */
-    bool sent;  /* tokens: rows that the ranks of an expert group sent to this one */
-    bool dp;    /* tokens: rows of this rank's DP group; others are undefined */
+    bool exact;      /* f32 on every backend; others have the backend's dtype */
+    bool exact_grad; /* its gradient is f32 on every backend: ranks add up parts of it */
+    bool sent;       /* tokens: rows that the ranks of an expert group sent to this one */
+    bool dp;         /* tokens: rows of this rank's DP group; others are undefined */
 } ml_value;
 
 /* The dtype of a value, where activations have dtype `act`. */

@@ -68,7 +68,11 @@ static int32_t gather(context *x, int32_t v) {
     between(x, ML_OP_SPLIT_COLS, v, share, &all, false);
     rows = new_value(x, v, ML_PER_CONTEXT, width);
     between(x, ML_OP_GATHER_ROWS, share, rows, NULL, false);
-    return x->gathered[v] = ordered(x, rows);
+    x->gathered[v] = ordered(x, rows);
+    x->b.spec->value[share].exact_grad = true;
+    x->b.spec->value[rows].exact_grad = true;
+    x->b.spec->value[x->gathered[v]].exact_grad = true;
+    return x->gathered[v];
 }
 
 /* This rank's columns of all rows. */

@@ -6,7 +6,8 @@
  *   attention (ATTN, INDEX, ATTN_CHOSEN): the keys and values of all ranks are gathered
  *     (GATHER_ROWS) and put in the order of the sequences (ORDER_ROWS); a rank's queries
  *     then read all keys before them, as a chunk of a prompt does in prefill.  In backward
- *     the gradients of keys are summed over the ranks, in the order of ML_REDUCE_TREE.
+ *     the gradients of keys are summed over the ranks in f32, in the order of
+ *     ML_REDUCE_TREE, and then rounded.
  *   recurrent layers (CONV, LINEAR_RNN): the ranks exchange pieces of all heads for whole
  *     sequences of some heads (SWAP_ROWS), and back.  A key head stays whole with its
  *     heads; ranks beyond the number of key heads compute none.

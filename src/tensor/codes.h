@@ -7,7 +7,8 @@
  *     ML_INT4_G128   int4        bf16    128
  *     ML_NF4         NF4         f32     64
  *     ML_MXFP4       e2m1        bf16    32
- *     ML_FP8_BLOCKWISE   as ML_FP8; LINEAR and MOE_LINEAR round their input, too
+ *     ML_FP8_BLOCKWISE   as ML_FP8; LINEAR and MOE_LINEAR round their input, too; 128 outputs
+ *                    of a block have the same scale, if a weight has whole blocks
  *     ML_MXFP8       e4m3        bf16    32, powers of two; these round it, too
  *
  * An element is the f32 product of its code's value and its scale.  Every output has scales

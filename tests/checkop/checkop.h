@@ -32,6 +32,7 @@ typedef struct ck_case {
     ml_tensor in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
     ml_tensor given; /* given selections, or absent */
     bool exact;      /* weights and outputs are f32 on every backend */
+    bool exact_grad; /* so are the cotangents */
     /* Filled by the harness: cotangents, and the initial contents of added gradients. */
     ml_tensor dout[ML_OP_OUT], din[ML_OP_IN], dw[ML_OP_W];
 } ck_case;

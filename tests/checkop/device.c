@@ -311,6 +311,14 @@ static ml_dtype stored(const device_run *r, bool out, int i) {
     return exact ? ML_F32 : r->be->act;
 }
 
+/* Gradients of keys of which ranks have pieces are added up in f32. */
+static ml_dtype stored_grad(const device_run *r, int i) {
+    ml_op_id op = r->c->suite->op;
+    bool keys = op == ML_OP_ATTN ? i > 0 : op == ML_OP_ATTN_CHOSEN && i == 1;
+
+    return keys && r->c->rows.context ? ML_F32 : stored(r, false, i);
+}
+
 /* Matrices have the backend's dtype, except those of adapters. */
 static ml_dtype stored_weight(const device_run *r, int i) {
     if (r->c->suite->op == ML_OP_LORA)
@@ -425,10 +433,11 @@ static void place_gradients(device_run *r) {
 
     for (int i = 0; i < ML_OP_OUT; i++)
         if (c->dout[i].data)
-            place(r, &r->dout[i], &c->dout[i], stored(r, true, i), true);
+            place(r, &r->dout[i], &c->dout[i], c->exact_grad ? ML_F32 : stored(r, true, i),
+                  true);
     for (int i = 0; i < ML_OP_IN; i++)
         if (c->din[i].data && (only == CK_ALL || only == i)) {
-            place(r, &r->din[i], &c->din[i], stored(r, false, i), r->m.add);
+            place(r, &r->din[i], &c->din[i], stored_grad(r, i), r->m.add);
             r->args.din_add[i] = r->m.add;
         }
     for (int i = 0; i < ML_OP_W; i++)

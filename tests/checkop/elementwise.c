@@ -248,10 +248,11 @@ static const int64_t split_width[][3] = { { 7 }, { 5, 7 }, { 16, 0, 24 } };
 static const struct split_variant {
     int32_t n, m, kind, n_run, n_block;
     bool back;
+    bool f32; /* cotangents: what ranks have added up */
 } split_variants[] = {
     { 0, 0, 0, 1, 1, false },  { 0, 3, 1, 4, 2, false }, { 5, 5, 0, 1, 1, false },
     { 5, 9, 1, 4, 2, false },  { 5, 9, 1, 4, 2, true },  { 33, 40, 2, 3, 3, false },
-    { 33, 40, 2, 3, 3, true }, { 0, 3, 1, 4, 2, true },
+    { 33, 40, 2, 3, 3, true }, { 0, 3, 1, 4, 2, true },  { 9, 12, 0, 1, 1, .f32 = true },
 };
 
 static void build_split(ck_case *c, int i) {
@@ -259,7 +260,10 @@ static void build_split(ck_case *c, int i) {
     int64_t width = 0;
 
     ck_name(c, "n%d-m%d-b%d-k%d%s", v->n, v->m, v->n_block, v->n_run,
-            v->back ? "-back" : "");
+            v->back  ? "-back"
+            : v->f32 ? "-f32"
+                     : "");
+    c->exact_grad = v->f32;
     for (int k = 0; k < v->n_block; k++)
         width += split_width[v->kind][k];
     c->attr.split.run = split_runs[v->kind];

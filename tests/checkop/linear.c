@@ -212,17 +212,40 @@ const ck_suite ck_linear = {
 /* Sizes around eight inputs, a group of them, a span and a block of depth; rows and panels of every
  * kind of register tile. */
 static const struct variant coded[] = {
-    { 1, 16, 8, ML_INT4, false },        { 1, 150, 576, ML_INT4, true },
-    { 3, 31, 33, ML_INT4_G128, true },   { 16, 140, 130, ML_INT4_G128, false },
-    { 17, 20, 2200, ML_INT4, true },     { 40, 33, 361, ML_INT4, false },
-    { 1, 129, 200, ML_NF4, true },       { 33, 17, 65, ML_NF4, false },
-    { 1, 40, 96, ML_MXFP4, true },       { 20, 48, 70, ML_MXFP4, false },
-    { 1, 260, 300, ML_FP8, true },       { 7, 130, 129, ML_FP8, false },
-    { 50, 33, 400, ML_FP8, true },       { 2, 144, 260, ML_INT8, false },
-    { 30, 16, 127, ML_INT8, true },      { 530, 20, 40, ML_INT8, false },
-    { 1, 70, 2200, ML_INT4_G128, true }, { 4, 100, 2201, ML_INT8, true },
-    { 5, 75, 137, ML_NF4, true },        { 6, 45, 96, ML_MXFP4, false },
-    { 8, 33, 2120, ML_FP8, true },       { 13, 40, 77, ML_INT4, true },
+    { 1, 16, 8, ML_INT4, false },
+    { 1, 150, 576, ML_INT4, true },
+    { 3, 31, 33, ML_INT4_G128, true },
+    { 16, 140, 130, ML_INT4_G128, false },
+    { 17, 20, 2200, ML_INT4, true },
+    { 40, 33, 361, ML_INT4, false },
+    { 1, 129, 200, ML_NF4, true },
+    { 33, 17, 65, ML_NF4, false },
+    { 1, 40, 96, ML_MXFP4, true },
+    { 20, 48, 70, ML_MXFP4, false },
+    { 1, 260, 300, ML_FP8, true },
+    { 7, 130, 129, ML_FP8, false },
+    { 50, 33, 400, ML_FP8, true },
+    { 2, 144, 260, ML_INT8, false },
+    { 30, 16, 127, ML_INT8, true },
+    { 530, 20, 40, ML_INT8, false },
+    { 1, 70, 2200, ML_INT4_G128, true },
+    { 4, 100, 2201, ML_INT8, true },
+    { 5, 75, 137, ML_NF4, true },
+    { 6, 45, 96, ML_MXFP4, false },
+    { 8, 33, 2120, ML_FP8, true },
+    { 13, 40, 77, ML_INT4, true },
+    /* Whole panels and steps, whose codes the products of up to 32 rows read on a GPU. */
+    { 1, 48, 1280, ML_INT4, true },
+    { 8, 32, 256, ML_INT8, false },
+    { 11, 64, 512, ML_FP8, true },
+    { 16, 16, 768, ML_INT4_G128, false },
+    { 17, 48, 1280, ML_FP8, false },
+    { 32, 32, 256, ML_INT4, true },
+    { 24, 16, 512, ML_INT8, true },
+    { 30, 80, 256, ML_INT4_G128, true },
+    { 33, 16, 256, ML_INT4, false },
+    { 2, 9008, 256, ML_INT4, false },
+    { 3, 9008, 256, ML_FP8, true },
 };
 
 static void build_coded(ck_case *c, int i) {
@@ -404,8 +427,17 @@ static ml_tensor group_of(ck_case *c, const struct moe_variant *v) {
 }
 
 static const struct moe_variant coded_moe[] = {
-    { 8, 3, 33, 40, ML_INT4, true },  { 4, 20, 17, 130, ML_FP8 }, { 9, 2, 16, 72, ML_NF4 },
-    { 3, 40, 20, 33, ML_INT8, true }, { 5, 4, 48, 64, ML_MXFP4 },
+    { 8, 3, 33, 40, ML_INT4, true },
+    { 4, 20, 17, 130, ML_FP8 },
+    { 9, 2, 16, 72, ML_NF4 },
+    { 3, 40, 20, 33, ML_INT8, true },
+    { 5, 4, 48, 64, ML_MXFP4 },
+    /* Whole panels and steps; the last has more rows than the kernel of few rows takes. */
+    { 8, 3, 48, 256, ML_INT4, true },
+    { 4, 20, 80, 512, ML_FP8 },
+    { 3, 30, 16, 256, ML_INT8 },
+    { 2, 40, 32, 768, ML_INT4_G128, true },
+    { 1, 90, 16, 256, ML_INT8, true },
 };
 
 static void build_moe_variant(ck_case *c, const struct moe_variant *v) {

@@ -39,8 +39,10 @@ count() { # count STATUS
 
 # --- scores -------------------------------------------------------------------
 
-# FAMILY NAME RANKS BOUND-OF-GRADIENTS FLAG...; 0: the same bytes.  NAME-f32: in f32.  With context
-# parallelism each rank rounds its part of the gradients of keys to bf16 before they are added.
+# FAMILY NAME RANKS BOUND-OF-GRADIENTS FLAG...; 0: the same bytes.  NAME-f32: in f32.
+# qwen3_next cp4-f32 fails in A_log and dt_bias (2.8e-5): LINEAR_RNN's backward finds the gradient of a
+# decay, <dS, S>, by a scan over tokens, which loses digits behind strong decays.  It needs both states of a
+# token at once, so states that are stored every few tokens and computed again between them.
 score_cases() {
     cat << END
 qwen3_moe dp2 2 1e-6
@@ -54,20 +56,20 @@ gpt_oss pp2 2 0 --pipeline-model-parallel-size 2
 qwen3 cp2 2 1e-2 --context-parallel-size 2
 qwen3 cp4 4 1e-2 --context-parallel-size 4
 qwen3 cp2-contiguous 2 1e-2 --context-parallel-size 2 --allgather-cp
-qwen3_moe cp2tp2 4 2e-2 --context-parallel-size 2 --tensor-model-parallel-size 2
-qwen3_moe cp2pp2 4 2e-2 --context-parallel-size 2 --pipeline-model-parallel-size 2
+qwen3_moe cp2tp2 4 1e-2 --context-parallel-size 2 --tensor-model-parallel-size 2
+qwen3_moe cp2pp2 4 1e-2 --context-parallel-size 2 --pipeline-model-parallel-size 2
 qwen3_next cp2 2 1e-2 --context-parallel-size 2
 nemotron_h cp2 2 1e-2 --context-parallel-size 2
 deepseek_v3 cp2 2 1e-2 --context-parallel-size 2
-deepseek_v32 cp2 2 2e-2 --context-parallel-size 2
+deepseek_v32 cp2 2 1e-2 --context-parallel-size 2
 gpt_oss cp2 2 1e-2 --context-parallel-size 2
 gemma2 cp2 2 1e-2 --context-parallel-size 2
 gemma3_text cp4 4 1e-2 --context-parallel-size 4
 llama4_text cp2 2 1e-2 --context-parallel-size 2
-qwen3_moe cp2-f32 2 1e-5 --context-parallel-size 2
-qwen3_next cp4-f32 4 1e-4 --context-parallel-size 4
-deepseek_v32 cp2-f32 2 1e-5 --context-parallel-size 2
-gpt_oss cp2-f32 2 1e-5 --context-parallel-size 2
+qwen3_moe cp2-f32 2 1e-6 --context-parallel-size 2
+qwen3_next cp4-f32 4 1e-6 --context-parallel-size 4
+deepseek_v32 cp2-f32 2 1e-6 --context-parallel-size 2
+gpt_oss cp2-f32 2 1e-6 --context-parallel-size 2
 END
 }
 score() { # score FAMILY NAME RANKS FLAG...
@@ -173,6 +175,7 @@ memory_cases() {
 4 tp2pp2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
 END
 }
+# The reference makes runs score, which takes the memory of forward-only passes.
 memory_run() { # memory_run RANKS NAME FLAG...
     local n=$1 at="$work/memory/$2"
     shift 2
@@ -181,6 +184,7 @@ memory_run() { # memory_run RANKS NAME FLAG...
     miles "$n" train --dtype bf16 --hf-checkpoint "$work/memory/model" --prompt-data "$work/memory/data.jsonl" \
         --input-key text --label-key label --rm-type random --num-rollout 2 --rollout-batch-size 8 \
         --n-samples-per-prompt 8 --rollout-max-response-len 64 --advantage-estimator grpo --lr 1e-6 \
+        --use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl \
         --use-dynamic-batch-size --max-tokens-per-gpu 4096 --record-memory-history --memory-snapshot-dir "$at" "$@" \
         > "$at/log" 2>&1 || { echo "FAIL memory $*" && tail -n 5 "$at/log"; return 1; }
     "$here/rank_memory.py" "$at" "$n"

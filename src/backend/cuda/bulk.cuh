@@ -27,6 +27,14 @@ __device__ static inline void ml_barrier_arrive(ml_barrier *b) {
 #endif
 }
 
+/* Arrives when all cp.async copies that this thread has started are there. */
+__device__ static inline void ml_barrier_arrive_copied(ml_barrier *b) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ml_smem(b))
+                 : "memory");
+#endif
+}
+
 /* The initializing thread calls it after it initialized all barriers of the block; the
  * other threads wait for that thread. */
 __device__ static inline void ml_barrier_init_end(void) {

@@ -21,6 +21,15 @@ template <class T, int V> __device__ static void put(T *to, const T *from, bool 
     ml_store(to, x);
 }
 
+/* A gradient that was added up in f32. */
+__device__ static void put_one(bf16 *to, const float *from, bool add) {
+    *to = ml_as<bf16>(add ? ml_f32(*to) + *from : *from);
+}
+
+template <class T> __device__ static void put_one(T *to, const T *from, bool add) {
+    put<T, 1>(to, from, add);
+}
+
 template <class T, int V> __device__ static void put_zeros(T *to) {
     float zero[V] = {};
     ml_store(to, zero);
@@ -216,8 +225,8 @@ struct runs {
 };
 
 /* Rows from n_from on are zeros. */
-template <class T>
-__global__ static void runs_kernel(T *to, const T *from, int64_t n_from, bool add, runs x) {
+template <class T, class F>
+__global__ static void runs_kernel(T *to, const F *from, int64_t n_from, bool add, runs x) {
     const run r = x.at[blockIdx.y];
     const int64_t row = blockIdx.x;
 
@@ -225,13 +234,13 @@ __global__ static void runs_kernel(T *to, const T *from, int64_t n_from, bool ad
     from += r.from + row * r.from_step;
     for (int64_t i = threadIdx.x; i < r.n; i += THREADS)
         if (row < n_from)
-            put<T, 1>(to + i, from + i, add);
+            put_one(to + i, from + i, add);
         else if (!add)
             to[i] = ml_as<T>(0.0f);
 }
 
 /* Copies n_row rows of all runs; next fills run i. */
-template <class T, class NEXT>
+template <class T, class F, class NEXT>
 static void copy_runs(ml_stream *s, const ml_tensor *to, const ml_tensor *from,
                       int64_t n_row, int64_t n_from, int32_t n_run, bool add, NEXT next) {
     for (int32_t first = 0; n_row && first < n_run; first += RUNS) {
@@ -240,7 +249,7 @@ static void copy_runs(ml_stream *s, const ml_tensor *to, const ml_tensor *from,
         for (int32_t i = 0; i < n; i++)
             x.at[i] = next(first + i);
         runs_kernel<<<dim3((unsigned)n_row, (unsigned)n), THREADS, 0, ml_cuda(s)->stream>>>(
-            (T *)to->data, (const T *)from->data, n_from, add, x);
+            (T *)to->data, (const F *)from->data, n_from, add, x);
         ml_cuda_launched(ml_cuda(s), "columns");
     }
 }
@@ -249,7 +258,7 @@ template <class T> static void merge(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *to = &a->out[0], *from = &a->in[0];
     int64_t n = to->shape[0], to_width = to->shape[1], from_width = from->shape[1];
 
-    copy_runs<T>(s, to, from, n, n, a->attr->merge.n_run, false, [=](int32_t i) -> run {
+    copy_runs<T, T>(s, to, from, n, n, a->attr->merge.n_run, false, [=](int32_t i) -> run {
         const ml_col_run *r = &a->attr->merge.run[i];
         return { r->to, r->rank * n * from_width + r->from, r->n, to_width, from_width };
     });
@@ -269,32 +278,38 @@ static int64_t block_at(const ml_op_attr *attr, int32_t block, int64_t m) {
 }
 
 /* From rows [n, C] to blocks of m rows, or back (join). */
-template <class T>
+template <class T, class F>
 static void split(ml_stream *s, const ml_op_attr *attr, const ml_tensor *to,
                   const ml_tensor *from, bool join, bool add) {
     const ml_tensor *rows = join ? to : from, *blocks = join ? from : to;
     int64_t n = rows->shape[0], m = blocks->shape[0], width = rows->shape[1];
 
-    copy_runs<T>(s, to, from, join ? n : m, n, attr->split.n_run, add,
-                 [=](int32_t i) -> run {
-                     const ml_col_run *r = &attr->split.run[i];
-                     int64_t step = attr->split.width[r->rank];
-                     int64_t at = block_at(attr, r->rank, m) + r->to;
-                     if (join)
-                         return { r->from, at, r->n, width, step };
-                     return { at, r->from, r->n, step, width };
-                 });
+    copy_runs<T, F>(s, to, from, join ? n : m, n, attr->split.n_run, add,
+                    [=](int32_t i) -> run {
+                        const ml_col_run *r = &attr->split.run[i];
+                        int64_t step = attr->split.width[r->rank];
+                        int64_t at = block_at(attr, r->rank, m) + r->to;
+                        if (join)
+                            return { r->from, at, r->n, width, step };
+                        return { at, r->from, r->n, step, width };
+                    });
 }
 
 void ml_cuda_split_cols_forward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->out[0].dtype,
-                  split<T>(s, a->attr, &a->out[0], &a->in[0], a->attr->split.back, false));
+    ML_CUDA_TYPED(a->out[0].dtype, split<T, T>(s, a->attr, &a->out[0], &a->in[0],
+                                               a->attr->split.back, false));
 }
 
 void ml_cuda_split_cols_backward(ml_stream *s, const ml_op_args *a) {
-    if (a->din[0].data)
-        ML_CUDA_TYPED(a->dout[0].dtype, split<T>(s, a->attr, &a->din[0], &a->dout[0],
-                                                 !a->attr->split.back, a->din_add[0]));
+    const ml_tensor *to = &a->din[0], *from = &a->dout[0];
+    bool join = !a->attr->split.back;
+
+    if (!to->data)
+        return;
+    if (to->dtype == ML_BF16 && from->dtype == ML_F32)
+        split<bf16, float>(s, a->attr, to, from, join, a->din_add[0]);
+    else
+        ML_CUDA_TYPED(to->dtype, split<T, T>(s, a->attr, to, from, join, a->din_add[0]));
 }
 
 /* ---- order-rows ---- */

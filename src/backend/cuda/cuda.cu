@@ -1,8 +1,8 @@
 /* cuda.cu - the CUDA backend: memory, stream, op table, CUDA graphs. */
 #include "backend/cuda/attn/attn.cuh"
-#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/gemm_fp8.cuh"
 #include "backend/cuda/gemm/lmhead.cuh"
 #include "backend/cuda/moe/moe.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
@@ -212,8 +212,9 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "recurrent heads with keys of", attr->linear_rnn.key_dim);
     if (backward)
         return ML_OK;
-    if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a) &&
-        !ml_fp8_takes(ml_cuda(s), a->w[0].dtype))
+    if (op == ML_OP_LINEAR && ml_fp8_takes(ml_cuda(s), a->w[0].dtype))
+        return ml_gemm_fp8_try(ml_cuda(s), a->in[0].shape[0], w[0], w[1], err);
+    if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a))
         return try_linear(ml_cuda(s), a, err);
     ml_cuda(s)->joint.n = 0;
     if (op == ML_OP_LMHEAD)
@@ -283,6 +284,7 @@ static const ml_replay cuda_replay = { begin_recording, end_recording, run_recor
 static void cuda_close(ml_backend *b) {
     cuda *c = (cuda *)b->priv;
 
+    ml_gemm_fp8_close(&c->stream);
     ml_gemm_close(&c->stream);
     ml_cuda_sample_close(&c->stream);
     ml_cuda_staging_close(&c->stream);

@@ -1,9 +1,9 @@
 /* fuse.cu - fuses consecutive op calls of a plan.
  *
  *     function         calls                               rows  becomes
- *     run_products     [RMSNORM] LINEAR [ADD]                16  one skinny GEMM
- *                      [RMSNORM] LINEAR x 2 [GLU]            16  one skinny GEMM
- *                      [RMSNORM] LINEAR x 3                  16  one skinny GEMM
+ *     run_products     [RMSNORM] LINEAR [ADD]             16, 32  one skinny GEMM
+ *                      [RMSNORM] LINEAR x 2 [GLU]         16, 32  one skinny GEMM
+ *                      [RMSNORM] LINEAR x 3               16, 32  one skinny GEMM
  *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
  *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, GLU
  *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
@@ -14,7 +14,7 @@
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
  *
  * The first pattern that matches is used.  [ ] is optional; rows is the maximum (a
- * skinny GEMM takes 8 with a norm, and needs sm_90).  The match is by the tensors that
+ * skinny GEMM takes 8 with a norm, 32 with quantized weights and none, and needs sm_90).  The match is by the tensors that
  * the calls read and write.  A fused kernel leaves the same bits as the single calls;
  * it does not write an intermediate that no later call reads, or that a later output
  * overwrites.  Blocks of a kernel do not synchronize with each other, so no block may
@@ -126,28 +126,12 @@ static bool is_bf16(const products *p, ml_dtype weights) {
 }
 
 static ml_skinny_gemm skinny_of(const products *p) {
-    const ml_op_args *first = p->linear[0];
     const ml_tensor *last = p->add ? &p->add->out[0] : p->glu ? &p->glu->out[0] : NULL;
     ml_skinny_gemm f = {};
 
-    f.x = (const bf16 *)first->in[0].data;
-    f.m = (int)first->in[0].shape[0];
-    f.k = (int)first->w[0].shape[1];
-    f.n_part = p->n_linear;
-    f.weights = first->w[0].dtype;
-    if (ml_dtype_codes(f.weights)) {
-        f.panel = ml_codes_panel_bytes(f.weights, f.k);
-        f.scales = ml_codes_scale_bytes(f.weights, f.k);
-    }
-    for (int i = 0; i < p->n_linear; i++) {
-        const ml_op_args *a = p->linear[i];
-        f.part[i].w = a->w[0].data;
-        f.part[i].bias = (const float *)a->w[1].data;
-        f.part[i].n = (int)a->w[0].shape[0];
-        f.part[i].y = is_wanted(p->call, p->n_call, i + (p->norm ? 1 : 0))
-                          ? (bf16 *)a->out[0].data
-                          : NULL;
-    }
+    for (int i = 0; i < p->n_linear; i++)
+        ml_skinny_gemm_add(&f, p->linear[i],
+                           is_wanted(p->call, p->n_call, i + (p->norm ? 1 : 0)));
     if (p->norm) {
         f.x = (const bf16 *)p->norm->in[0].data;
         f.norm = (const float *)p->norm->w[0].data;
@@ -227,7 +211,9 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
     if (ml_fp8_takes(s, first->w[0].dtype)) {
-        ml_fp8_multiply(s, first, ml_fp8_encode(s, first), n, joint_out(p));
+        const ml_fp8_gemm f =
+            ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        ml_fp8_multiply(s, &f);
         return n;
     }
     g = ml_gemm_shape(first->in[0].shape[0], n, first->w[0].shape[1], false, false);
@@ -260,21 +246,26 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
-/* Products of codes (fp8.cuh). */
+/* Products of codes (fp8.cuh).  The codes are behind the largest weight, which a product may unpack. */
 static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const ml_op_args *largest = &c->args;
     products p;
     ml_fp8_input x;
 
     if (c->op != ML_OP_LINEAR || !ml_fp8_takes(s, c->args.w[0].dtype))
         return 0;
     p = find_products(c, n);
-    for (int i = 0; i < p.n_linear; i++)
-        if (p.linear[i]->w[0].dtype != c->args.w[0].dtype ||
-            !apart(&p.linear[i]->out[0], &c->args.in[0]))
+    for (int i = 0; i < p.n_linear; i++) {
+        const ml_op_args *a = p.linear[i];
+        if (a->w[0].dtype != c->args.w[0].dtype || a->scratch != c->args.scratch ||
+            !apart(&a->out[0], &c->args.in[0]))
             return 0;
+        if (ml_cuda_dense_bytes(a) > ml_cuda_dense_bytes(largest))
+            largest = a;
+    }
     if (p.n_linear < 2)
         return 0; /* a single one is the op itself */
-    x = ml_fp8_encode(s, &c->args);
+    x = ml_fp8_encode(s, largest);
     for (int i = 0; i < p.n_linear; i++)
         ml_cuda_linear_of_codes(s, p.linear[i], x);
     return p.n_linear;

@@ -48,7 +48,7 @@ template <class T> struct attn_call {
     const T *dout;
     float *shift; /* [n_token, n_head] LSE in log2 units: P = 2^(score log2(e) - shift) */
     float *delta; /* [n_token, n_head] rowsum(dO * O) */
-    T *dq, *dk, *dv_out;
+    T *dq, *dk, *dv_out; /* with keys.piece, dk and dv_out are f32 */
     bool add_q, add_k, add_v;
     /* ATTN_CHOSEN */
     const int32_t *chosen; /* [n_token, n_chosen] or NULL: all */
@@ -123,6 +123,10 @@ struct attn_reads {
     int first, n;
     bool pieces;
 };
+
+/* The gradients of keys and values; with context parallelism ranks add up parts in f32. */
+template <bool PIECES> struct attn_key_grad { typedef bf16 type; };
+template <> struct attn_key_grad<true> { typedef float type; };
 
 /* How many of n ascending numbers are below x. */
 __device__ static inline int attn_count_below(const int32_t *at, int n, int x) {

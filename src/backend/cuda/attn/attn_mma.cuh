@@ -159,7 +159,8 @@ attn_accumulate(float (&acc)[D / 8][4], const uint32_t (&a)[N / 2][4], const bf1
 }
 
 /* Stores two adjacent columns of an output row of d numbers. */
-__device__ static inline void attn_put2(bf16 *row, int d, int col, float x, float y,
+template <class T>
+__device__ static inline void attn_put2(T *row, int d, int col, float x, float y,
                                         bool add) {
     float v[2] = { x, y }, old[2];
     if (col >= d)

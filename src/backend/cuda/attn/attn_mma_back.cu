@@ -143,8 +143,8 @@ __device__ static void fetch_step(back_smem<D> &smem, int n, const attn_call<bf1
     }
 }
 
-template <int D>
-__device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
+template <int D, class T>
+__device__ static void put_keys(T *to, const float (&acc)[D / 8][4],
                                 const attn_call<bf16> &c, const ml_piece &p, int head,
                                 int key, bool add) {
     int lane = (int)threadIdx.x % 32;
@@ -219,8 +219,13 @@ __global__ void __launch_bounds__(ATTN_THREADS) mma_back_keys(attn_call<bf16> c)
         attn_accumulate<D, STEP / 8>(dk, dw, now.q);
         __syncthreads();
     }
-    put_keys<D>(c.dk, dk, c, p, head, tile + own, c.add_k);
-    put_keys<D>(c.dv_out, dv, c, p, head, tile + own, c.add_v);
+    if (by.pieces) {
+        put_keys<D>((float *)c.dk, dk, c, p, head, tile + own, c.add_k);
+        put_keys<D>((float *)c.dv_out, dv, c, p, head, tile + own, c.add_v);
+    } else {
+        put_keys<D>(c.dk, dk, c, p, head, tile + own, c.add_k);
+        put_keys<D>(c.dv_out, dv, c, p, head, tile + own, c.add_v);
+    }
 }
 
 template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {

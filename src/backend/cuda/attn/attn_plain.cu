@@ -66,6 +66,18 @@ __device__ static void put_row(T *to, const float (&x)[N], int d, bool add) {
             put(to + lane + 32 * e, x[e], add);
 }
 
+/* The same for the gradient of a key or a value, from number `at` on; f32: of pieces. */
+template <class T, int N>
+__device__ static void put_key(T *to, int64_t at, const float (&x)[N], int d, bool add,
+                               bool f32) {
+    if (!to)
+        return;
+    if (f32)
+        put_row((float *)to + at, x, d, add);
+    else
+        put_row(to + at, x, d, add);
+}
+
 /* A token's row of one head: the KV head it reads, and its keys first .. last. */
 struct query {
     int head, first, last;
@@ -283,10 +295,8 @@ template <class T, int D> __global__ void plain_back_key(attn_call<T> c) {
             add_row(dk, ds, c.q + at * c.d, c.d);
             add_row(dv, p, c.dout + at * c.e, c.e);
         }
-    if (c.dk)
-        put_row(c.dk + i * c.d, dk, c.d, c.add_k);
-    if (c.dv_out)
-        put_row(c.dv_out + i * c.e, dv, c.e, c.add_v);
+    put_key(c.dk, i * c.d, dk, c.d, c.add_k, by.pieces);
+    put_key(c.dv_out, i * c.e, dv, c.e, c.add_v, by.pieces);
 }
 
 /* dk of ATTN_CHOSEN.  A warp for each key, of a row or compressed; the tokens that have it in
@@ -324,8 +334,8 @@ __global__ void plain_back_listed(attn_call<T> c, bool compressed) {
                 add_row(dk, p, c.dout + at * c.e, c.e);
             }
     }
-    put_row(c.dk + (int64_t)at_key * (c.ratio ? 2 : 1) * c.d + (compressed ? c.d : 0), dk,
-            c.d, c.add_k);
+    put_key(c.dk, (int64_t)at_key * (c.ratio ? 2 : 1) * c.d + (compressed ? c.d : 0), dk,
+            c.d, c.add_k, by.pieces);
 }
 
 template <int D, class T>

@@ -133,8 +133,8 @@ __device__ static inline void slope_columns(uint32_t (&w)[4][4], const float (&s
     attn_round<8>(w, dp);
 }
 
-template <int D>
-__device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4], float scale,
+template <int D, class T>
+__device__ static void put_keys(T *to, const float (&acc)[D / 8][4], float scale,
                                 const attn_call<bf16> &c, const ml_piece &p, int head,
                                 int key, bool add) {
     int lane = (int)threadIdx.x % 32;
@@ -152,6 +152,7 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4], float sc
 
 template <int D, bool CAP, bool PIECES>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf16> c) {
+    typedef typename attn_key_grad<PIECES>::type grad;
     key_smem<D> &smem = *(key_smem<D> *)attn_smem;
     int head = (int)blockIdx.x % c.n_kv, team = attn_team();
     ml_piece p = attn_find_piece(c.keys.seq_start, c.keys.n_seq, c.keys.n, 1, OWN,
@@ -207,8 +208,8 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
         ml_wgmma_wait<0>(dk + 8 * h);
         ml_wgmma_wait<0>(dv + 8 * h);
     }
-    put_keys<D>(c.dk, dk, c.scale, c, p, head, key, c.add_k);
-    put_keys<D>(c.dv_out, dv, 1.0f, c, p, head, key, c.add_v);
+    put_keys<D>((grad *)c.dk, dk, c.scale, c, p, head, key, c.add_k);
+    put_keys<D>((grad *)c.dv_out, dv, 1.0f, c, p, head, key, c.add_v);
 }
 
 /* ---- dq ---- */

@@ -336,10 +336,10 @@ __device__ static void find_keys(key_smem<D, E, IN_KEY> &smem, const attn_call<b
 }
 
 /* Stores a warp's 16 keys x N tiles of columns from `col` on, in rows of `step` numbers. */
-template <int N>
-__device__ static void put_keys(bf16 *to, const float (&acc)[N][4],
-                                const attn_call<bf16> &c, const key_block &b, int own,
-                                int col, int width, int step, bool add) {
+template <int N, class T>
+__device__ static void put_keys(T *to, const float (&acc)[N][4], const attn_call<bf16> &c,
+                                const key_block &b, int own, int col, int width, int step,
+                                bool add) {
     int lane = (int)threadIdx.x % 32;
     for (int r = 0; to && r < 2; r++) {
         int key = b.first + own + lane / 4 + 8 * r;
@@ -374,6 +374,7 @@ __device__ static inline void put_weights(bf16 *weight, bf16 *slope,
 template <int D, int E, bool IN_KEY, bool LIST, bool PIECES>
 __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     wide_back_keys(attn_call<bf16> c, bool compressed) {
+    typedef typename attn_key_grad<PIECES>::type grad;
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     key_smem<D, E, IN_KEY> &smem = *(key_smem<D, E, IN_KEY> *)smem_bytes;
     const int NK = D / 8 / WIDE_PARTS, NV = LIST ? 2 : E / 8 / WIDE_PARTS;
@@ -431,12 +432,12 @@ __global__ void __launch_bounds__(WIDE_THREADS, D > 256 ? 1 : 2)
     }
     ml_copy_wait<0>();
     if (LIST) {
-        put_keys<NK>(c.dk ? c.dk + (compressed ? c.d : 0) : NULL, dk, c, b, own,
+        put_keys<NK>(c.dk ? (grad *)c.dk + (compressed ? c.d : 0) : NULL, dk, c, b, own,
                      part * NK * 8, c.d, (c.ratio ? 2 : 1) * c.d, c.add_k);
         return;
     }
-    put_keys<NK>(c.dk, dk, c, b, own, part * NK * 8, c.d, c.d, c.add_k);
-    put_keys<NV>(c.dv_out, dv, c, b, own, part * NV * 8, c.e, c.e, c.add_v);
+    put_keys<NK>((grad *)c.dk, dk, c, b, own, part * NK * 8, c.d, c.d, c.add_k);
+    put_keys<NV>((grad *)c.dv_out, dv, c, b, own, part * NV * 8, c.e, c.e, c.add_v);
 }
 
 template <class K> static void allow(ml_cuda_stream *s, K *kernel, size_t bytes) {

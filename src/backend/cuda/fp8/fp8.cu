@@ -154,9 +154,7 @@ ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a) {
     return { code, scale };
 }
 
-void ml_fp8_multiply(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x, int64_t n,
-                     void *y) {
-#if ML_WGMMA
+ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void *y) {
     const ml_tensor *w = &a->w[0];
     int64_t k = a->in[0].shape[1];
     ml_fp8_gemm g = {};
@@ -174,8 +172,13 @@ void ml_fp8_multiply(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x, int
         g.start = (const int32_t *)a->in[1].data;
         g.n_expert = (int)w->shape[0];
     }
-    ml_fp8_gemm_run(s, &g);
+    return g;
+}
+
+void ml_fp8_multiply(ml_cuda_stream *s, const ml_fp8_gemm *g) {
+#if ML_WGMMA
+    ml_fp8_gemm_run(s, g);
 #else
-    (void)s, (void)a, (void)x, (void)n, (void)y;
+    (void)s, (void)g;
 #endif
 }

@@ -23,18 +23,8 @@ typedef struct ml_fp8_input {
 
 /* Rounds the input of such a LINEAR or MOE_LINEAR to the op's scratch memory. */
 ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a);
-/* Its product with the weights, to y [rows, n].  n: outputs, of several adjacent weights together if
- * that is more than those of a->w[0]. */
-void ml_fp8_multiply(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x, int64_t n,
-                     void *y);
 
-/* gemm/linear.cu: LINEAR of rounded inputs, with its bias. */
-void ml_cuda_linear_of_codes(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x);
-
-/* Otherwise the rows that the bf16 product reads: a->in[0], or its rounded values in scratch. */
-const void *ml_fp8_values(ml_cuda_stream *s, const ml_op_args *a);
-
-/* fp8_wgmma.cu: codes times a weight in panels (tensor/codes.h). */
+/* Codes times a weight in panels (tensor/codes.h). */
 typedef struct ml_fp8_gemm {
     ml_fp8_input x;
     const unsigned char *w;
@@ -45,6 +35,17 @@ typedef struct ml_fp8_gemm {
     int n_expert, rows, n, k;
 } ml_fp8_gemm;
 
+/* The product of the op's weights.  n: outputs, of several adjacent weights together if that is more
+ * than those of a->w[0]. */
+ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void *y);
+void ml_fp8_multiply(ml_cuda_stream *s, const ml_fp8_gemm *g);
+/* fp8_wgmma.cu */
 void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g);
+
+/* gemm/linear.cu: LINEAR of rounded inputs, with its bias. */
+void ml_cuda_linear_of_codes(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x);
+
+/* Otherwise the rows that the bf16 product reads: a->in[0], or its rounded values in scratch. */
+const void *ml_fp8_values(ml_cuda_stream *s, const ml_op_args *a);
 
 #endif

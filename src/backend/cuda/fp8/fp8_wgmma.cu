@@ -21,15 +21,11 @@ enum {
 };
 
 template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
-    /* Sums of 128 tokens need more registers than an equal share: a whole warpgroup, of which one warp
-     * copies, gives its own up. */
-    static const bool wide = false;
-    static const int teams = OUT * SPLIT;
-    static const int threads = teams * ML_WARPGROUP + (wide ? ML_WARPGROUP : 32);
+    static const int teams = OUT * SPLIT, threads = teams * ML_WARPGROUP + 32;
     static const int panels = OUT * TEAM_PANELS, outputs = OUT * 64;
     static const int sums = TOKENS / 2;  /* partial sums of a thread */
     static const int own = sums / SPLIT; /* of which it continues the chains */
-    static const int per_sm = TOKENS == 8 || TOKENS == 64 ? 2 : 1;
+    static const int per_sm = TOKENS == 8 && STAGES == 8 ? 2 : 1;
 
     struct smem {
         struct {
@@ -86,13 +82,6 @@ template <int N> __device__ static void wait_sums(float (&c)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++)
         asm volatile("" : ML_WGMMA_ROW(c[j])::"memory");
-}
-
-/* Operands in registers are read until the products are complete: others must not share them. */
-__device__ static void keep(uint32_t (&a)[STEPS][4]) {
-#pragma unroll
-    for (int i = 0; i < STEPS; i++)
-        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3]));
 }
 
 /* Arrives at b when this thread's copies (ml_copy_async4) have arrived. */
@@ -250,25 +239,23 @@ __device__ static void release(ml_barrier *empty) {
         ml_barrier_arrive(empty);
 }
 
-/* The weights of a group, when its stage has arrived. */
-template <int STAGES, class SMEM>
-__device__ static void fetch_weights(uint32_t (&a)[STEPS][4], SMEM &smem, int panel,
-                                     unsigned n) {
-    ml_barrier_wait(&smem.full[n % STAGES], n / STAGES & 1);
-    load_weights(a, smem.stage[n % STAGES].w + panel * PANEL_BYTES);
-}
-
-/* Starts the products of a group. */
+/* The sums of a group, when its stage has arrived; n counts groups through all tiles.  Until they are
+ * complete, wgmma reads the registers of the weights. */
 template <int TOKENS, int STAGES, class SMEM>
-__device__ static void multiply_group(float (&sum)[TOKENS / 8][4], uint32_t (&a)[STEPS][4],
-                                      SMEM &smem, unsigned n) {
-    uint32_t b = ml_panel((const bf16 *)smem.stage[n % STAGES].x);
+__device__ static void multiply_group(float (&sum)[TOKENS / 8][4], SMEM &smem, int panel,
+                                      unsigned n) {
+    unsigned at = n % STAGES;
+    uint32_t a[STEPS][4], b = ml_panel((const bf16 *)smem.stage[at].x);
 
+    ml_barrier_wait(&smem.full[at], n / STAGES & 1);
+    load_weights(a, smem.stage[at].w + panel * PANEL_BYTES);
     ml_wgmma_fence(a);
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
         multiply_step<TOKENS>(sum, a[i], ml_panel_columns(b, i), i > 0);
     ml_wgmma_commit();
+    wait_sums(sum);
+    release(&smem.empty[at]);
 }
 
 /* Element e of a thread's sums: of token 8 (e / 4) + 2 (lane % 4) + e / 2 % 2, output e % 2. */
@@ -298,29 +285,15 @@ __device__ static void add_group(float (&acc)[N], const float (&sum)[TOKENS / 8]
     }
 }
 
-/* One team has all groups.  With enough registers the next weights are fetched while a group is
- * multiplied. */
+/* One team has all groups. */
 template <class TILE, int TOKENS, int STAGES, class SMEM>
 __device__ static void multiply(float (&acc)[TILE::own], SMEM &smem,
                                 const walk<TILE, TOKENS> &w, int panel) {
     float sum[TOKENS / 8][4] = {};
-    uint32_t a[STEPS][4], next[STEPS][4];
 
-    if (TILE::wide)
-        fetch_weights<STAGES>(next, smem, panel, w.done);
     for (int i = 0; i < w.groups; i++) {
         unsigned n = w.done + (unsigned)i;
-        if (!TILE::wide)
-            fetch_weights<STAGES>(next, smem, panel, n);
-#pragma unroll
-        for (int k = 0; k < STEPS * 4; k++)
-            a[k / 4][k % 4] = next[k / 4][k % 4];
-        multiply_group<TOKENS, STAGES>(sum, a, smem, n);
-        if (TILE::wide && i + 1 < w.groups)
-            fetch_weights<STAGES>(next, smem, panel, n + 1);
-        wait_sums(sum);
-        keep(a);
-        release(&smem.empty[n % STAGES]);
+        multiply_group<TOKENS, STAGES>(sum, smem, panel, n);
         add_group<TILE::own, TOKENS>(acc, sum, smem.scale[n % (2 * STAGES)].x,
                                      weight_scales(smem.scale[n % (2 * STAGES)].w[panel]));
     }
@@ -343,11 +316,7 @@ __device__ static void multiply_split(float (&acc)[TILE::own], SMEM &smem,
         unsigned n = (unsigned)(first + team);
         float(*to)[ML_WARPGROUP] = smem.sum + (buf * SPLIT + team) * TILE::sums;
         if (first + team < w.groups) {
-            uint32_t a[STEPS][4];
-            fetch_weights<STAGES>(a, smem, panel, n);
-            multiply_group<TOKENS, STAGES>(sum, a, smem, n);
-            wait_sums(sum);
-            release(&smem.empty[n % STAGES]);
+            multiply_group<TOKENS, STAGES>(sum, smem, panel, n);
 #pragma unroll
             for (int e = 0; e < TILE::sums; e++)
                 to[e][thread] = element(sum, e);
@@ -427,14 +396,9 @@ __global__ void __launch_bounds__(tile<TOKENS, OUT, SPLIT, STAGES>::threads,
     }
     __syncthreads();
     if (team == tl::teams) {
-        if (tl::wide)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if ((int)threadIdx.x < tl::teams * ML_WARPGROUP + 32)
-            copy_stages<tl, TOKENS, STAGES>(smem, m, w);
+        copy_stages<tl, TOKENS, STAGES>(smem, m, w);
         return;
     }
-    if (tl::wide)
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     ml_grid_wait();
     do {
         float acc[tl::own] = {};
@@ -506,21 +470,25 @@ static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
                    sizeof(typename tl::smem), make_maps(s, g, TOKENS, tl::panels), g);
 }
 
-/* Chooses the tile: first enough blocks for all SMs, then data reuse. */
+enum { ONE_WAVE = 132 * 64 }; /* outputs of the SMs of an H200, in tiles of 64 */
+
+/* Chooses the tile.  Few tokens leave time for exchanging sums; with many, the bytes of rows and weights
+ * that the L2 cache delivers bound the time, and the widest tile reads least. */
 void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
     int64_t each = g->start ? g->rows / g->n_expert : g->rows;
-    int64_t large = (int64_t)ml_cuda_blocks(g->n, 128) * ml_cuda_blocks(g->rows, 128);
 
     if (g->rows == 0 || g->n == 0)
         return;
-    if (each <= 8)
+    if (each <= 8 && !g->start && g->n <= ONE_WAVE)
+        launch<8, 1, 4, 16>(s, *g); /* an SM has one block, which copies further ahead */
+    else if (each <= 8)
         launch<8, 1, 4, 8>(s, *g);
     else if (each <= 16)
         launch<16, 1, 4, 12>(s, *g);
     else if (each <= 32)
         launch<32, 1, 2, 12>(s, *g);
-    else if (each <= 96 || (large < 132 && g->rows < 1024))
-        launch<64, 2, 1, 4>(s, *g);
+    else if (each <= 64)
+        launch<64, 1, 2, 8>(s, *g);
     else
         launch<128, 2, 1, 6>(s, *g);
 }

@@ -51,6 +51,15 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g);
 ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_dtype in,
                       ml_dtype out, ml_err *err);
 
+/* cuBLASLt, for other files that call it: its handle, the preference of forward GEMMs (no split-K), and
+ * the workspace. */
+typedef struct ml_gemm_lt {
+    void *handle, *forward, *workspace;
+    size_t bytes;
+} ml_gemm_lt;
+
+ml_gemm_lt ml_gemm_lt_of(ml_cuda_stream *s);
+
 ml_status ml_gemm_open(ml_cuda_stream *s, ml_err *err);
 void ml_gemm_close(ml_cuda_stream *s);
 

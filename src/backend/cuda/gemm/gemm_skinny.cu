@@ -6,11 +6,9 @@
  * kernel has ended (PDL): weights do not depend on it.  The rows of x are in shared
  * memory as a whole, for the norm in the prologue.
  *
- * Weights are bf16, or codes of 4 or 8 bits, which are dequantized to bf16 on the way from shared
- * memory to the fragments: with up to 16 rows the time is that of reading them. */
-#include <cuda_fp8.h>
-
+ * Weights here are bf16; those in codes have kernels of their own (gemm_codes.cuh). */
 #include "backend/cuda/bulk.cuh"
+#include "backend/cuda/gemm/gemm_codes.cuh"
 #include "backend/cuda/gemm/gemm_skinny.cuh"
 #include "backend/cuda/glu.cuh"
 
@@ -32,244 +30,37 @@ struct smem_layout {
     size_t norm, x, ring, bytes;
 };
 
-/* ---- kinds of weights ----
- *
- * SHARE warps have a stage in common, of `stage` bytes: a step of one or two tiles of 8 columns.
- * prefetch: a warp starts its copies of a step; sync: all of them have got there, or are read; fetch:
- * what B fragments of CHUNK of k are made of, from k `at` of the step on; fragment: that of its i-th 16
- * of k.  INTERLEAVED: of each eight inputs the order is 0 4 1 5 2 6 3 7, in x, too; the sum over 16 of k
- * in an mma step is exact before it is rounded, so its order has no effect. */
-
-/* [n, k] in bf16. */
-struct bf16_weights {
-    enum { SHARE = 1, INTERLEAVED = false };
-    static const int stage = COLUMNS * LD * (int)sizeof(bf16);
-    const bf16 *w; /* at the lane's first number */
-    int k;
-
-    __device__ bf16_weights(const void *of, const ml_skinny_gemm &f, int col)
-        : w((const bf16 *)of + (int64_t)col * f.k + (int)threadIdx.x % 32 * 8), k(f.k) {}
-
-    __device__ void prefetch(unsigned char *to, int step) const {
-        bf16 *at = (bf16 *)to + (int)threadIdx.x % 32 * 8;
-#pragma unroll
-        for (int r = 0; r < COLUMNS; r++)
-            ml_copy_async(at + r * LD, w + (int64_t)r * k + step * STEP, true);
-    }
-
-    __device__ static void sync() {
-        __syncwarp();
-    }
-
-    struct fetched {
-        uint32_t b[CHUNK / 16][2];
-    };
-
-    __device__ static void fetch(fetched &r, const unsigned char *from, int at) {
-        int lane = (int)threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < CHUNK / 16; i += 2) { /* two in one instruction */
-            uint32_t w[4];
-            ml_ldmatrix4(w,
-                         (const bf16 *)from + lane % 8 * LD + at + lane / 8 * 8 + i * 16);
-            r.b[i][0] = w[0];
-            r.b[i][1] = w[1];
-            r.b[i + 1][0] = w[2];
-            r.b[i + 1][1] = w[3];
-        }
-    }
-
-    __device__ static void fragment(uint32_t (&b)[2], const fetched &r, int i) {
-        b[0] = r.b[i][0];
-        b[1] = r.b[i][1];
-    }
-};
-
-/* Codes in panels of 16 columns (tensor/codes.h), which two warps share.  In a stage lie the panel's
- * codes of a step, then the scales of its groups, as in the weight. */
-template <int BITS, int GROUP, class SCALE> struct panel_weights {
-    enum {
-        SHARE = 2,
-        INTERLEAVED = BITS == 4,
-        CODES = STEP * ML_LANES * BITS / 8, /* bytes of a step */
-        SCALES = (STEP / GROUP) * ML_LANES * (int)sizeof(SCALE)
-    };
-    static const int stage = CODES + SCALES;
-    const unsigned char *code, *scale; /* of step 0, at the lane's first bytes */
-
-    __device__ panel_weights(const void *of, const ml_skinny_gemm &f, int col) {
-        scale = (const unsigned char *)of + (int64_t)(col / ML_LANES) * f.panel +
-                (int)threadIdx.x % 32 * 16;
-        code = (const unsigned char *)of + (int64_t)(col / ML_LANES) * f.panel + f.scales +
-               (int)threadIdx.x % 64 * 16;
-    }
-
-    __device__ void prefetch(unsigned char *to, int step) const {
-        int at = (int)threadIdx.x % 64 * 16;
-#pragma unroll
-        for (int i = 0; i < CODES; i += 64 * 16)
-            ml_copy_async((bf16 *)(to + at + i),
-                          (const bf16 *)(code + (int64_t)step * CODES + i), true);
-        if (at < SCALES)
-            ml_copy_async((bf16 *)(to + CODES + at),
-                          (const bf16 *)(scale + (int64_t)step * SCALES), true);
-    }
-
-    __device__ static void sync() {
-        asm volatile("bar.sync %0, 64;" ::"r"(1 + (int)threadIdx.x / 64) : "memory");
-    }
-
-    /* The lane's column of the panel. */
-    __device__ static int column() {
-        return (int)threadIdx.x % 64 / 4;
-    }
-
-    __device__ static SCALE scale_at(const unsigned char *from, int k) {
-        return ((const SCALE *)(from + CODES))[k / GROUP * ML_LANES + column()];
-    }
-};
-
-/* Integers of 4 bits with bf16 scales. */
-template <int GROUP> struct int4_weights : panel_weights<4, GROUP, bf16> {
-    typedef panel_weights<4, GROUP, bf16> base;
-    using base::base;
-
-    /* Codes c and c + 4 of a word, for c = lane mod 4, times the scale.  A code is the low bits of
-     * the bf16 128 + code; integers up to 15 and the subtraction are exact. */
-    __device__ static uint32_t pair(uint32_t word, __nv_bfloat162 scale) {
-        uint32_t bits = (word >> (int)threadIdx.x % 4 * 4 & 0x000f000f) | 0x43004300;
-        __nv_bfloat162 x = *(const __nv_bfloat162 *)&bits;
-        const bf16 zero = __float2bfloat16(136.0f); /* 128 + 8 */
-
-        x = __hmul2(__hsub2(x, __nv_bfloat162(zero, zero)), scale);
-        return *(const uint32_t *)&x;
-    }
-
-    struct fetched {
-        uint32_t word[CHUNK / 8];
-        bf16 scale[CHUNK / 16];
-    };
-
-    __device__ static void fetch(fetched &r, const unsigned char *from, int at) {
-        const uint32_t *word = (const uint32_t *)from + at / 8 * ML_LANES + base::column();
-#pragma unroll
-        for (int i = 0; i < CHUNK / 8; i++)
-            r.word[i] = word[i * ML_LANES];
-#pragma unroll
-        for (int i = 0; i < CHUNK / 16; i++)
-            r.scale[i] = base::scale_at(from, at + i * 16);
-    }
-
-    __device__ static void fragment(uint32_t (&b)[2], const fetched &r, int i) {
-        __nv_bfloat162 s = __bfloat162bfloat162(r.scale[i]);
-
-        b[0] = pair(r.word[2 * i], s);
-        b[1] = pair(r.word[2 * i + 1], s);
-    }
-};
-
-/* e4m3, or integers of 8 bits, with f32 scales: the product is rounded to f32, then to bf16. */
-template <bool INTEGER> struct byte_weights : panel_weights<8, 128, float> {
-    typedef panel_weights<8, 128, float> base;
-    using base::base;
-
-    __device__ static float2 values(unsigned low, unsigned high) {
-        if constexpr (INTEGER) {
-            return { (float)(signed char)low, (float)(signed char)high };
-        } else {
-            __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(
-                (__nv_fp8x2_storage_t)(low | high << 8), __NV_E4M3);
-            return __half22float2(__half2(h));
-        }
-    }
-
-    static __device__ uint32_t pair(const unsigned char (&code)[2], float scale) {
-        float2 v = values(code[0], code[1]);
-        __nv_bfloat162 x = __floats2bfloat162_rn(v.x * scale, v.y * scale);
-        return *(const uint32_t *)&x;
-    }
-
-    struct fetched {
-        unsigned char code[CHUNK / 16][2][2]; /* inputs k and k + 1, then k + 8 and k + 9 */
-        float scale;                          /* a chunk is within a group */
-    };
-
-    __device__ static void fetch(fetched &r, const unsigned char *from, int at) {
-        const unsigned char *code =
-            from + (at + (int)threadIdx.x % 4 * 2) * ML_LANES + base::column();
-#pragma unroll
-        for (int i = 0; i < CHUNK / 16; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                r.code[i][j / 2][j % 2] = code[(i * 16 + j / 2 * 8 + j % 2) * ML_LANES];
-        r.scale = base::scale_at(from, at);
-    }
-
-    __device__ static void fragment(uint32_t (&b)[2], const fetched &r, int i) {
-        b[0] = pair(r.code[i][0], r.scale);
-        b[1] = pair(r.code[i][1], r.scale);
-    }
-};
-
-/* CALL with W as the kind of weights. */
-#define WITH_WEIGHTS(dtype_, CALL)                                                         \
-    switch (dtype_) {                                                                      \
-    case ML_INT4: {                                                                        \
-        typedef int4_weights<32> W;                                                        \
-        CALL;                                                                              \
-    } break;                                                                               \
-    case ML_INT4_G128: {                                                                   \
-        typedef int4_weights<128> W;                                                       \
-        CALL;                                                                              \
-    } break;                                                                               \
-    case ML_FP8: {                                                                         \
-        typedef byte_weights<false> W;                                                     \
-        CALL;                                                                              \
-    } break;                                                                               \
-    case ML_INT8: {                                                                        \
-        typedef byte_weights<true> W;                                                      \
-        CALL;                                                                              \
-    } break;                                                                               \
-    default: {                                                                             \
-        typedef bf16_weights W;                                                            \
-        CALL;                                                                              \
-    }                                                                                      \
-    }
-
-/* Bytes of a stage, for each of the warps that share it. */
-static int stage_bytes(ml_dtype weights) {
-    WITH_WEIGHTS(weights, return W::stage / W::SHARE);
-    return 0;
-}
-
-__host__ __device__ static smem_layout smem_layout_of(const ml_skinny_gemm &f, int stage,
-                                                      int tiles, int stages, int warps) {
+__host__ __device__ static smem_layout smem_layout_of(const ml_skinny_gemm &f, int tiles,
+                                                      int stages, int warps) {
     smem_layout r;
     r.norm = 16;
     r.x = r.norm + (f.norm && f.k > NARROW ? (size_t)f.k * sizeof(float) : 0);
     r.ring = r.x + (size_t)f.m * (size_t)(f.k + 8) * sizeof(bf16);
-    r.bytes = r.ring + (size_t)(warps * stages * tiles * stage);
+    r.bytes = r.ring + (size_t)(warps * stages * tiles * COLUMNS * LD) * sizeof(bf16);
     return r;
 }
 
 /* A warp's weights: TILES tiles of 8 columns; steps of k in a ring of stages. */
-template <class W, int TILES, int STAGES> struct stream {
-    W tile[TILES];
-    unsigned char *ring;
-    int n_step;
+template <int TILES, int STAGES> struct stream {
+    const bf16 *tile[TILES]; /* [n, k], at the lane's first number */
+    bf16 *ring;
+    int n_step, k;
 
-    static const int stage = TILES * W::stage;
+    static const int stage = TILES * COLUMNS * LD;
 };
 
 /* Starts the copies of a step. */
-template <class W, int TILES, int STAGES>
-__device__ static void prefetch(const stream<W, TILES, STAGES> &s, int step) {
-    unsigned char *to = s.ring + step % STAGES * s.stage;
+template <int TILES, int STAGES>
+__device__ static void prefetch(const stream<TILES, STAGES> &s, int step) {
+    bf16 *to = s.ring + step % STAGES * s.stage + (int)threadIdx.x % 32 * 8;
 
     if (step < s.n_step) {
 #pragma unroll
         for (int t = 0; t < TILES; t++)
-            s.tile[t].prefetch(to + t * W::stage, step);
+#pragma unroll
+            for (int r = 0; r < COLUMNS; r++)
+                ml_copy_async(to + (t * COLUMNS + r) * LD,
+                              s.tile[t] + (int64_t)r * s.k + step * STEP, true);
     }
     ml_copy_commit();
 }
@@ -278,6 +69,21 @@ __device__ static void prefetch(const stream<W, TILES, STAGES> &s, int step) {
 template <int TILES> struct operands {
     uint32_t a[CHUNK / 16][4], b[TILES][CHUNK / 16][2];
 };
+
+/* B fragments of a tile. */
+template <int TILES>
+__device__ static void load_weights(operands<TILES> &o, int t, const bf16 *from) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < CHUNK / 16; i += 2) { /* two in one instruction */
+        uint32_t w[4];
+        ml_ldmatrix4(w, from + lane % 8 * LD + lane / 8 * 8 + i * 16);
+        o.b[t][i][0] = w[0];
+        o.b[t][i][1] = w[1];
+        o.b[t][i + 1][0] = w[2];
+        o.b[t][i + 1][1] = w[3];
+    }
+}
 
 /* A fragments.  With up to 8 rows half of them are loaded: rows 8 .. 15 stay zero. */
 template <int TILES>
@@ -305,18 +111,6 @@ __device__ static const bf16 *lane_rows(const bf16 *x, const ml_skinny_gemm &f, 
     return x + (row < f.m ? row : f.m - 1) * (f.k + 8) + lane / per * 8;
 }
 
-/* Brings the inputs into the order of INTERLEAVED weights. */
-__device__ static void interleave(bf16 *x, const ml_skinny_gemm &f) {
-    int packs_of_row = f.k / 8;
-
-    for (int i = (int)threadIdx.x; i < f.m * packs_of_row; i += (int)blockDim.x) {
-        uint4 *p = (uint4 *)(x + i / packs_of_row * (f.k + 8) + i % packs_of_row * 8),
-              v = *p;
-        *p = make_uint4(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
-                        __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
-    }
-}
-
 template <int TILES>
 __device__ static void multiply(float (&acc)[TILES][4], const operands<TILES> &o, int i) {
 #pragma unroll
@@ -326,56 +120,45 @@ __device__ static void multiply(float (&acc)[TILES][4], const operands<TILES> &o
 
 /* Fetches a chunk.  The compiler moves loads to where their results are used, which would wait for
  * each of them: it moves none of them over a __syncwarp. */
-template <bool HALF, class W, int TILES>
-__device__ static void fetch(operands<TILES> &o, typename W::fetched (&r)[TILES],
-                             const bf16 *x, const unsigned char *w, int at) {
+template <bool HALF, int TILES>
+__device__ static void fetch(operands<TILES> &o, const bf16 *x, const bf16 *w, int at) {
     load_rows(o, x + at, HALF);
 #pragma unroll
     for (int t = 0; t < TILES; t++)
-        W::fetch(r[t], w + t * W::stage, at);
+        load_weights(o, t, w + t * COLUMNS * LD + at);
     __syncwarp();
 }
 
 /* The mainloop of a warp.  While a chunk is multiplied, step by step, each of which needs the result of
- * the one before, the fragments of the next are made; a stage is refilled after its last chunk was
+ * the one before, the fragments of the next are loaded; a stage is refilled after its last chunk was
  * fetched. */
-template <bool HALF, class W, int TILES, int STAGES>
-__device__ static void chains(float (&acc)[TILES][4], const stream<W, TILES, STAGES> &s,
+template <bool HALF, int TILES, int STAGES>
+__device__ static void chains(float (&acc)[TILES][4], const stream<TILES, STAGES> &s,
                               const bf16 *x) {
     const int per = STEP / CHUNK;
-    const unsigned char *w = s.ring;
+    const bf16 *w = s.ring;
     operands<TILES> o[2] = {};
-    typename W::fetched r[TILES];
 
     ml_copy_wait<STAGES - 1>();
-    W::sync();
-    fetch<HALF, W>(o[0], r, x, w, 0);
-#pragma unroll
-    for (int i = 0; i < CHUNK / 16; i++)
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-            W::fragment(o[0].b[t][i], r[t], i);
+    __syncwarp();
+    fetch<HALF>(o[0], x, w, 0);
     for (int step = 0, stage = 1; step < s.n_step; step++) {
 #pragma unroll
         for (int c = 0; c < per; c++) {
             operands<TILES> &now = o[c % 2], &next = o[(c + 1) % 2];
             if (c + 1 == per && step + 1 < s.n_step) {
                 ml_copy_wait<STAGES - 2>();
-                W::sync();
+                __syncwarp();
                 x += STEP;
                 w = s.ring + stage * s.stage;
             }
             /* After the last chunk this fetches the first of its stage again. */
-            fetch<HALF, W>(next, r, x, w, (c + 1) % per * CHUNK);
+            fetch<HALF>(next, x, w, (c + 1) % per * CHUNK);
 #pragma unroll
-            for (int i = 0; i < CHUNK / 16; i++) {
+            for (int i = 0; i < CHUNK / 16; i++)
                 multiply(acc, now, i);
-#pragma unroll
-                for (int t = 0; t < TILES; t++)
-                    W::fragment(next.b[t][i], r[t], i);
-            }
         }
-        W::sync();
+        __syncwarp();
         prefetch(s, step + STAGES);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
@@ -554,24 +337,27 @@ __device__ static void load_addend(float (&v)[2][2], const ml_skinny_gemm &f, in
 }
 
 /* The stream of a warp that has column `col` of part `part` on, or of that part and the next. */
-template <class W, int TILES, int STAGES>
-__device__ static stream<W, TILES, STAGES>
-open_stream(const ml_skinny_gemm &f, int part, int col, unsigned char *ring, int n_step) {
-    if constexpr (TILES == 1)
-        return { { W(f.part[part].w, f, col) }, ring, n_step };
-    else
-        return { { W(f.part[part].w, f, col), W(f.part[part + 1].w, f, col) },
-                 ring,
-                 n_step };
+template <int TILES, int STAGES>
+__device__ static stream<TILES, STAGES> open_stream(const ml_skinny_gemm &f, int part,
+                                                    int col, bf16 *ring, int n_step) {
+    stream<TILES, STAGES> s;
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+        s.tile[t] = (const bf16 *)f.part[part + t].w + (int64_t)col * f.k +
+                    (int)threadIdx.x % 32 * 8;
+    s.ring = ring;
+    s.n_step = n_step;
+    s.k = f.k;
+    return s;
 }
 
-template <class W, int TILES, int STAGES, bool HALF>
+template <int TILES, int STAGES, bool HALF>
 __global__ void __launch_bounds__(MOST_WARPS * 32)
     skinny_kernel(const __grid_constant__ ml_skinny_gemm f) {
     extern __shared__ __align__(128) unsigned char smem[];
     int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32,
         lane = (int)threadIdx.x % 32;
-    smem_layout r = smem_layout_of(f, W::stage / W::SHARE, TILES, STAGES, warps);
+    smem_layout r = smem_layout_of(f, TILES, STAGES, warps);
     ml_barrier *rows_here = (ml_barrier *)smem;
     float *norm = (float *)(smem + r.norm);
     bf16 *x = (bf16 *)(smem + r.x);
@@ -583,8 +369,8 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     while (TILES == 1 && part < f.n_part - 1 && col >= f.part[part].n)
         col -= f.part[part++].n;
     has_work = col < f.part[part].n;
-    auto s = open_stream<W, TILES, STAGES>(
-        f, part, col, smem + r.ring + warp / W::SHARE * STAGES * TILES * W::stage,
+    auto s = open_stream<TILES, STAGES>(
+        f, part, col, (bf16 *)(smem + r.ring) + warp * STAGES * TILES * COLUMNS * LD,
         has_work ? f.k / STEP : 0);
     for (int i = 0; i < STAGES; i++)
         prefetch(s, i);
@@ -614,10 +400,6 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
             norm_wide(x, norm, f, i);
         __syncthreads();
     }
-    if (W::INTERLEAVED) {
-        interleave(x, f);
-        __syncthreads();
-    }
     if (!has_work)
         return;
     chains<HALF>(acc, s, lane_rows(x, f, HALF));
@@ -637,7 +419,6 @@ static int tiles_of(const ml_skinny_gemm *f) {
 static int warps_of(const ml_skinny_gemm *f) {
     int w = (tiles_of(f) + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
     int most = f->gated ? MOST_WARPS / 2 : MOST_WARPS;
-    w = f->weights == ML_BF16 ? w : (w + 1) / 2 * 2; /* two share a panel */
     return w < most ? w : most;
 }
 
@@ -649,61 +430,76 @@ static int stages_of(const ml_skinny_gemm *f) {
     for (int i = 0; i < 3; i++) {
         int n = choice[tiles - 1][i];
         if ((n <= wanted || i == 2) &&
-            smem_layout_of(*f, stage_bytes(f->weights), tiles, n, warps_of(f)).bytes <=
-                MOST_SMEM)
+            smem_layout_of(*f, tiles, n, warps_of(f)).bytes <= MOST_SMEM)
             return n;
     }
     return 0;
 }
 
 bool ml_skinny_gemm_reads(ml_dtype weights) {
-    return weights == ML_BF16 || weights == ML_INT4 || weights == ML_INT4_G128 ||
-           weights == ML_FP8 || weights == ML_INT8;
+    return weights == ML_BF16 || ml_codes_gemm_reads(weights);
+}
+
+void ml_skinny_gemm_add(ml_skinny_gemm *f, const ml_op_args *a, bool stored) {
+    const ml_tensor *w = &a->w[0];
+    ml_skinny_gemm_part *p = &f->part[f->n_part++];
+
+    f->x = (const bf16 *)a->in[0].data;
+    f->m = (int)a->in[0].shape[0];
+    f->k = (int)w->shape[1];
+    f->weights = w->dtype;
+    if (ml_dtype_codes(w->dtype)) {
+        f->panel = ml_codes_panel_bytes(w->dtype, f->k);
+        f->scales = ml_codes_scale_bytes(w->dtype, f->k);
+    }
+    p->w = w->data;
+    p->bias = (const float *)a->w[1].data;
+    p->n = (int)w->shape[0];
+    p->y = stored ? (bf16 *)a->out[0].data : NULL;
 }
 
 bool ml_skinny_gemm_supports(const ml_skinny_gemm *f) {
+    if (f->weights != ML_BF16)
+        return ml_codes_gemm_supports(f);
     if (f->m < 1 || f->m > ML_SKINNY_ROWS || f->k % STEP != 0)
         return false;
     if (f->norm && (f->m > NORM_ROWS || f->k > 8192))
         return false;
     for (int i = 0; i < f->n_part; i++)
-        if (f->part[i].n % (f->weights == ML_BF16 ? COLUMNS : ML_LANES) != 0)
+        if (f->part[i].n % COLUMNS != 0)
             return false;
     return stages_of(f) > 0;
 }
 
-template <class W, int TILES, int STAGES, bool HALF>
+template <int TILES, int STAGES, bool HALF>
 static void launch(ml_cuda_stream *s, const ml_skinny_gemm *f) {
     int warps = warps_of(f);
-    size_t bytes = smem_layout_of(*f, W::stage / W::SHARE, TILES, STAGES, warps).bytes;
+    size_t bytes = smem_layout_of(*f, TILES, STAGES, warps).bytes;
 
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(skinny_kernel<W, TILES, STAGES, HALF>,
+                 cudaFuncSetAttribute(skinny_kernel<TILES, STAGES, HALF>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)MOST_SMEM),
                  "products of few rows");
-    ml_cuda_launch(s, "products of few rows", skinny_kernel<W, TILES, STAGES, HALF>,
+    ml_cuda_launch(s, "products of few rows", skinny_kernel<TILES, STAGES, HALF>,
                    dim3(ml_cuda_blocks(tiles_of(f), warps)), (unsigned)warps * 32, bytes,
                    *f);
 }
 
-template <class W, bool HALF>
-static void choose(ml_cuda_stream *s, const ml_skinny_gemm *f) {
+template <bool HALF> static void choose(ml_cuda_stream *s, const ml_skinny_gemm *f) {
     switch (stages_of(f)) {
-    case 12: launch<W, 1, 12, HALF>(s, f); break;
-    case 8: launch<W, 1, 8, HALF>(s, f); break;
-    case 4: f->gated ? launch<W, 2, 4, HALF>(s, f) : launch<W, 1, 4, HALF>(s, f); break;
-    default: launch<W, 2, 2, HALF>(s, f);
+    case 12: launch<1, 12, HALF>(s, f); break;
+    case 8: launch<1, 8, HALF>(s, f); break;
+    case 4: f->gated ? launch<2, 4, HALF>(s, f) : launch<1, 4, HALF>(s, f); break;
+    default: launch<2, 2, HALF>(s, f);
     }
 }
 
-template <class W> static void run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
-    if (f->m <= 8)
-        choose<W, true>(s, f);
-    else
-        choose<W, false>(s, f);
-}
-
 void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
-    WITH_WEIGHTS(f->weights, run<W>(s, f));
+    if (f->weights != ML_BF16)
+        ml_codes_gemm_run(s, f);
+    else if (f->m <= 8)
+        choose<true>(s, f);
+    else
+        choose<false>(s, f);
 }

@@ -9,7 +9,7 @@
 
 #include "backend/cuda/common.cuh"
 
-enum { ML_SKINNY_ROWS = 16, ML_SKINNY_PARTS = 3 };
+enum { ML_SKINNY_ROWS = 16, ML_CODES_ROWS = 32, ML_SKINNY_PARTS = 3 };
 
 typedef struct ml_skinny_gemm_part {
     const void *w;     /* [n, k] */
@@ -38,7 +38,10 @@ typedef struct ml_skinny_gemm {
 
 /* Are there kernels for this kind of weights? */
 bool ml_skinny_gemm_reads(ml_dtype weights);
-/* Is there a kernel?  Up to ML_SKINNY_ROWS rows that fit the shared memory of an SM. */
+/* Adds a part: the product of a LINEAR, whose output is stored or not. */
+void ml_skinny_gemm_add(ml_skinny_gemm *f, const ml_op_args *linear, bool stored);
+/* Is there a kernel?  Up to ML_SKINNY_ROWS rows that fit the shared memory of an SM; up to ML_CODES_ROWS
+ * rows with quantized weights and without a norm. */
 bool ml_skinny_gemm_supports(const ml_skinny_gemm *f);
 void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f);
 

@@ -1,7 +1,8 @@
 /* linear.cu - LINEAR: three GEMMs (y, dx, dw), and a bias. */
 #include "backend/cuda/dense.cuh"
-#include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/gemm_codes.cuh"
+#include "backend/cuda/gemm/gemm_fp8.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = ML_BIAS_ROWS };
@@ -50,6 +51,20 @@ static ml_gemm forward_gemm(ml_stream *s, const ml_op_args *a) {
     return g;
 }
 
+/* Few rows with quantized weights: a kernel that reads their codes. */
+static bool reads_codes(ml_cuda_stream *s, const ml_op_args *a) {
+    ml_skinny_gemm f = {};
+
+    if (!s->early || !ml_codes_gemm_reads(a->w[0].dtype) || a->in[0].dtype != ML_BF16 ||
+        a->out[0].dtype != ML_BF16)
+        return false;
+    ml_skinny_gemm_add(&f, a, true);
+    if (!ml_skinny_gemm_supports(&f))
+        return false;
+    ml_skinny_gemm_run(s, &f);
+    return true;
+}
+
 static void add_bias(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *y = &a->out[0];
     int64_t n = y->shape[1], count = y->shape[0] * n;
@@ -63,13 +78,18 @@ static void add_bias(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_linear_of_codes(ml_cuda_stream *s, const ml_op_args *a, ml_fp8_input x) {
-    ml_fp8_multiply(s, a, x, a->w[0].shape[0], a->out[0].data);
+    ml_fp8_gemm g = ml_fp8_gemm_of(a, x, a->w[0].shape[0], a->out[0].data);
+
+    if (!ml_gemm_fp8(s, a, &g))
+        ml_fp8_multiply(s, &g);
     add_bias(&s->base, a);
 }
 
 void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
     ml_gemm g;
 
+    if (reads_codes(ml_cuda(s), a))
+        return;
     if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_forward(s, a);
         return;

@@ -97,6 +97,8 @@ template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0];
     ml_expert_gemm<T, T> g = {};
 
+    if (ml_cuda_expert_codes(ml_cuda(s), a))
+        return;
     g.a = (const T *)ml_fp8_values(ml_cuda(s), a);
     g.b = (const T *)ml_cuda_dense(ml_cuda(s), a, (const int32_t *)a->in[1].data);
     g.c = (T *)a->out[0].data;
@@ -114,8 +116,9 @@ template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
 
 void ml_cuda_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
     if (ml_fp8_takes(ml_cuda(s), a->w[0].dtype)) {
-        ml_fp8_multiply(ml_cuda(s), a, ml_fp8_encode(ml_cuda(s), a), a->w[0].shape[1],
-                        a->out[0].data);
+        const ml_fp8_gemm g = ml_fp8_gemm_of(a, ml_fp8_encode(ml_cuda(s), a),
+                                             a->w[0].shape[1], a->out[0].data);
+        ml_fp8_multiply(ml_cuda(s), &g);
         return;
     }
     ML_CUDA_TYPED(a->in[0].dtype, linear<T>(s, a));

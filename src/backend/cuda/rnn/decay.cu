@@ -11,7 +11,7 @@ template <class T> struct decay_call {
     float *y;
     const float *dy;
     T *da, *db;
-    float *part; /* [chunks, 2, n_head] sums of the weights' gradients */
+    double *part; /* [2, chunks, n_head] sums of the weights' gradients */
     int64_t n, n_chunk;
     int n_head;
     float min_step;
@@ -64,17 +64,18 @@ template <class T> __device__ static void put(T *to, float d, bool add) {
 
 /* Writes the gradients of row t; adds those of the weights to sum. */
 template <class T>
-__device__ static void row_back(const decay_call<T> &c, int64_t t, int h, float (&sum)[2]) {
+__device__ static void row_back(const decay_call<T> &c, int64_t t, int h,
+                                double (&sum)[2]) {
     const float *d = c.dy + t * 2 * c.n_head + h;
     decay_rate r = rate_at(c, t, h);
     double dpower = (double)d[0] * r.keep; /* gradient of -speed step */
     double dstep = -r.speed * dpower + (c.b ? 0.0 : (double)d[c.n_head]);
-    float dz = r.least ? 0.0f : (float)(dstep * sigmoid64((double)r.z));
+    double dz = r.least ? 0.0 : dstep * sigmoid64((double)r.z);
 
-    sum[0] += (float)(-(r.speed * r.step) * dpower);
+    sum[0] += -(r.speed * r.step) * dpower;
     sum[1] += dz;
     if (c.da)
-        put(c.da + t * c.n_head + h, dz, c.add_a);
+        put(c.da + t * c.n_head + h, (float)dz, c.add_a);
     if (c.db) {
         float gate = (float)sigmoid64((double)ml_f32(c.b[t * c.n_head + h]));
         put(c.db + t * c.n_head + h, d[c.n_head] * (gate * (1.0f - gate)), c.add_b);
@@ -87,7 +88,7 @@ template <class T> __global__ void decay_back_kernel(decay_call<T> c) {
     int64_t chunk = i / c.n_head, from = chunk * ML_DECAY_ROWS;
     int64_t to = from + ML_DECAY_ROWS < c.n ? from + ML_DECAY_ROWS : c.n;
     int h = (int)(i % c.n_head);
-    float sum[2] = { 0.0f, 0.0f };
+    double sum[2] = { 0.0, 0.0 };
 
     if (from >= c.n)
         return;
@@ -95,6 +96,19 @@ template <class T> __global__ void decay_back_kernel(decay_call<T> c) {
         row_back(c, t, h, sum);
     for (int k = 0; k < 2; k++)
         c.part[(k * c.n_chunk + chunk) * c.n_head + h] = sum[k];
+}
+
+/* The weights' gradients cancel over tokens: their sums are rounded once. */
+__global__ static void decay_weight_kernel(float *dw, const double *part, int64_t n_chunk,
+                                           int n_head) {
+    int h = (int)(blockIdx.x * THREADS + threadIdx.x);
+    double sum = 0.0;
+
+    if (h >= n_head)
+        return;
+    for (int64_t k = 0; k < n_chunk; k++)
+        sum += part[k * n_head + h];
+    dw[h] = (float)((double)dw[h] + sum);
 }
 
 template <class T> static decay_call<T> decay_open(const ml_op_args *a) {
@@ -129,7 +143,7 @@ template <class T> static void decay_backward(ml_cuda_stream *s, const ml_op_arg
     c.db = c.b ? (T *)a->din[1].data : NULL;
     c.add_a = a->din_add[0];
     c.add_b = a->din_add[1];
-    c.part = (float *)a->scratch;
+    c.part = (double *)a->scratch;
     if (!c.n)
         return;
     decay_back_kernel<T>
@@ -137,8 +151,11 @@ template <class T> static void decay_backward(ml_cuda_stream *s, const ml_op_arg
     ml_cuda_launched(s, "decay backward");
     for (int k = 0; k < 2; k++)
         if (a->dw[k].data)
-            ml_cuda_add_parts(s, (float *)a->dw[k].data, c.part + k * c.n_chunk * c.n_head,
-                              (int)c.n_chunk, c.n_head);
+            decay_weight_kernel<<<ml_cuda_blocks(c.n_head, THREADS), THREADS, 0,
+                                  s->stream>>>((float *)a->dw[k].data,
+                                               c.part + k * c.n_chunk * c.n_head, c.n_chunk,
+                                               c.n_head);
+    ml_cuda_launched(s, "decay backward");
 }
 
 void ml_cuda_decay_forward(ml_stream *s, const ml_op_args *a) {
