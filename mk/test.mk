@@ -36,7 +36,7 @@ quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) 
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora \
-  unit/test_train_quantized unit/test_rollout \
+  unit/test_train_quantized unit/test_train_prefix unit/test_rollout \
   unit/test_record unit/test_run_dir unit/test_comm_device unit/test_python unit/test_sandbox unit/test_job_cost \
   unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
   unit/test_train_snapshot golden/test_lora_golden golden/test_preferences golden/test_reward_model golden/test_optimizers golden/test_golden golden/test_training golden/test_model_plugin)
