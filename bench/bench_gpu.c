@@ -344,6 +344,11 @@ static int bench_decode(const char *dir, load l) {
     return 0;
 }
 
+static void check_load(const load *l) {
+    if (l->n_stream < 1 || l->n_in < 1 || l->n_out < 16)
+        die("STREAMS and IN are at least 1, OUT 16");
+}
+
 /* ---- quantized weights ---- */
 
 static int bench_quantized(const char *dir, load l) {
@@ -356,8 +361,7 @@ static int bench_quantized(const char *dir, load l) {
     ml_weights w;
     ml_arena a;
 
-    if (l.n_stream < 1 || l.n_in < 1 || l.n_out < 16)
-        die("STREAMS and IN are at least 1, OUT 16");
+    check_load(&l);
     open_gpu(&be);
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         ml_arena_init(&a, "bench");
@@ -390,8 +394,7 @@ static int bench_kv(const char *dir, load l) {
     ml_weights w;
     ml_arena a;
 
-    if (l.n_stream < 1 || l.n_in < 1 || l.n_out < 16)
-        die("STREAMS and IN are at least 1, OUT 16");
+    check_load(&l);
     open_gpu(&be);
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
         ml_arena_init(&a, "bench");

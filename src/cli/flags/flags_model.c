@@ -30,8 +30,7 @@ static const char *const store_dtypes[] = { "auto",  "f32",       "bf16",      "
 
 #define KV_DTYPES                                                                          \
     "Dtype of the KV cache; auto: that of the weights.  The formats of 8 bits have a "     \
-    "scale "                                                                               \
-    "for each token and KV head."
+    "scale for each token and KV head."
 
 const ml_flag ml_flags_model[] = {
     { .name = "hf-checkpoint",

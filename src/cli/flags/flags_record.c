@@ -72,8 +72,7 @@ const ml_flag ml_flags_record[] = {
       .def = ".",
       .group = "debugging",
       .help = "--record-memory-history: directory of memory_snapshot_rollout_N.json; other "
-              "ranks "
-              "than 0 write memory_snapshot_rollout_N_rank_R.json." },
+              "ranks than 0 write memory_snapshot_rollout_N_rank_R.json." },
     { .name = "memory-snapshot-num-steps",
       .type = ML_FLAG_I64,
       ML_AT(run.record.memory_rollouts),
