@@ -69,7 +69,7 @@ enum {
     ML_DECAY_ROWS = 32, /* rows of a partial sum of DECAY's weights */
     ML_RNN_COLS = 64,   /* columns of a block of LINEAR_RNN */
     ML_RNN_MOST_KEY = 256,
-    ML_RNN_STATS = 3,            /* sums of a token of a block, in backward */
+    ML_RNN_CHUNK = 64,           /* tokens between the states that its backward stores */
     ML_RNN_SKIP_ROWS = 256,      /* rows of a partial sum of its skip weights */
     ML_COMPRESS_SUM_ROWS = 1024, /* rows of a partial sum of COMPRESS's bias */
     ML_LORA_FEW = 512,      /* rows of LORA up to which blocks divide a product's width */
@@ -287,30 +287,35 @@ static inline int64_t ml_cuda_rnn_blocks(const ml_op_args *a) {
     return (a->attr->linear_rnn.value_dim + ML_RNN_COLS - 1) / ML_RNN_COLS;
 }
 
-/* Backward of LINEAR_RNN, byte offsets: per token and head, seen and de [dv]; per block of
- * columns, parts of dq and dk [key_dim] and some sums; a dot product; parts of the skip
+static inline int64_t ml_cuda_rnn_key_pitch(const ml_op_args *a) {
+    return (a->attr->linear_rnn.key_dim + 3) / 4 * 4;
+}
+
+/* Backward of LINEAR_RNN, byte offsets: per token and head, e and du [dv], and dq and dk
+ * [key_dim]; states and their gradients between the chunks of sequences; parts of the skip
  * weights' gradients. */
 typedef struct ml_rnn_scratch {
-    size_t de, dq, dk, stat, dot, skip, total;
+    size_t du, dq, dk, mark, dmark, skip, total;
 } ml_rnn_scratch;
 
 static inline ml_rnn_scratch ml_cuda_rnn_scratch(const ml_op_args *a) {
-    int64_t n = a->in[0].shape[0], heads = n * a->attr->linear_rnn.n_head;
-    int64_t blocks = heads * ml_cuda_rnn_blocks(a);
+    int64_t n = a->in[0].shape[0], heads = a->attr->linear_rnn.n_head;
+    int64_t dv = a->attr->linear_rnn.value_dim;
     int64_t chunks = (n + ML_RNN_SKIP_ROWS - 1) / ML_RNN_SKIP_ROWS;
-    size_t value =
-        ml_cuda_align((size_t)(heads * a->attr->linear_rnn.value_dim) * sizeof(float));
+    size_t value = ml_cuda_align((size_t)(n * heads * dv) * sizeof(float));
     size_t key =
-        ml_cuda_align((size_t)(blocks * a->attr->linear_rnn.key_dim) * sizeof(float));
+        ml_cuda_align((size_t)(n * heads * a->attr->linear_rnn.key_dim) * sizeof(float));
+    size_t mark = ml_cuda_align(
+        (size_t)(n / ML_RNN_CHUNK * heads * dv * ml_cuda_rnn_key_pitch(a)) * sizeof(float));
     ml_rnn_scratch s;
 
-    s.de = value;
-    s.dq = 2 * value;
+    s.du = value;
+    s.dq = s.du + value;
     s.dk = s.dq + key;
-    s.stat = s.dk + key;
-    s.dot = s.stat + ml_cuda_align((size_t)(ML_RNN_STATS * blocks) * sizeof(float));
-    s.skip = s.dot + ml_cuda_align((size_t)heads * sizeof(float));
-    s.total = s.skip + (size_t)(chunks * a->attr->linear_rnn.n_head) * sizeof(float);
+    s.mark = s.dk + key;
+    s.dmark = s.mark + mark;
+    s.skip = s.dmark + mark;
+    s.total = s.skip + (size_t)(chunks * heads) * sizeof(float);
     return s;
 }
 

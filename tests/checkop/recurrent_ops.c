@@ -251,6 +251,10 @@ static const struct recur_variant {
     { { 40, 5 }, 1, 2, 16, 20, true, false, true, true },
     { { 40 }, 1, 2, 16, 20, false, false, false, true },
     { { 260, 300 }, 1, 1, 12, 16, true, false, true },
+    { { 131, 3, 64, 65 }, 1, 2, 128, 40, true, false, true },
+    { { 3, 190 }, 1, 2, 16, 20, true, false, true, true },
+    { { 140 }, 1, 1, 150, 24, true, false, true },
+    { { 70, 129 }, 1, 2, 130, 20, false, true, true },
 };
 
 static void build_recur(ck_case *c, int i) {

@@ -1,4 +1,4 @@
-/* linear_rnn.cu - LINEAR_RNN forward: the gated delta rule and Mamba-2; see
+/* linear_rnn.cu - LINEAR_RNN token by token: forward, and the two recurrences of backward; see
  * linear_rnn.cuh. */
 #include "backend/cuda/rnn/linear_rnn.cuh"
 
@@ -47,7 +47,7 @@ __device__ static void store_state(const rnn_state<M> &s, const rnn_call<T> &c,
         }
 }
 
-/* Four columns of a row of o, or of seen; one lane of eight writes. */
+/* Four columns of a row; one lane of eight writes. */
 template <class V>
 __device__ static void put_four(V *row, const float (&x)[4], const rnn_place &p,
                                 bool wide) {
@@ -67,6 +67,9 @@ template <class T>
 __device__ static int64_t out_at(const rnn_call<T> &c, const rnn_place &p, int t) {
     return ((int64_t)(p.first + t) * c.n_head + p.head) * c.dv + p.block * ML_RNN_COLS;
 }
+
+/* Tokens of a stage: a divisor of ML_RNN_CHUNK. */
+template <int M> static const int stage_tokens = M > 4 ? 8 : 16;
 
 /* A lane's part of the output of a token; its sums over lanes are completed while the next
  * token is computed. */
@@ -98,10 +101,10 @@ __device__ static void put_out(const rnn_call<T> &c, const rnn_place &p, const p
         c.o[out_at(c, p, x.t) + p.col + j] = ml_as<T>(o);
 }
 
-/* SEEN: writes what the delta rule reads from the state instead of outputs. */
-template <class T, int M, bool DELTA, bool SEEN, class S>
-__device__ static void step(rnn_state<M> &s, const S &in, int i, const rnn_call<T> &c,
-                            const rnn_place &p, int t, pending &before, float skip) {
+/* The state moves on by a token; `meanwhile` runs while sums over lanes are under way. */
+template <int M, bool DELTA, class S, class F>
+__device__ static rnn_update advance(rnn_state<M> &s, const S &in, int i,
+                                     const rnn_place &p, F meanwhile) {
     float k[M][4], v[4], seen[4] = {}, keep = in.rate[i][0], take = in.rate[i][1];
     rnn_update up;
 
@@ -112,45 +115,41 @@ __device__ static void step(rnn_state<M> &s, const S &in, int i, const rnn_call<
     rnn_scale<M>(s, keep);
     if (DELTA)
         rnn_sum_lanes(seen);
-    if (!SEEN)
-        put_out(c, p, before, skip);
+    meanwhile();
     up = rnn_take(v, seen, keep, take, DELTA);
     rnn_outer<M>(s, k, up.u);
-    if (SEEN) {
-        put_four(c.seen + out_at(c, p, t), seen, p, c.wide);
-    } else {
-        float q[M][4];
-        rnn_row<M>(q, in.q[i], p.l);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            before.o[j] = 0.0f;
-            before.v[j] = v[j];
-        }
-        before.t = t;
-        rnn_dot<M>(before.o, q, s);
-    }
+    return up;
 }
 
-template <class T, int M, bool DELTA, bool SEEN>
+template <class T, int M, bool DELTA>
 __device__ static void walk_rows(rnn_state<M> &s, const rnn_call<T> &c,
                                  const rnn_place &p) {
-    const int TOKENS = M > 4 ? 8 : 16;
-    __shared__ rnn_stage<M, TOKENS, RNN_FORWARD> stage[2];
-    rnn_fetch<T, M, TOKENS, RNN_FORWARD> next;
+    const int TOKENS = stage_tokens<M>;
+    __shared__ rnn_stage<M, TOKENS> stage[2];
+    rnn_fetch<T, M, TOKENS> next;
+    rnn_values<T> values = { c.x + c.v_at, c.width };
     float skip = c.skip ? c.skip[p.head] : 0.0f;
     pending out = {};
 
     out.t = -1;
-    next.load(c, p, 0);
+    next.load(c, p, values, 0);
     for (int from = 0, b = 0; from < p.n_row; from += TOKENS, b ^= 1) {
         next.store(stage[b], c);
         __syncthreads();
-        next.load(c, p, from + TOKENS);
-        for (int i = 0; i < TOKENS && from + i < p.n_row; i++)
-            step<T, M, DELTA, SEEN>(s, stage[b], i, c, p, from + i, out, skip);
+        next.load(c, p, values, from + TOKENS);
+        for (int i = 0; i < TOKENS && from + i < p.n_row; i++) {
+            float q[M][4];
+            advance<M, DELTA>(s, stage[b], i, p, [&] { put_out(c, p, out, skip); });
+            rnn_row<M>(q, stage[b].q[i], p.l);
+            rnn_four(out.v, stage[b].v[i], p.col);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                out.o[j] = 0.0f;
+            out.t = from + i;
+            rnn_dot<M>(out.o, q, s);
+        }
     }
-    if (!SEEN)
-        put_out(c, p, out, skip);
+    put_out(c, p, out, skip);
 }
 
 /* A padding row of a CUDA graph has no sequence: its output is 0. */
@@ -162,7 +161,7 @@ __device__ static void put_zero(const rnn_call<T> &c, const rnn_place &p) {
         put_four(c.o + out_at(c, p, t), zero, p, c.wide);
 }
 
-template <class T, int M, bool DELTA, bool SEEN>
+template <class T, int M, bool DELTA>
 __global__ void __launch_bounds__(RNN_THREADS, M > 4 ? 1 : 3) rnn_kernel(rnn_call<T> c) {
     rnn_place p = rnn_find(c);
     rnn_state<M> s;
@@ -171,15 +170,15 @@ __global__ void __launch_bounds__(RNN_THREADS, M > 4 ? 1 : 3) rnn_kernel(rnn_cal
     if (p.n_row == 0)
         return;
     pos = c.pos[p.first];
-    if (!SEEN && pos < 0) {
+    if (pos < 0) {
         put_zero(c, p);
         return;
     }
     rnn_zero(s);
-    if (!SEEN && c.state && pos > 0)
+    if (c.state && pos > 0)
         load_state<T, M>(s, c, p);
-    walk_rows<T, M, DELTA, SEEN>(s, c, p);
-    if (!SEEN && c.state)
+    walk_rows<T, M, DELTA>(s, c, p);
+    if (c.state)
         store_state<T, M>(s, c, p);
 }
 
@@ -187,24 +186,132 @@ template <class T, int M> static void launch(ml_cuda_stream *s, const rnn_call<T
     unsigned blocks = (unsigned)c.n_seq * (unsigned)c.n_head * (unsigned)c.n_block;
 
     if (c.delta)
-        rnn_kernel<T, M, true, false><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+        rnn_kernel<T, M, true><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
     else
-        rnn_kernel<T, M, false, false><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+        rnn_kernel<T, M, false><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "linear-rnn");
 }
 
-template <class T, int M> static void launch_seen(ml_cuda_stream *s, const rnn_call<T> &c) {
-    unsigned blocks = (unsigned)c.n_seq * (unsigned)c.n_head * (unsigned)c.n_block;
+/* ---- the recurrences of backward ---- */
 
-    rnn_kernel<T, M, true, true><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+/* Keeps the state before token t, the first of a chunk. */
+template <class T, int M>
+__device__ static void put_mark(float *marks, const rnn_state<M> &s, const rnn_call<T> &c,
+                                const rnn_place &p, int t) {
+    int64_t at = rnn_mark(p.first, t / ML_RNN_CHUNK) * c.n_head + p.head;
+    float *to = marks + (at * c.dv + p.block * ML_RNN_COLS + p.col) * c.key_pitch;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            int i = 32 * m + 4 * p.l;
+            float four[4] = { s.s[m][0][j], s.s[m][1][j], s.s[m][2][j], s.s[m][3][j] };
+            if (i < c.dk && p.col + j < p.n_col)
+                ml_store(to + j * c.key_pitch + i, four);
+        }
+}
+
+template <class T, int M, bool DELTA, class S>
+__device__ static void walk_states(S *stage, const rnn_call<T> &c, const rnn_place &p) {
+    const int TOKENS = stage_tokens<M>;
+    rnn_fetch<T, M, TOKENS> next;
+    rnn_values<T> values = { c.x + c.v_at, c.width };
+    rnn_state<M> s;
+
+    rnn_zero(s);
+    next.load(c, p, values, 0);
+    for (int from = 0, b = 0; from < p.n_row; from += TOKENS, b ^= 1) {
+        next.store(stage[b], c);
+        __syncthreads();
+        next.load(c, p, values, from + TOKENS);
+        if (from && from % ML_RNN_CHUNK == 0)
+            put_mark<T, M>(c.mark, s, c, p, from);
+        for (int i = 0; i < TOKENS && from + i < p.n_row; i++) {
+            rnn_update up = advance<M, DELTA>(s, stage[b], i, p, [] {});
+            put_four(c.e + out_at(c, p, from + i), up.e, p, c.wide);
+        }
+    }
+}
+
+/* The gradient of the state moves back by a token; returns that of u. */
+template <int M, bool DELTA, class S>
+__device__ static void retreat(float (&du)[4], rnn_state<M> &ds, const S &in, int i,
+                               const rnn_place &p) {
+    float q[M][4], k[M][4], dout[4], dseen[4], keep = in.rate[i][0], take = in.rate[i][1];
+
+    rnn_row<M>(q, in.q[i], p.l);
+    rnn_row<M>(k, in.k[i], p.l);
+    rnn_four(dout, in.v[i], p.col);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        du[j] = 0.0f;
+    rnn_outer<M>(ds, q, dout);
+    rnn_dot<M>(du, k, ds);
+    rnn_scale<M>(ds, keep);
+    rnn_sum_lanes(du);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        dseen[j] = -(keep * (take * du[j]));
+    if (DELTA)
+        rnn_outer<M>(ds, k, dseen);
+}
+
+template <class T, int M, bool DELTA, class S>
+__device__ static void walk_gradients(S *stage, const rnn_call<T> &c, const rnn_place &p) {
+    const int TOKENS = stage_tokens<M>;
+    rnn_fetch<T, M, TOKENS> next;
+    rnn_values<T> values = { c.dout, (int64_t)c.n_head * c.dv };
+    rnn_state<M> ds;
+    int from = (p.n_row - 1) / TOKENS * TOKENS;
+
+    rnn_zero(ds);
+    next.load(c, p, values, from);
+    for (int b = 0; from >= 0; from -= TOKENS, b ^= 1) {
+        next.store(stage[b], c);
+        __syncthreads();
+        if (from)
+            next.load(c, p, values, from - TOKENS);
+        for (int i = min(TOKENS, p.n_row - from) - 1; i >= 0; i--) {
+            float du[4];
+            retreat<M, DELTA>(du, ds, stage[b], i, p);
+            put_four(c.du + out_at(c, p, from + i), du, p, c.wide);
+        }
+        if (from && from % ML_RNN_CHUNK == 0)
+            put_mark<T, M>(c.dmark, ds, c, p, from);
+    }
+}
+
+/* blockIdx.y: the recurrence. */
+template <class T, int M, bool DELTA>
+__global__ void __launch_bounds__(RNN_THREADS, M > 4 ? 1 : 2) walk_kernel(rnn_call<T> c) {
+    __shared__ rnn_stage<M, stage_tokens<M>> stage[2];
+    rnn_place p = rnn_find(c);
+
+    if (p.n_row == 0)
+        return;
+    if (blockIdx.y)
+        walk_gradients<T, M, DELTA>(stage, c, p);
+    else
+        walk_states<T, M, DELTA>(stage, c, p);
+}
+
+template <class T, int M> static void walk(ml_cuda_stream *s, const rnn_call<T> &c) {
+    dim3 blocks((unsigned)c.n_seq * (unsigned)c.n_head * (unsigned)c.n_block, 2);
+
+    if (c.delta)
+        walk_kernel<T, M, true><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+    else
+        walk_kernel<T, M, false><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "linear-rnn backward");
 }
 
 template <class T> void rnn_walk(ml_cuda_stream *s, const rnn_call<T> &c) {
-    RNN_SIZED(c.dk, launch_seen<T, M>(s, c));
+    RNN_SIZED(c.dk, walk<T, M>(s, c));
 }
 template void rnn_walk<float>(ml_cuda_stream *, const rnn_call<float> &);
 template void rnn_walk<bf16>(ml_cuda_stream *, const rnn_call<bf16> &);
+
+/* ---- forward ---- */
 
 template <class T> static void forward(ml_cuda_stream *s, const ml_op_args *a) {
     rnn_call<T> c = rnn_open<T>(a);

@@ -16,15 +16,12 @@
 
 enum { RNN_THREADS = 128, RNN_WARPS = RNN_THREADS / 32 };
 
-/* Sums over the columns of a token's block: parts of R and of the gradient of take, and u.do. */
-enum { RNN_R, RNN_DTAKE, RNN_UDO, RNN_STATS = ML_RNN_STATS };
-
 template <class T> struct rnn_call {
     const T *x;        /* [n, width] */
     const float *rate; /* [n, 2, n_head] */
     const float *skip; /* [n_head], or NULL */
     float *state;      /* or NULL: not kept */
-    T *o;              /* NULL: a pass that keeps `seen` alone */
+    T *o;              /* NULL in backward */
     const int32_t *pos, *start, *slot;
     int64_t n, width, q_at, k_at, v_at;
     int n_seq, n_key, n_head, dk, dv, n_block;
@@ -32,13 +29,14 @@ template <class T> struct rnn_call {
     bool delta, wide; /* wide: four numbers at a time */
     /* Backward. */
     const T *dout;
-    T *dx;                       /* gradient of x, or NULL */
-    float *drate;                /* or NULL */
-    float *dskip;                /* or NULL */
-    float *seen, *de;            /* [n, n_head, dv] */
-    float *dq_part, *dk_part;    /* [n, n_head, n_block, dk] */
-    float *stat;                 /* [n, n_head, n_block, RNN_STATS] */
-    float *dot_part, *skip_part; /* [n, n_head], [chunks, n_head] */
+    T *dx;                    /* gradient of x, or NULL */
+    float *drate;             /* or NULL */
+    float *dskip;             /* or NULL */
+    float *e, *du;            /* [n, n_head, dv] */
+    float *mark, *dmark;      /* [n / ML_RNN_CHUNK, n_head, dv, key_pitch] */
+    float *dq_part, *dk_part; /* [n, n_head, dk] */
+    float *skip_part;         /* [chunks, n_head] */
+    int64_t key_pitch;        /* dk rounded up to 4 */
     bool add_x, add_rate;
 };
 
@@ -65,6 +63,12 @@ template <class T> __device__ static rnn_place rnn_find(const rnn_call<T> &c) {
     p.col = (int)threadIdx.x / 32 * 16 + lane / 8 * 4;
     p.l = lane % 8;
     return p;
+}
+
+/* Where the states between chunks `chunk` - 1 and `chunk` of a sequence are kept, whose first row is
+ * `first`: a sequence of n rows has at most n / ML_RNN_CHUNK of them. */
+__device__ static inline int64_t rnn_mark(int first, int chunk) {
+    return first / ML_RNN_CHUNK + chunk - 1;
 }
 
 /* ---- a stage of tokens ---- */
@@ -114,46 +118,40 @@ __device__ static float rnn_inverse_length(const float (&x)[QUADS][4], float eps
     return 1.0f / sqrtf(ml_warp_sum(sum) + eps);
 }
 
-/* What a pass reads of each token. */
-enum rnn_pass {
-    RNN_FORWARD, /* q, k, v, rates */
-    RNN_BACK,    /* also the gradient of o, and `seen` */
-    RNN_AGAIN    /* k, rates, the gradient of o, u and de, which RNN_BACK has saved */
+/* The rows that a recurrence adds to the state: v, or from the last token to the first the gradient
+ * of o. */
+template <class T> struct rnn_values {
+    const T *row; /* of the batch's first token */
+    int64_t stride;
 };
 
 /* In shared memory. */
-template <int M, int TOKENS, rnn_pass PASS> struct alignas(16) rnn_stage {
-    float q[PASS == RNN_AGAIN ? 1 : TOKENS]
-           [PASS == RNN_AGAIN ? 4 : 32 * M]; /* AGAIN: unused */
-    float k[TOKENS][32 * M];
-    float v[TOKENS][ML_RNN_COLS]; /* RNN_AGAIN: de */
-    float dout[PASS == RNN_FORWARD ? 1 : TOKENS][ML_RNN_COLS];
-    float seen[PASS == RNN_FORWARD ? 1 : TOKENS][ML_RNN_COLS]; /* RNN_AGAIN: u */
-    float qk[PASS == RNN_BACK ? TOKENS : 1];                   /* q.k */
-    float rate[TOKENS][2];                                     /* keep, take */
+template <int M, int TOKENS> struct alignas(16) rnn_stage {
+    float q[TOKENS][32 * M], k[TOKENS][32 * M];
+    float v[TOKENS][ML_RNN_COLS]; /* rnn_values */
+    float rate[TOKENS][2];        /* keep, take */
 };
 
 /* The same in registers, shared by the threads of a block. */
-template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
-    static const int KINDS = PASS == RNN_AGAIN ? 1 : 2;                   /* k; q and k */
-    static const int ROWS = (KINDS * TOKENS + RNN_WARPS - 1) / RNN_WARPS; /* of a warp */
+template <class T, int M, int TOKENS> struct rnn_fetch {
+    static const int ROWS = 2 * TOKENS / RNN_WARPS; /* of q and k, for a warp */
     static const int QUADS = (M + 3) / 4, FOURS = ML_RNN_COLS / 4;
-    static const int VALUES = (TOKENS * FOURS + RNN_THREADS - 1) / RNN_THREADS;
-    static const int SAVED = PASS == RNN_FORWARD ? 1 : VALUES;
-    rnn_raw<T> qk[ROWS][QUADS], v[VALUES], dout[SAVED];
-    rnn_raw<float> seen[SAVED], de[PASS == RNN_AGAIN ? VALUES : 1];
+    static const int VALUES = TOKENS * FOURS / RNN_THREADS;
+    rnn_raw<T> qk[ROWS][QUADS], v[VALUES];
     float rate;
 
     /* Loads rows from .. from + TOKENS - 1 of the sequence. */
-    __device__ void load(const rnn_call<T> &c, const rnn_place &p, int from) {
+    __device__ void load(const rnn_call<T> &c, const rnn_place &p,
+                         const rnn_values<T> &values, int from) {
         if (c.wide)
-            load_as<true>(c, p, from);
+            load_as<true>(c, p, values, from);
         else
-            load_as<false>(c, p, from);
+            load_as<false>(c, p, values, from);
     }
 
     template <bool WIDE>
-    __device__ void load_as(const rnn_call<T> &c, const rnn_place &p, int from) {
+    __device__ void load_as(const rnn_call<T> &c, const rnn_place &p,
+                            const rnn_values<T> &values, int from) {
         int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 
         rate = 0.0f;
@@ -162,55 +160,43 @@ template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
                 c.rate[((int64_t)(p.first + from) * 2 + threadIdx.x) * c.n_head + p.head];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            int row = warp * ROWS + i, t = from + row / KINDS;
-            int n = row < KINDS * TOKENS && t < p.n_row ? c.dk - 4 * lane : 0;
+            int row = warp * ROWS + i, t = from + row / 2;
+            int n = t < p.n_row ? c.dk - 4 * lane : 0;
             const T *x = c.x + (p.first + t) * c.width + (int64_t)p.key * c.dk +
-                         ((row + 1) % KINDS ? c.q_at : c.k_at) + 4 * lane;
+                         (row % 2 ? c.k_at : c.q_at) + 4 * lane;
 #pragma unroll
             for (int h = 0; h < QUADS; h++)
                 qk[i][h] = rnn_load_as<WIDE>(x + 128 * h, n - 128 * h);
         }
 #pragma unroll
-        for (int i = 0; i < VALUES; i++)
-            load_values<WIDE>(c, p, from, i);
-    }
-
-    template <bool WIDE>
-    __device__ void load_values(const rnn_call<T> &c, const rnn_place &p, int from, int i) {
-        int at = i * RNN_THREADS + (int)threadIdx.x, t = at / FOURS, col = at % FOURS * 4;
-        int n = t < TOKENS && from + t < p.n_row ? p.n_col - col : 0;
-        int64_t first = (int64_t)p.head * c.dv + p.block * ML_RNN_COLS + col;
-        int64_t row = p.first + from + t, value = row * c.n_head * c.dv + first;
-
-        if constexpr (PASS == RNN_AGAIN)
-            de[i] = rnn_load_as<WIDE>((const float *)c.de + value, n);
-        else
-            v[i] = rnn_load_as<WIDE>(c.x + row * c.width + c.v_at + first, n);
-        if constexpr (PASS != RNN_FORWARD) {
-            dout[i] = rnn_load_as<WIDE>(c.dout + value, n);
-            seen[i] = rnn_load_as<WIDE>((const float *)c.seen + value,
-                                        PASS == RNN_AGAIN || c.delta ? n : 0);
+        for (int i = 0; i < VALUES; i++) {
+            int at = i * RNN_THREADS + (int)threadIdx.x, t = at / FOURS;
+            int col = at % FOURS * 4, n = from + t < p.n_row ? p.n_col - col : 0;
+            v[i] =
+                rnn_load_as<WIDE>(values.row + (p.first + from + t) * values.stride +
+                                      (int64_t)p.head * c.dv + p.block * ML_RNN_COLS + col,
+                                  n);
         }
     }
 
     /* Puts them into shared memory; the barriers are the caller's. */
-    __device__ void store(rnn_stage<M, TOKENS, PASS> &s, const rnn_call<T> &c) {
+    __device__ void store(rnn_stage<M, TOKENS> &s, const rnn_call<T> &c) {
         int warp = (int)threadIdx.x / 32;
         float r[ROWS];
 
         inverse_lengths(r, c);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            int row = warp * ROWS + i, t = row / KINDS;
-            bool is_k = (row + 1) % KINDS == 0;
-            if (row < KINDS * TOKENS)
-                store_row(is_k ? s.k[t] : s.q[t], c, i, r[i], is_k ? 1.0f : c.q_scale);
+            int row = warp * ROWS + i, t = row / 2;
+            store_row(row % 2 ? s.k[t] : s.q[t], c, i, r[i], row % 2 ? 1.0f : c.q_scale);
         }
-        if constexpr (PASS == RNN_BACK)
-            store_products(s, c, r);
 #pragma unroll
-        for (int i = 0; i < VALUES; i++)
-            store_values(s, i);
+        for (int i = 0; i < VALUES; i++) {
+            int at = i * RNN_THREADS + (int)threadIdx.x;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s.v[at / FOURS][at % FOURS * 4 + e] = rnn_at(v[i], e);
+        }
         if (threadIdx.x < 2 * TOKENS)
             s.rate[threadIdx.x / 2][threadIdx.x % 2] = rate;
     }
@@ -238,27 +224,6 @@ template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
             r[i] = 1.0f / sqrtf(r[i] + c.eps);
     }
 
-    /* q.k of the warp's tokens, whose rows of q and k are neighbours. */
-    __device__ void store_products(rnn_stage<M, TOKENS, PASS> &s, const rnn_call<T> &c,
-                                   const float (&r)[ROWS]) {
-#pragma unroll
-        for (int i = 0; i < ROWS; i += 2) {
-            int t = ((int)threadIdx.x / 32 * ROWS + i) / 2;
-            float dot = 0.0f;
-#pragma unroll
-            for (int h = 0; h < QUADS; h++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float q = rnn_at(qk[i][h], e), k = rnn_at(qk[i + 1][h], e);
-                    dot = c.delta ? fmaf(q * r[i] * c.q_scale, k * r[i + 1], dot)
-                                  : fmaf(q, k, dot);
-                }
-            dot = ml_warp_sum(dot);
-            if (threadIdx.x % 32 == 0 && t < TOKENS)
-                s.qk[t] = dot;
-        }
-    }
-
     __device__ void store_row(float *to, const rnn_call<T> &c, int i, float r,
                               float scale) {
         int lane = (int)threadIdx.x % 32;
@@ -272,24 +237,6 @@ template <class T, int M, int TOKENS, rnn_pass PASS> struct rnn_fetch {
             }
             if (128 * h + 4 * lane < 32 * M)
                 ml_store(to + 128 * h + 4 * lane, x);
-        }
-    }
-
-    __device__ void store_values(rnn_stage<M, TOKENS, PASS> &s, int i) {
-        int at = i * RNN_THREADS + (int)threadIdx.x, t = at / FOURS, col = at % FOURS * 4;
-
-        if (t >= TOKENS)
-            return;
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            if constexpr (PASS == RNN_AGAIN)
-                s.v[t][col + e] = rnn_at(de[i], e);
-            else
-                s.v[t][col + e] = rnn_at(v[i], e);
-            if constexpr (PASS != RNN_FORWARD) {
-                s.dout[t][col + e] = rnn_at(dout[i], e);
-                s.seen[t][col + e] = rnn_at(seen[i], e);
-            }
         }
     }
 };
@@ -420,12 +367,15 @@ template <class T> static rnn_call<T> rnn_open(const ml_op_args *a) {
     c.eps = a->attr->linear_rnn.norm_eps;
     c.q_scale = 1.0f / sqrtf((float)c.dk);
     c.delta = a->attr->linear_rnn.delta;
+    c.key_pitch = ml_cuda_rnn_key_pitch(a);
     if (a->w[0].data)
         c.skip = (const float *)a->w[0].data + a->attr->linear_rnn.first_head;
     return c;
 }
 
-/* The states of whole sequences, of which only `seen` is kept.  linear_rnn.cu */
+/* Both recurrences of backward, which do not read each other: that of the states, and that of their
+ * gradients from the last token to the first.  Of a token they keep e and du, and of the first token
+ * of each chunk of a sequence but the first one both states before it.  linear_rnn.cu */
 template <class T> void rnn_walk(ml_cuda_stream *s, const rnn_call<T> &c);
 
 #endif

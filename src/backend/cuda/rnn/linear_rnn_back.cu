@@ -1,296 +1,120 @@
 /* linear_rnn_back.cu - LINEAR_RNN backward.
  *
  * The gradient dS of the state has a recurrence of its own, which does not read the state:
- * with S' = keep S + k u', u = take (v - keep seen), seen = S' k, and o = S'' q, from the last
- * token to the first,
+ * with S' = keep S + k u', u = take e, e = v - keep S' k (Mamba-2: v), and o = S'' q, from the
+ * last token to the first,
  *
- *     dS = dS + q do',   du = dS' k,   de = take du,   dseen = -keep de,
- *     dS = keep dS + k dseen'                          (Mamba-2: keep dS)
+ *     dS = dS + q do',   du = dS' k,   de = take du,
+ *     dS = keep (dS - k de')                           (Mamba-2: keep dS)
  *
- * So no state is saved or stored; three passes over the tokens compute (1) seen, forwards;
- * (2) du, de and the part dS u of dk, backwards; (3) dq = S' do and the part S dseen of dk,
- * forwards.  Blocks sum over their columns, and a last kernel over blocks and over the heads
- * of a key; every number has one writer.
+ * rnn_walk runs both recurrences and keeps e and du of every token, and S and dS between
+ * chunks of ML_RNN_CHUNK tokens.  The rest needs no order of chunks: a block has a chunk of a
+ * head.  With D[s,t] the product of the decays after token s up to token t, A[t] that from the
+ * chunk's start to t, Z[t] that after t to the chunk's end, and S and dS the states at its two
+ * ends,
  *
- * The gradient of a decay, <dS, S> - de.seen, would need both states at once.  Times keep it
- * is R = <dS, S> of the token before it, and from one token to the one before,
+ *     dq[t] = A[t] S do[t] + sum of D[s,t] (u[s].do[t]) k[s] over s <= t
+ *     dk[t] = Z[t] dS u[t] - A[t] S de[t] + sum of D[t,r] (u[t].do[r]) q[r] over r >= t
+ *             - sum of D[s,t] (u[s].de[t]) k[s] over s < t - the same with t, r for r > t
  *
- *     R += keep (S q).do + dseen.seen - (dS k).u,   S before the token, dS after it
+ * (Mamba-2: de = 0), so products of matrices.  The gradient of keep[t] is the inner product of the
+ * state before t and of dS - k de' at t, thus a sum over pairs of s < t and r >= t (or the chunk's
+ * ends) of D[s,t-1] D[t,r] P[s,r], P[s,r] = (k[s].q[r])(u[s].do[r]) - (k[s].k[r])(u[s].de[r]).
+ * Each is found from the terms that belong to it: none is a difference of larger sums.
  *
- * with R = 0 after the last token: a scan in f64.  A token's own share of o.do and of du.u,
- * (q.k)(u.do), is equal in both and left out: where decays are strong it is much larger than R.
- * So passes (2) and (3) compute dS k and S do, and du = dS k + (q.k) do,
- * dq = keep S do + k (u.do). */
+ * A last kernel sums dq and dk over the heads of a key; every number has one writer. */
+#include "backend/cuda/mma.cuh"
 #include "backend/cuda/rnn/linear_rnn.cuh"
 
 #include <math.h>
 
-static const float LEAST_KEEP = 1e-30f; /* below it a state does not outlast a token */
-
-/* Sums of x over the column groups of a warp, written to `to` [32 M]. */
-template <int M> __device__ static void sum_columns(float *to, float (&x)[M][4]) {
-    int lane = (int)threadIdx.x % 32, l = lane % 8;
-
-    if constexpr (M == 1) {
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            x[0][r] += __shfl_xor_sync(0xffffffffu, x[0][r], 8);
-            x[0][r] += __shfl_xor_sync(0xffffffffu, x[0][r], 16);
-        }
-        if (lane < 8)
-            ml_store(to + 4 * l, x[0]);
-    } else { /* each step halves the number of a lane's sums */
-        const int H = M / 2, Q = M / 4;
-        bool high = lane & 16, odd = lane & 8;
-        float y[H][4], z[Q][4];
-#pragma unroll
-        for (int m = 0; m < H; m++)
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                float give = high ? x[m][r] : x[m + H][r];
-                y[m][r] =
-                    (high ? x[m + H][r] : x[m][r]) + __shfl_xor_sync(0xffffffffu, give, 16);
-            }
-#pragma unroll
-        for (int m = 0; m < Q; m++) {
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                float give = odd ? y[m][r] : y[m + Q][r];
-                z[m][r] =
-                    (odd ? y[m + Q][r] : y[m][r]) + __shfl_xor_sync(0xffffffffu, give, 8);
-            }
-            ml_store(to + 32 * (m + (high ? H : 0) + (odd ? Q : 0)) + 4 * l, z[m]);
-        }
-    }
-}
-
-/* The sums of s[i][j] u[j] over a lane's columns, and over those of its warp. */
-template <int M>
-__device__ static void columns(float *to, const rnn_state<M> &s, const float (&u)[4]) {
-    float x[M][4];
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            x[m][r] = s.s[m][r][0] * u[0];
-#pragma unroll
-            for (int j = 1; j < 4; j++)
-                x[m][r] = fmaf(s.s[m][r][j], u[j], x[m][r]);
-        }
-    sum_columns<M>(to, x);
-}
-
-/* Of a token: the place of a block in [n, n_head, n_block]. */
-template <class T>
-__device__ static int64_t block_at(const rnn_call<T> &c, const rnn_place &p, int t) {
-    return ((int64_t)(p.first + t) * c.n_head + p.head) * c.n_block + p.block;
-}
-
-template <class T>
-__device__ static int64_t value_at(const rnn_call<T> &c, const rnn_place &p, int t) {
-    return ((int64_t)(p.first + t) * c.n_head + p.head) * c.dv + p.block * ML_RNN_COLS;
-}
-
-/* ---- the second pass, backwards ---- */
-
-template <int M, int TOKENS> struct alignas(16) back_sums {
-    float dk[TOKENS][RNN_WARPS][32 * M];
-    float stat[TOKENS][RNN_WARPS][RNN_STATS];
+enum {
+    CHUNK = ML_RNN_CHUNK,
+    PITCH = CHUNK + 4, /* of a row of CHUNK numbers */
+    CHUNK_THREADS =
+        256, /* of which each has 4 tokens, and 4 elements of each half of a key */
+    CHUNK_WARPS = CHUNK_THREADS / 32,
+    SLICE = 8,  /* columns of values at a time */
+    PIECE = 64, /* elements of keys at a time */
+    TILE = 128  /* elements of keys for which a thread has sums */
 };
 
-/* A token's values are replaced: seen by u, v by de. */
-template <class S>
-__device__ static void keep_values(S &in, int i, const rnn_place &p, const float (&u)[4],
-                                   const float (&de)[4]) {
-    __syncwarp();
-    if (p.l == 0) {
-        ml_store(in.seen[i] + p.col, u);
-        ml_store(in.v[i] + p.col, de);
-    }
-}
+/* ---- a chunk of a head ---- */
 
-template <int M, int TOKENS, class S>
-__device__ static void step_back(rnn_state<M> &ds, S &in, back_sums<M, TOKENS> &sums, int i,
-                                 const rnn_place &p, bool delta) {
-    float keep = in.rate[i][0], take = in.rate[i][1], stat[RNN_STATS] = {};
-    float d[4], v[4], seen[4], later[4] = {}, de[4], dseen[4], q[M][4], k[M][4];
-    int warp = (int)threadIdx.x / 32;
-    rnn_update up;
-
-    rnn_four(d, in.dout[i], p.col);
-    rnn_four(v, in.v[i], p.col);
-    rnn_four(seen, in.seen[i], p.col);
-    up = rnn_take(v, seen, keep, take, delta);
-    rnn_row<M>(k, in.k[i], p.l);
-    rnn_dot<M>(later, k, ds);
-    rnn_row<M>(q, in.q[i], p.l);
-    rnn_outer<M>(ds, q, d);
-    rnn_sum_lanes(later);
-    columns<M>(sums.dk[i][warp], ds, up.u);
-    rnn_scale<M>(ds, keep);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float du = fmaf(in.qk[i], d[j], later[j]);
-        de[j] = take * du;
-        dseen[j] = delta ? -(keep * de[j]) : 0.0f;
-        stat[RNN_R] = fmaf(dseen[j], seen[j], fmaf(-later[j], up.u[j], stat[RNN_R]));
-        stat[RNN_DTAKE] = fmaf(du, up.e[j], stat[RNN_DTAKE]);
-        stat[RNN_UDO] = fmaf(up.u[j], d[j], stat[RNN_UDO]);
-    }
-    if (delta)
-        rnn_outer<M>(ds, k, dseen);
-#pragma unroll
-    for (int n = 0; n < RNN_STATS; n++) {
-        stat[n] += __shfl_xor_sync(0xffffffffu, stat[n], 8);
-        stat[n] += __shfl_xor_sync(0xffffffffu, stat[n], 16);
-        if (threadIdx.x % 32 == 0)
-            sums.stat[i][warp][n] = stat[n];
-    }
-    keep_values(in, i, p, up.u, de);
-}
-
-/* The sum over warps, in order. */
-template <int M> __device__ static float of_warps(const float (*x)[32 * M], int i) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < RNN_WARPS; w++)
-        sum += x[w][i];
-    return sum;
-}
-
-template <class T>
-__device__ static void put_dv(const rnn_call<T> &c, const rnn_place &p, int t, int col,
-                              float de, float dout) {
-    T *to = c.dx + (p.first + t) * c.width + c.v_at + (int64_t)p.head * c.dv +
-            p.block * ML_RNN_COLS + col;
-    float d = c.skip ? fmaf(c.skip[p.head], dout, de) : de;
-
-    *to = ml_as<T>(c.add_x ? ml_f32(*to) + d : d);
-}
-
-/* Writes the results of n tokens. */
-template <class T, int M, int TOKENS, class S>
-__device__ static void flush_back(const rnn_call<T> &c, const rnn_place &p, const S &in,
-                                  const back_sums<M, TOKENS> &sums, int from, int n) {
-    int tid = (int)threadIdx.x;
-
-    for (int at = tid; at < n * 32 * M; at += RNN_THREADS) {
-        int t = at / (32 * M), i = at % (32 * M);
-        if (i < c.dk)
-            c.dk_part[block_at(c, p, from + t) * c.dk + i] = of_warps<M>(sums.dk[t], i);
-    }
-    for (int at = tid; at < n * ML_RNN_COLS; at += RNN_THREADS) {
-        int t = at / ML_RNN_COLS, col = at % ML_RNN_COLS;
-        if (col >= p.n_col)
-            continue;
-        c.de[value_at(c, p, from + t) + col] = in.v[t][col];
-        c.seen[value_at(c, p, from + t) + col] = in.seen[t][col];
-        if (c.dx)
-            put_dv(c, p, from + t, col, in.v[t][col], in.dout[t][col]);
-    }
-    if (tid < RNN_STATS * n) {
-        int t = tid / RNN_STATS, k = tid % RNN_STATS;
-        float sum = 0.0f;
-        for (int w = 0; w < RNN_WARPS; w++)
-            sum += sums.stat[t][w][k];
-        c.stat[block_at(c, p, from + t) * RNN_STATS + k] = sum;
-    }
-}
-
-template <class T, int M>
-__global__ void __launch_bounds__(RNN_THREADS) back_kernel(rnn_call<T> c) {
-    const int TOKENS = M > 4 ? 4 : 8;
-    __shared__ rnn_stage<M, TOKENS, RNN_BACK> stage[2];
-    __shared__ back_sums<M, TOKENS> sums;
-    rnn_fetch<T, M, TOKENS, RNN_BACK> next;
-    rnn_place p = rnn_find(c);
-    rnn_state<M> ds;
-    int from = (p.n_row - 1) / TOKENS * TOKENS;
-
-    if (p.n_row == 0)
-        return;
-    rnn_zero(ds);
-    next.load(c, p, from);
-    for (int b = 0; from >= 0; from -= TOKENS, b ^= 1) {
-        int n = min(TOKENS, p.n_row - from);
-        next.store(stage[b], c);
-        __syncthreads();
-        if (from)
-            next.load(c, p, from - TOKENS);
-        for (int i = n - 1; i >= 0; i--)
-            step_back<M, TOKENS>(ds, stage[b], sums, i, p, c.delta);
-        __syncthreads();
-        flush_back<T, M, TOKENS>(c, p, stage[b], sums, from, n);
-    }
-}
-
-/* ---- the third pass, forwards ---- */
-
-template <int M, int TOKENS> struct again_sums {
-    float dq[TOKENS][RNN_WARPS][32 * M], dk[TOKENS][RNN_WARPS][32 * M];
+struct chunk_place {
+    int head, key, n;      /* n: tokens */
+    int64_t row;           /* of the batch */
+    int64_t before, after; /* the states at its ends, or -1: the sequence's end */
 };
 
-template <int M, int TOKENS, class S>
-__device__ static void step_again(rnn_state<M> &s, const S &in, again_sums<M, TOKENS> &sums,
-                                  int i, const rnn_place &p, bool delta) {
-    float keep = in.rate[i][0], d[4], u[4], dseen[4], k[M][4];
-    int warp = (int)threadIdx.x / 32;
+/* Sequence i has blocks from start[i] / CHUNK + i on, at least one for each of its chunks.
+ * False: a block without a chunk. */
+template <class T> __device__ static bool chunk_find(const rnn_call<T> &c, chunk_place *p) {
+    int unit = (int)blockIdx.x, seq = 0, end = c.n_seq, chunk, first, left;
 
-    rnn_four(d, in.dout[i], p.col);
-    rnn_four(u, in.seen[i], p.col);
-    rnn_four(dseen, in.v[i], p.col);
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        dseen[j] = -(keep * dseen[j]);
-    if (delta)
-        columns<M>(sums.dk[i][warp], s, dseen);
-    columns<M>(sums.dq[i][warp], s, d);
-    rnn_row<M>(k, in.k[i], p.l);
-    rnn_scale<M>(s, keep);
-    rnn_outer<M>(s, k, u);
-}
-
-template <class T, int M>
-__global__ void __launch_bounds__(RNN_THREADS) again_kernel(rnn_call<T> c) {
-    const int TOKENS = 4, EACH = TOKENS * 32 * M / RNN_THREADS;
-    __shared__ rnn_stage<M, TOKENS, RNN_AGAIN> stage[2];
-    __shared__ again_sums<M, TOKENS> sums;
-    rnn_fetch<T, M, TOKENS, RNN_AGAIN> next;
-    rnn_place p = rnn_find(c);
-    rnn_state<M> s;
-    float dk[EACH]; /* of the second pass */
-
-    rnn_zero(s);
-    next.load(c, p, 0);
-    for (int from = 0, b = 0; from < p.n_row; from += TOKENS, b ^= 1) {
-        int n = min(TOKENS, p.n_row - from);
-        next.store(stage[b], c);
-        __syncthreads();
-        next.load(c, p, from + TOKENS);
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            int at = e * RNN_THREADS + (int)threadIdx.x, t = at / (32 * M);
-            if (c.delta && t < n && at % (32 * M) < c.dk)
-                dk[e] = c.dk_part[block_at(c, p, from + t) * c.dk + at % (32 * M)];
-        }
-        for (int i = 0; i < n; i++)
-            step_again<M, TOKENS>(s, stage[b], sums, i, p, c.delta);
-        __syncthreads();
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            int at = e * RNN_THREADS + (int)threadIdx.x, t = at / (32 * M);
-            int i = at % (32 * M);
-            int64_t to = block_at(c, p, from + t) * c.dk + i;
-            if (t >= n || i >= c.dk)
-                continue;
-            c.dq_part[to] = of_warps<M>(sums.dq[t], i);
-            if (c.delta)
-                c.dk_part[to] = dk[e] + of_warps<M>(sums.dk[t], i);
-        }
+    while (end - seq > 1) {
+        int middle = (seq + end) / 2;
+        if (c.start[middle] / CHUNK + middle <= unit)
+            seq = middle;
+        else
+            end = middle;
     }
+    first = c.start[seq];
+    chunk = unit - (first / CHUNK + seq);
+    left = c.start[seq + 1] - first - chunk * CHUNK;
+    if (left <= 0)
+        return false;
+    p->head = (int)blockIdx.y;
+    p->key = p->head / (c.n_head / c.n_key);
+    p->n = min(CHUNK, left);
+    p->row = first + (int64_t)chunk * CHUNK;
+    p->before = chunk ? rnn_mark(first, chunk) * c.n_head + p->head : -1;
+    p->after = left > CHUNK ? rnn_mark(first, chunk + 1) * c.n_head + p->head : -1;
+    return true;
 }
 
-/* ---- sums over blocks, and over the heads of a key ---- */
+/* A thread's tokens 4 t .. 4 t + 3, and its elements of keys 4 i .. 4 i + 3 of each half of a
+ * tile; of pairs of tokens, the first is one of 4 i .. 4 i + 3.  A warp has 4 x 8 threads. */
+struct chunk_thread {
+    int t, i;
+};
+
+__device__ static inline chunk_thread chunk_me(void) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+    return { warp / 2 * 4 + lane / 8, warp % 2 * 8 + lane % 8 };
+}
+
+/* Columns of values: of tokens, and of the states at the ends. */
+struct alignas(16) chunk_slice {
+    float dout[SLICE][PITCH], de[SLICE][PITCH], u[SLICE][PITCH];
+    float s[SLICE][TILE], ds[SLICE][TILE];
+};
+
+/* A piece of the rows of q and k, [token][element] or [element][token]. */
+struct alignas(16) chunk_keys {
+    float q[PIECE][PITCH], k[PIECE][PITCH];
+};
+
+struct alignas(16) chunk_smem {
+    /* [s][t]: k[s].q[t] and k[s].k[t], later what multiplies rows of q and k, for s < t also at
+     * [t][s]. */
+    float qk[CHUNK][PITCH], kk[CHUNK][PITCH];
+    float decay[CHUNK][PITCH]; /* [s][t] D, s <= t */
+    union {
+        chunk_slice slice[2];
+        chunk_keys keys;
+    };
+    float keep[CHUNK], take[CHUNK], since[CHUNK]; /* since: A */
+    float length[2][CHUNK];                       /* 1 / that of q, k */
+    float dtake[2][CHUNK];
+    float start[2][CHUNK], end[2][CHUNK]; /* terms of R of the states at the ends */
+    float past[CHUNK], later[CHUNK];
+    float sum[CHUNK_WARPS];
+    double dkeep[CHUNK];
+};
+
+/* ---- rates and lengths ---- */
 
 template <class T, int QUADS>
 __device__ static void load_row(float (&o)[QUADS][4], const T *x, int dk, bool wide) {
@@ -303,6 +127,519 @@ __device__ static void load_row(float (&o)[QUADS][4], const T *x, int dk, bool w
             o[h][e] = rnn_at(four, e);
     }
 }
+
+template <class T>
+__device__ static void find_rates(const rnn_call<T> &c, const chunk_place &p,
+                                  chunk_smem *s) {
+    int t = (int)threadIdx.x % CHUNK, k = (int)threadIdx.x / CHUNK;
+    bool there = t < p.n;
+
+    if (k == 0)
+        s->keep[t] = there ? c.rate[(p.row + t) * 2 * c.n_head + p.head] : 1.0f;
+    else if (k == 1)
+        s->take[t] = there ? c.rate[((p.row + t) * 2 + 1) * c.n_head + p.head] : 0.0f;
+}
+
+/* A warp has eight tokens. */
+template <class T>
+__device__ static void find_lengths(const rnn_call<T> &c, const chunk_place &p,
+                                    chunk_smem *s) {
+    for (int i = 0; i < 2 * CHUNK / CHUNK_WARPS; i++) {
+        int t = (int)threadIdx.x / 32 * (CHUNK / CHUNK_WARPS) + i / 2;
+        float x[2][4], r; /* ML_RNN_MOST_KEY */
+        if (t >= p.n)
+            return;
+        load_row(x,
+                 c.x + (p.row + t) * c.width + (i % 2 ? c.k_at : c.q_at) +
+                     (int64_t)p.key * c.dk,
+                 c.dk, c.wide);
+        r = rnn_inverse_length(x, c.eps);
+        if (threadIdx.x % 32 == 0)
+            s->length[i % 2][t] = r;
+    }
+}
+
+__device__ static void find_decays(chunk_smem *s) {
+    int from = (int)threadIdx.x;
+    float product = 1.0f;
+
+    if (from < CHUNK) {
+        s->decay[from][from] = 1.0f;
+        for (int t = from + 1; t < CHUNK; t++)
+            s->decay[from][t] = product *= s->keep[t];
+    } else if (from == CHUNK) {
+        for (int t = 0; t < CHUNK; t++)
+            s->since[t] = product *= s->keep[t];
+    }
+}
+
+/* ---- products of keys ---- */
+
+/* Elements from .. from + PIECE - 1 of the rows of q and k, normalized for the delta rule;
+ * BY_ELEMENT: [element][token]. */
+template <bool BY_ELEMENT, class T>
+__device__ static void load_keys(const rnn_call<T> &c, const chunk_place &p, chunk_smem *s,
+                                 int from) {
+    int lane = (int)threadIdx.x % 32, t = (int)threadIdx.x / 32 * 8 + lane / 4;
+    const T *x = c.x + (p.row + t) * c.width + (int64_t)p.key * c.dk;
+#pragma unroll
+    for (int kind = 0; kind < 2; kind++) {
+        float r = s->length[kind][t], scale = kind ? 1.0f : c.q_scale;
+        float(*to)[PITCH] = kind ? s->keys.k : s->keys.q;
+        rnn_raw<T> four[PIECE / 16];
+#pragma unroll
+        for (int n = 0; n < PIECE / 16; n++) {
+            int i = from + 16 * n + lane % 4 * 4;
+            four[n] =
+                rnn_load4(x + (kind ? c.k_at : c.q_at) + i, t < p.n ? c.dk - i : 0, c.wide);
+        }
+#pragma unroll
+        for (int n = 0; n < PIECE / 16; n++) {
+            int i = 16 * n + lane % 4 * 4;
+            float y[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                y[e] = rnn_at(four[n], e);
+                if (c.delta && t < p.n)
+                    y[e] = y[e] * r * scale;
+                if (BY_ELEMENT)
+                    to[i + e][t] = y[e];
+            }
+            if (!BY_ELEMENT)
+                ml_store(to[t] + i, y);
+        }
+    }
+}
+
+/* x[a][b] += p[a] q[b] */
+__device__ static inline void add_pairs(float (&x)[4][4], const float (&p)[4],
+                                        const float (&q)[4]) {
+#pragma unroll
+    for (int a = 0; a < 4; a++)
+#pragma unroll
+        for (int b = 0; b < 4; b++)
+            x[a][b] = fmaf(p[a], q[b], x[a][b]);
+}
+
+/* k[s].q[t] and k[s].k[t] of all pairs. */
+template <class T>
+__device__ static void multiply_keys(const rnn_call<T> &c, const chunk_place &p,
+                                     chunk_smem *s) {
+    chunk_thread me = chunk_me();
+    float qk[4][4] = {}, kk[4][4] = {};
+
+    for (int from = 0; from < c.dk; from += PIECE) {
+        __syncthreads();
+        load_keys<true>(c, p, s, from);
+        __syncthreads();
+#pragma unroll 4
+        for (int i = 0; i < PIECE; i++) {
+            float first[4], q[4], k[4];
+            ml_load(first, s->keys.k[i] + 4 * me.i);
+            ml_load(q, s->keys.q[i] + 4 * me.t);
+            ml_load(k, s->keys.k[i] + 4 * me.t);
+            add_pairs(qk, first, q);
+            add_pairs(kk, first, k);
+        }
+    }
+#pragma unroll
+    for (int a = 0; a < 4; a++) {
+        ml_store(s->qk[4 * me.i + a] + 4 * me.t, qk[a]);
+        ml_store(s->kk[4 * me.i + a] + 4 * me.t, kk[a]);
+    }
+}
+
+/* ---- products of values ---- */
+
+/* Of a thread's tokens and elements, by halves of a tile: S do, S de and dS u; then dq and dk. */
+struct chunk_sums {
+    float dout[2][4][4], de[2][4][4], u[2][4][4]; /* [half][token][element] */
+};
+
+/* Of pairs of tokens: u[s].do[t], u[s].de[t]. */
+struct chunk_pairs {
+    float dout[4][4], de[4][4];
+};
+
+/* A token's values of a slice, in registers; half of the threads have some. */
+template <class T> struct value_fetch {
+    rnn_raw<float> e, du;
+    rnn_raw<T> dout;
+
+    __device__ void load(const rnn_call<T> &c, const chunk_place &p, int from) {
+        int t = (int)threadIdx.x / 2, j = from + (int)threadIdx.x % 2 * 4;
+        int64_t at = ((p.row + t) * c.n_head + p.head) * c.dv + j;
+        int n = t < p.n ? c.dv - j : 0;
+
+        e = rnn_load4((const float *)c.e + at, n, c.wide);
+        du = rnn_load4((const float *)c.du + at, n, c.wide);
+        dout = rnn_load4(c.dout + at, n, c.wide);
+    }
+
+    /* Returns the values' part of the gradient of take. */
+    __device__ float store(const rnn_call<T> &c, const chunk_smem *s,
+                           chunk_slice *to) const {
+        int t = (int)threadIdx.x / 2, j = (int)threadIdx.x % 2 * 4;
+        float take = s->take[t], dtake = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            to->dout[j + i][t] = rnn_at(dout, i);
+            to->u[j + i][t] = take * rnn_at(e, i);
+            to->de[j + i][t] = c.delta ? take * rnn_at(du, i) : 0.0f;
+            dtake = fmaf(rnn_at(du, i), rnn_at(e, i), dtake);
+        }
+        return dtake;
+    }
+
+    __device__ void put_dv(const rnn_call<T> &c, const chunk_place &p, const chunk_smem *s,
+                           int from) const {
+        int t = (int)threadIdx.x / 2, j = from + (int)threadIdx.x % 2 * 4;
+        T *to = c.dx + (p.row + t) * c.width + c.v_at + (int64_t)p.head * c.dv + j;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float d = s->take[t] * rnn_at(du, i);
+            if (t >= p.n || j + i >= c.dv)
+                continue;
+            if (c.skip)
+                d = fmaf(c.skip[p.head], rnn_at(dout, i), d);
+            to[i] = ml_as<T>(c.add_x ? ml_f32(to[i]) + d : d);
+        }
+    }
+};
+
+/* Starts copies of columns from .. from + SLICE - 1 of the states at the ends. */
+template <class T>
+__device__ static void load_states(const rnn_call<T> &c, const chunk_place &p,
+                                   chunk_slice *to, int tile, int from) {
+    int i = (int)threadIdx.x % (TILE / 4) * 4, j = (int)threadIdx.x / (TILE / 4);
+    bool there = tile + i < c.dk && from + j < c.dv;
+    int64_t at = (int64_t)(from + j) * c.key_pitch + tile + i, size = c.dv * c.key_pitch;
+
+    ml_copy_async(to->s[j] + i,
+                  c.mark + (p.before >= 0 && there ? p.before * size + at : 0),
+                  p.before >= 0 && there);
+    ml_copy_async(to->ds[j] + i,
+                  c.dmark + (p.after >= 0 && there ? p.after * size + at : 0),
+                  p.after >= 0 && there);
+    ml_copy_commit();
+}
+
+/* PAIRS: also products of pairs of tokens. */
+template <bool PAIRS>
+__device__ static void multiply_slice(const chunk_slice &in, const chunk_thread &me,
+                                      chunk_sums &x, chunk_pairs &pairs) {
+#pragma unroll 2
+    for (int j = 0; j < SLICE; j++) {
+        float dout[4], de[4], u[4];
+        ml_load(dout, in.dout[j] + 4 * me.t);
+        ml_load(de, in.de[j] + 4 * me.t);
+        ml_load(u, in.u[j] + 4 * me.t);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float s[4], ds[4];
+            ml_load(s, in.s[j] + PIECE * h + 4 * me.i);
+            ml_load(ds, in.ds[j] + PIECE * h + 4 * me.i);
+            add_pairs(x.dout[h], dout, s);
+            add_pairs(x.de[h], de, s);
+            add_pairs(x.u[h], u, ds);
+        }
+        if (PAIRS) {
+            float first[4];
+            ml_load(first, in.u[j] + 4 * me.i);
+            add_pairs(pairs.dout, first, dout);
+            add_pairs(pairs.de, first, de);
+        }
+    }
+}
+
+/* This thread's part of the inner product of the states at the ends. */
+__device__ static float multiply_states(const chunk_slice &in, float sum) {
+    int i = (int)threadIdx.x % (TILE / 4) * 4, j = (int)threadIdx.x / (TILE / 4);
+    float s[4], ds[4];
+
+    ml_load(s, in.s[j] + i);
+    ml_load(ds, in.ds[j] + i);
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        sum = fmaf(s[e], ds[e], sum);
+    return sum;
+}
+
+/* All columns, for a tile of the key's elements.  FIRST: of the first tile, with what does not
+ * depend on it. */
+template <bool FIRST, class T>
+__device__ static void multiply_values(const rnn_call<T> &c, const chunk_place &p,
+                                       chunk_smem *s, int tile, chunk_sums &x,
+                                       chunk_pairs &pairs, float &ends) {
+    bool loads = threadIdx.x < 2 * CHUNK;
+    chunk_thread me = chunk_me();
+    value_fetch<T> next;
+    float dtake = 0.0f;
+
+    x = {};
+    __syncthreads();
+    if (loads)
+        next.load(c, p, 0);
+    load_states(c, p, &s->slice[0], tile, 0);
+    for (int from = 0, b = 0; from < c.dv; from += SLICE, b ^= 1) {
+        if (loads) {
+            dtake += next.store(c, s, &s->slice[b]);
+            if (FIRST && c.dx)
+                next.put_dv(c, p, s, from);
+        }
+        ml_copy_wait<0>();
+        __syncthreads();
+        if (from + SLICE < c.dv) {
+            if (loads)
+                next.load(c, p, from + SLICE);
+            load_states(c, p, &s->slice[b ^ 1], tile, from + SLICE);
+        }
+        multiply_slice<FIRST>(s->slice[b], me, x, pairs);
+        ends = multiply_states(s->slice[b], ends);
+    }
+    if (FIRST && loads)
+        s->dtake[threadIdx.x % 2][threadIdx.x / 2] = dtake;
+    __syncthreads();
+}
+
+/* ---- sums over pairs of tokens ---- */
+
+/* Of each token t, the terms of the gradient of its decay for s < t and r >= t within the chunk.
+ * kk has P.  A thread has a token s: the sums over r of D[t,r] P[s,r], t descending. */
+__device__ static void sum_decays(chunk_smem *s) {
+    int me = (int)threadIdx.x;
+
+    if (me < CHUNK) {
+        float sum = 0.0f, keep = 0.0f;
+        for (int t = CHUNK - 1; t > me; t--) {
+            sum = fmaf(keep, sum, s->kk[me][t]);
+            s->kk[me][t] = s->decay[me][t - 1] * sum;
+            keep = s->keep[t];
+        }
+    }
+    __syncthreads();
+    if (me < CHUNK) {
+        double sum = 0.0;
+        for (int first = 0; first < me; first++)
+            sum += (double)s->kk[first][me];
+        s->dkeep[me] = sum;
+    }
+    __syncthreads();
+}
+
+/* From products of keys and of values to the factors of rows of q and k, and the chunk's own terms
+ * of the gradients of decays. */
+__device__ static void join_pairs(chunk_smem *s, const chunk_pairs &x) {
+    chunk_thread me = chunk_me();
+    float l[4][4], m[4][4];
+#pragma unroll
+    for (int a = 0; a < 4; a++)
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            int first = 4 * me.i + a, t = 4 * me.t + b;
+            float decay = s->decay[first][t];
+            l[a][b] = decay * x.dout[a][b];
+            m[a][b] = first < t ? decay * x.de[a][b] : 0.0f;
+            s->kk[first][t] = s->qk[first][t] * x.dout[a][b] - s->kk[first][t] * x.de[a][b];
+        }
+    __syncthreads();
+    sum_decays(s);
+#pragma unroll
+    for (int a = 0; a < 4; a++)
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            int first = 4 * me.i + a, t = 4 * me.t + b;
+            if (first <= t) {
+                s->qk[first][t] = s->qk[t][first] = l[a][b];
+                s->kk[first][t] = s->kk[t][first] = m[a][b];
+            }
+        }
+    __syncthreads();
+}
+
+/* ---- gradients of q and k ---- */
+
+/* Terms of the gradients of decays that the states at the ends have, of a thread's tokens. */
+struct chunk_ends {
+    float start[4], end[4];
+};
+
+/* Of a half of a tile: x.dout becomes dq, x.de becomes dk, but for the chunk's own terms. */
+__device__ static void join_states(const chunk_smem *s, const chunk_thread &me, int h,
+                                   chunk_sums &x, chunk_ends &ends) {
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        int t = 4 * me.t + b;
+        float q[4], k[4], since = s->since[t], left = s->decay[t][CHUNK - 1];
+        ml_load(q, s->keys.q[t] + 4 * me.i);
+        ml_load(k, s->keys.k[t] + 4 * me.i);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float dout = x.dout[h][b][e], de = x.de[h][b][e], u = x.u[h][b][e];
+            ends.start[b] = fmaf(q[e], dout, fmaf(-k[e], de, ends.start[b]));
+            ends.end[b] = fmaf(k[e], u, ends.end[b]);
+            x.dout[h][b][e] = since * dout;
+            x.de[h][b][e] = fmaf(left, u, -(since * de));
+        }
+    }
+}
+
+/* Adds the chunk's own terms. */
+__device__ static void add_tokens(const chunk_smem *s, const chunk_thread &me,
+                                  float (&dq)[4][4], float (&dk)[4][4]) {
+#pragma unroll 2
+    for (int at = 0; at < CHUNK; at++) {
+        float l[4], m[4], q[4], k[4], early[4], late[4];
+        ml_load(l, s->qk[at] + 4 * me.t);
+        ml_load(m, s->kk[at] + 4 * me.t);
+        ml_load(q, s->keys.q[at] + 4 * me.i);
+        ml_load(k, s->keys.k[at] + 4 * me.i);
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            early[b] = at <= 4 * me.t + b ? l[b] : 0.0f;
+            late[b] = at >= 4 * me.t + b ? l[b] : 0.0f;
+            m[b] = -m[b];
+        }
+        add_pairs(dq, early, k);
+        add_pairs(dk, late, q);
+        add_pairs(dk, m, k);
+    }
+}
+
+template <class T>
+__device__ static void put_part(const rnn_call<T> &c, const chunk_place &p, float *part,
+                                const float (&x)[4][4], int t, int i) {
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        float *to = part + ((p.row + t + b) * c.n_head + p.head) * c.dk + i;
+        if (t + b >= p.n || i >= c.dk)
+            continue;
+        if (c.wide) {
+            ml_store(to, x[b]);
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (i + e < c.dk)
+                to[e] = x[b][e];
+    }
+}
+
+/* Finishes a tile of the key's elements. */
+template <class T>
+__device__ static void put_keys(const rnn_call<T> &c, const chunk_place &p, chunk_smem *s,
+                                int tile, chunk_sums &x, chunk_ends &ends) {
+    chunk_thread me = chunk_me();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int from = tile + PIECE * h;
+        if (from >= c.dk)
+            break;
+        load_keys<false>(c, p, s, from);
+        __syncthreads();
+        join_states(s, me, h, x, ends);
+        add_tokens(s, me, x.dout[h], x.de[h]);
+        put_part(c, p, c.dq_part, x.dout[h], 4 * me.t, from + 4 * me.i);
+        put_part(c, p, c.dk_part, x.de[h], 4 * me.t, from + 4 * me.i);
+        __syncthreads();
+    }
+}
+
+/* ---- gradients of the rates ---- */
+
+template <class T>
+__device__ static void put_rate(const rnn_call<T> &c, int64_t row, int k, int head,
+                                float d) {
+    float *to = c.drate + (row * 2 + k) * c.n_head + head;
+    *to = c.add_rate ? *to + d : d;
+}
+
+/* Sums of a token's terms over the threads that have its elements, in order. */
+__device__ static void share_ends(chunk_smem *s, chunk_ends &x) {
+    chunk_thread me = chunk_me();
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+#pragma unroll
+        for (int w = 1; w < 8; w <<= 1) {
+            x.start[b] += __shfl_xor_sync(0xffffffffu, x.start[b], w);
+            x.end[b] += __shfl_xor_sync(0xffffffffu, x.end[b], w);
+        }
+        if (me.i % 8 == 0) {
+            s->start[me.i / 8][4 * me.t + b] = x.start[b];
+            s->end[me.i / 8][4 * me.t + b] = x.end[b];
+        }
+    }
+    __syncthreads();
+}
+
+/* The terms of the state at one end and the tokens: past[t] of those before t, later[t] of t and
+ * those after it. */
+__device__ static void scan_ends(chunk_smem *s) {
+    float sum = 0.0f;
+
+    if (threadIdx.x == 0) {
+        for (int t = 0; t < CHUNK; t++) {
+            s->past[t] = sum;
+            sum = fmaf(s->keep[t], sum, s->end[0][t] + s->end[1][t]);
+        }
+    } else if (threadIdx.x == 32) {
+        for (int t = CHUNK - 1; t >= 0; t--) {
+            sum += s->start[0][t] + s->start[1][t];
+            s->later[t] = sum;
+            sum *= s->keep[t];
+        }
+    }
+    __syncthreads();
+}
+
+/* `both`: the inner product of the states at the ends. */
+template <class T>
+__device__ static void put_rates(const rnn_call<T> &c, const chunk_place &p, chunk_smem *s,
+                                 chunk_ends &ends, float both) {
+    int t = (int)threadIdx.x;
+
+    share_ends(s, ends);
+    scan_ends(s);
+    both = ml_block_sum<CHUNK_WARPS>(both, s->sum);
+    if (t >= p.n)
+        return;
+    float since = t ? s->since[t - 1] : 1.0f, left = s->decay[t][CHUNK - 1];
+    double d = s->dkeep[t] + (double)(left * s->past[t]) +
+               (double)(since * fmaf(left, both, s->later[t]));
+    put_rate(c, p.row + t, 0, p.head, (float)d);
+    put_rate(c, p.row + t, 1, p.head, s->dtake[0][t] + s->dtake[1][t]);
+}
+
+template <class T>
+__global__ void __launch_bounds__(CHUNK_THREADS, 1) chunk_kernel(rnn_call<T> c) {
+    extern __shared__ __align__(16) char memory[];
+    chunk_smem *s = (chunk_smem *)memory;
+    chunk_sums x;
+    chunk_pairs pairs = {};
+    chunk_ends ends = {};
+    chunk_place p;
+    float both = 0.0f;
+
+    if (!chunk_find(c, &p))
+        return;
+    find_rates(c, p, s);
+    if (c.delta)
+        find_lengths(c, p, s);
+    __syncthreads();
+    find_decays(s);
+    multiply_keys(c, p, s);
+    multiply_values<true>(c, p, s, 0, x, pairs, both);
+    join_pairs(s, pairs);
+    put_keys(c, p, s, 0, x, ends);
+    for (int tile = TILE; tile < c.dk; tile += TILE) {
+        multiply_values<false>(c, p, s, tile, x, pairs, both);
+        put_keys(c, p, s, tile, x, ends);
+    }
+    if (c.drate)
+        put_rates(c, p, s, ends, both);
+}
+
+/* ---- sums over the heads of a key ---- */
 
 /* Turns the gradient g of a normalized row into that of x: with h = x r and gs = g scale,
  * dx = r (gs - h (gs . h)). */
@@ -338,131 +675,41 @@ __device__ static void put_row(const rnn_call<T> &c, T *to, const float (&g)[QUA
         }
 }
 
-/* The sum of the parts of a head's blocks, in order. */
+/* Adds the part of a head. */
 template <class T, int QUADS>
-__device__ static void sum_blocks(const rnn_call<T> &c, float (&sum)[QUADS][4],
-                                  const float *part, int64_t row, int head) {
+__device__ static void add_head(const rnn_call<T> &c, float (&sum)[QUADS][4],
+                                const float *part, int64_t row, int head) {
     float one[QUADS][4];
 
-    for (int b = 0; b < c.n_block; b++) {
-        load_row(one, part + ((row * c.n_head + head) * c.n_block + b) * c.dk, c.dk,
-                 c.wide);
-#pragma unroll
-        for (int h = 0; h < QUADS; h++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sum[h][e] = b ? sum[h][e] + one[h][e] : one[h][e];
-    }
-}
-
-template <class T>
-__device__ static double stat_of(const rnn_call<T> &c, int64_t row, int head, int k) {
-    double sum = 0.0;
-
-    for (int b = 0; b < c.n_block; b++)
-        sum += (double)c.stat[((row * c.n_head + head) * c.n_block + b) * RNN_STATS + k];
-    return sum;
-}
-
-/* Adds a head's dk, and its dq = keep S do + k (u.do); writes keep (S q).do. */
-template <class T, int QUADS>
-__device__ static void add_head(const rnn_call<T> &c, float (&dq)[QUADS][4],
-                                float (&dk)[QUADS][4], int64_t row, int head,
-                                const float (&q)[QUADS][4], const float (&k)[QUADS][4]) {
-    float part[QUADS][4], keep = c.rate[row * 2 * c.n_head + head], dot = 0.0f;
-    float udo = (float)stat_of(c, row, head, RNN_UDO);
-
-    sum_blocks(c, part, c.dq_part, row, head);
-#pragma unroll
-    for (int h = 0; h < QUADS; h++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            float past = keep * part[h][e];
-            dot = fmaf(q[h][e], past, dot);
-            dq[h][e] += fmaf(k[h][e], udo, past);
-        }
-    dot = ml_warp_sum(dot);
-    if (threadIdx.x % 32 == 0)
-        c.dot_part[row * c.n_head + head] = dot;
-    sum_blocks(c, part, c.dk_part, row, head);
+    load_row(one, part + (row * c.n_head + head) * c.dk, c.dk, c.wide);
 #pragma unroll
     for (int h = 0; h < QUADS; h++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            dk[h][e] += part[h][e];
+            sum[h][e] += one[h][e];
 }
 
 /* A warp has a key of a row. */
 template <class T, int QUADS> __global__ void gather_kernel(rnn_call<T> c) {
     int64_t unit = (int64_t)blockIdx.x * RNN_WARPS + threadIdx.x / 32, row = unit / c.n_key;
     int key = (int)(unit % c.n_key), each = c.n_head / c.n_key;
-    float x[2][QUADS][4], qk[2][QUADS][4], dq[QUADS][4] = {}, dk[QUADS][4] = {}, r[2] = {};
 
     if (row >= c.n)
         return;
-    load_row(x[0], c.x + row * c.width + c.q_at + (int64_t)key * c.dk, c.dk, c.wide);
-    load_row(x[1], c.x + row * c.width + c.k_at + (int64_t)key * c.dk, c.dk, c.wide);
-#pragma unroll
     for (int i = 0; i < 2; i++) {
-        float scale = i ? 1.0f : c.q_scale;
-        if (c.delta)
-            r[i] = rnn_inverse_length(x[i], c.eps);
-#pragma unroll
-        for (int h = 0; h < QUADS; h++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                qk[i][h][e] = c.delta ? x[i][h][e] * r[i] * scale : x[i][h][e];
-    }
-    for (int head = key * each; head < (key + 1) * each; head++)
-        add_head(c, dq, dk, row, head, qk[0], qk[1]);
-    if (!c.dx)
-        return;
-    if (c.delta) {
-        norm_back(dq, x[0], r[0], c.q_scale);
-        norm_back(dk, x[1], r[1], 1.0f);
-    }
-    put_row(c, c.dx + row * c.width + c.q_at + (int64_t)key * c.dk, dq);
-    put_row(c, c.dx + row * c.width + c.k_at + (int64_t)key * c.dk, dk);
-}
-
-/* ---- gradients of the rates, and of the skip weights ---- */
-
-template <class T>
-__device__ static void put_rate(const rnn_call<T> &c, int64_t row, int k, int head,
-                                float d) {
-    float *to = c.drate + (row * 2 + k) * c.n_head + head;
-    *to = c.add_rate ? *to + d : d;
-}
-
-/* A warp has a head of a sequence: R of 32 tokens at a time, from the last to the first. */
-template <class T> __global__ void rate_kernel(rnn_call<T> c) {
-    int unit = (int)blockIdx.x * RNN_WARPS + (int)threadIdx.x / 32;
-    int lane = (int)threadIdx.x % 32, head = unit % c.n_head, seq = unit / c.n_head;
-    double above = 0.0;
-
-    if (seq >= c.n_seq)
-        return;
-    for (int64_t last = c.start[seq + 1] - 1; last >= c.start[seq]; last -= 32) {
-        int64_t row = last - lane;
-        bool there = row >= c.start[seq];
-        double sum = 0.0;
-        if (there)
-            sum = (double)c.dot_part[row * c.n_head + head] + stat_of(c, row, head, RNN_R);
-#pragma unroll
-        for (int w = 1; w < 32; w <<= 1) {
-            double more = __shfl_up_sync(0xffffffffu, sum, w);
-            if (lane >= w)
-                sum += more;
+        int64_t at = row * c.width + (i ? c.k_at : c.q_at) + (int64_t)key * c.dk;
+        float x[QUADS][4], d[QUADS][4] = {};
+        for (int head = key * each; head < (key + 1) * each; head++)
+            add_head(c, d, i ? c.dk_part : c.dq_part, row, head);
+        if (c.delta) {
+            load_row(x, c.x + at, c.dk, c.wide);
+            norm_back(d, x, rnn_inverse_length(x, c.eps), i ? 1.0f : c.q_scale);
         }
-        if (there) {
-            float keep = c.rate[row * 2 * c.n_head + head];
-            double d = keep > LEAST_KEEP ? (above + sum) / (double)keep : 0.0;
-            put_rate(c, row, 0, head, (float)d);
-            put_rate(c, row, 1, head, (float)stat_of(c, row, head, RNN_DTAKE));
-        }
-        above += __shfl_sync(0xffffffffu, sum, 31);
+        put_row(c, c.dx + at, d);
     }
 }
+
+/* ---- the skip weights ---- */
 
 /* dD of a head over a chunk of rows. */
 template <class T> __global__ void skip_kernel(rnn_call<T> c) {
@@ -484,19 +731,21 @@ template <class T> __global__ void skip_kernel(rnn_call<T> c) {
 
 /* ---- launches ---- */
 
-template <class T, int M> static void passes(ml_cuda_stream *s, const rnn_call<T> &c) {
-    unsigned blocks = (unsigned)c.n_seq * (unsigned)c.n_head * (unsigned)c.n_block;
-    const int QUADS = (M + 3) / 4;
+template <class T> static void chunks(ml_cuda_stream *s, const rnn_call<T> &c) {
+    dim3 blocks((unsigned)(c.n / CHUNK + c.n_seq), (unsigned)c.n_head);
 
-    if (c.delta)
-        rnn_walk<T>(s, c);
-    back_kernel<T, M><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
-    again_kernel<T, M><<<blocks, RNN_THREADS, 0, s->stream>>>(c);
+    ml_cuda_note(s,
+                 cudaFuncSetAttribute(chunk_kernel<T>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)sizeof(chunk_smem)),
+                 "linear-rnn backward");
+    chunk_kernel<T><<<blocks, CHUNK_THREADS, sizeof(chunk_smem), s->stream>>>(c);
+    ml_cuda_launched(s, "linear-rnn backward");
+}
+
+template <class T, int QUADS> static void gather(ml_cuda_stream *s, const rnn_call<T> &c) {
     gather_kernel<T, QUADS>
         <<<ml_cuda_blocks(c.n * c.n_key, RNN_WARPS), RNN_THREADS, 0, s->stream>>>(c);
-    if (c.drate)
-        rate_kernel<T><<<ml_cuda_blocks((int64_t)c.n_seq * c.n_head, RNN_WARPS),
-                         RNN_THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "linear-rnn backward");
 }
 
@@ -518,17 +767,23 @@ template <class T> static void backward(ml_cuda_stream *s, const ml_op_args *a) 
     c.drate = (float *)a->din[1].data;
     c.add_x = a->din_add[0];
     c.add_rate = a->din_add[1];
-    c.seen = (float *)base;
-    c.de = (float *)(base + at.de);
+    c.e = (float *)base;
+    c.du = (float *)(base + at.du);
     c.dq_part = (float *)(base + at.dq);
     c.dk_part = (float *)(base + at.dk);
-    c.stat = (float *)(base + at.stat);
-    c.dot_part = (float *)(base + at.dot);
+    c.mark = (float *)(base + at.mark);
+    c.dmark = (float *)(base + at.dmark);
     c.skip_part = (float *)(base + at.skip);
     if (!c.n || !c.n_head)
         return;
-    if (c.dx || c.drate)
-        RNN_SIZED(c.dk, passes<T, M>(s, c));
+    if (c.dx || c.drate) {
+        rnn_walk<T>(s, c);
+        chunks<T>(s, c);
+    }
+    if (c.dx && c.dk <= 128)
+        gather<T, 1>(s, c);
+    else if (c.dx)
+        gather<T, 2>(s, c);
     if (a->dw[0].data) {
         c.dskip = (float *)a->dw[0].data + a->attr->linear_rnn.first_head;
         skip_back(s, c);
