@@ -12,7 +12,9 @@ static void *in_set(const ml_plan *p, int32_t store, int32_t set) {
     const ml_plan_store *s = &p->store[store];
     size_t begin = s->shared ? 0 : p->shared_bytes + (size_t)set * p->set_bytes;
 
-    return p->act.ptr ? (unsigned char *)p->act.ptr + begin + s->offset : NULL;
+    const ml_buf *act = p->opts.memory ? &p->opts.memory->act : &p->act;
+
+    return p->act.ptr ? (unsigned char *)act->ptr + begin + s->offset : NULL;
 }
 
 void *ml_plan_at(const ml_plan *p, int32_t store) {
@@ -282,6 +284,9 @@ static void free_buf(ml_buf *b) {
 void ml_plan_memory_free(ml_plan_memory *m) {
     free_buf(&m->act);
     free_buf(&m->scratch);
+    free_buf(&m->weights);
+    for (int k = 0; k < ML_GATHERS; k++)
+        free_buf(&m->stage[k]);
 }
 
 void ml_plan_free(ml_plan *p) {
@@ -315,8 +320,7 @@ size_t ml_plan_scratch_bytes(const ml_plan *p) {
     return p->scratch_bytes;
 }
 
-/* Of a plan's own memory, or of that which plans have in turns. */
-static ml_status need(ml_plan *p, ml_buf *b, size_t bytes, ml_mem_kind kind, ml_err *err) {
+ml_status ml_plan_need(ml_plan *p, ml_buf *b, size_t bytes, ml_mem_kind kind, ml_err *err) {
     ml_device *dev = p->be->dev;
 
     if (b->dev && b->bytes >= bytes)
@@ -331,21 +335,25 @@ static void use_memory(ml_plan *p) {
         return;
     p->act = p->opts.memory->act;
     p->scratch = p->opts.memory->scratch;
+    ml_plan_params_use(p);
 }
 
 ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
     ml_plan_memory *m = p->opts.memory;
     ml_device *dev = p->be->dev;
-    ml_status st = need(p, m ? &m->act : &p->act, act_bytes(p), ML_MEM_ACT, err);
+    ml_status st = ml_plan_need(p, m ? &m->act : &p->act, act_bytes(p), ML_MEM_ACT, err);
 
     if (st == ML_OK && p->scratch_bytes)
-        st = need(p, m ? &m->scratch : &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
-    use_memory(p);
+        st = ml_plan_need(p, m ? &m->scratch : &p->scratch, p->scratch_bytes,
+                          ML_MEM_SCRATCH, err);
     if (st == ML_OK && !dev->host) {
         p->stage = ml_arena_take(&p->arena, ml_plan_rows_bytes(p), 1);
         st = dev->alloc(dev, &p->rows, ml_plan_rows_bytes(p), ML_MEM_ACT, err);
     }
-    return st == ML_OK ? ml_plan_params_alloc(p, err) : st;
+    if (st == ML_OK)
+        st = ml_plan_params_alloc(p, err);
+    use_memory(p);
+    return st;
 }
 
 static void check_fits(const ml_plan *p, const ml_run *r) {

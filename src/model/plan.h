@@ -45,10 +45,17 @@ typedef struct ml_recompute {
     unsigned modules; /* selective: bits of ml_module */
 } ml_recompute;
 
-/* Activations and scratch memory that several plans have in turns: nothing in it is needed
- * from the run of one (a forward and its backward) to that of another.  Freed after them. */
+enum {
+    ML_GATHERS = 2
+}; /* groups of ranks that divide weights: dense ones, those of experts */
+
+/* Activations, scratch memory and gathered weights that several plans have in turns: nothing in
+ * it is needed from the run of one (a forward and its backward) to that of another.  Freed after
+ * them. */
 typedef struct ml_plan_memory {
     ml_buf act, scratch; /* the most that one of them needs */
+    ml_buf weights,
+        stage[ML_GATHERS]; /* of weights that ranks divide, and their exchanges */
 } ml_plan_memory;
 
 void ml_plan_memory_free(ml_plan_memory *m); /* zeros are allowed */

@@ -11,7 +11,7 @@
 #include "model/ranks.h"
 
 /* Groups of ranks that divide weights: dense ones, those of experts. */
-enum { DENSE, EXPERTS, KINDS };
+enum { DENSE, EXPERTS, KINDS = ML_GATHERS };
 static const ml_mesh_group groups[KINDS] = { ML_GROUP_GATHER, ML_GROUP_EXPERT_GATHER };
 
 typedef struct unit_param {
@@ -35,7 +35,7 @@ struct ml_plan_params {
     int32_t *of_node;
     int32_t now; /* the unit in the buffer, or ML_NONE */
     size_t weight_bytes, grad_bytes, stage_bytes[KINDS];
-    ml_buf weights, grads;
+    ml_buf weights, grads; /* weights: or those that plans have in turns */
     ml_ranks ranks[KINDS];
 };
 
@@ -192,8 +192,21 @@ size_t ml_plan_gather_bytes(const ml_plan *p) {
              : 0;
 }
 
+static void find_spans(ml_plan *p) {
+    ml_plan_params *x = p->params;
+
+    for (int32_t i = 0; i < x->n_unit; i++)
+        for (int k = 0; k < KINDS; k++) {
+            unit *u = &x->unit[i];
+            u->weights[k] = spans_of(p, u, k, false, x->weights.ptr, &p->arena);
+            if (x->grad_bytes)
+                u->grads[k] = spans_of(p, u, k, true, x->grads.ptr, &p->arena);
+        }
+}
+
 ml_status ml_plan_params_alloc(ml_plan *p, ml_err *err) {
     ml_plan_params *x = p->params;
+    ml_plan_memory *m = p->opts.memory;
     ml_device *dev = p->be->dev;
     ml_status st;
 
@@ -203,19 +216,31 @@ ml_status ml_plan_params_alloc(ml_plan *p, ml_err *err) {
         ml_ranks_open(&x->ranks[k], p->opts.group[groups[k]], p->be);
         ML_BUG_IF(x->ranks[k].comm->size != group_size(p, k));
     }
-    st = dev->alloc(dev, &x->weights, x->weight_bytes, ML_MEM_WEIGHT, err);
+    st =
+        ml_plan_need(p, m ? &m->weights : &x->weights, x->weight_bytes, ML_MEM_WEIGHT, err);
     if (st == ML_OK && x->grad_bytes)
         st = dev->alloc(dev, &x->grads, x->grad_bytes, ML_MEM_GRAD, err);
-    for (int k = 0; k < KINDS && st == ML_OK; k++) {
-        st = ml_ranks_reserve(&x->ranks[k], x->stage_bytes[k], err);
-        for (int32_t i = 0; i < x->n_unit && st == ML_OK; i++) {
-            unit *u = &x->unit[i];
-            u->weights[k] = spans_of(p, u, k, false, x->weights.ptr, &p->arena);
-            if (x->grad_bytes)
-                u->grads[k] = spans_of(p, u, k, true, x->grads.ptr, &p->arena);
-        }
-    }
+    for (int k = 0; k < KINDS && st == ML_OK; k++)
+        if (x->stage_bytes[k])
+            st = ml_plan_need(p, m ? &m->stage[k] : &x->ranks[k].stage, x->stage_bytes[k],
+                              ML_MEM_SCRATCH, err);
+    if (st == ML_OK && !m)
+        find_spans(p);
     return st;
+}
+
+void ml_plan_params_use(ml_plan *p) {
+    ml_plan_params *x = p->params;
+    const ml_plan_memory *m = p->opts.memory;
+
+    if (!x)
+        return;
+    for (int k = 0; k < KINDS; k++)
+        x->ranks[k].stage = m->stage[k];
+    if (x->weights.ptr == m->weights.ptr)
+        return;
+    x->weights = m->weights;
+    find_spans(p);
 }
 
 void ml_plan_params_free(ml_plan *p) {
@@ -223,7 +248,9 @@ void ml_plan_params_free(ml_plan *p) {
 
     if (!x)
         return;
-    if (x->weights.dev)
+    for (int k = 0; k < KINDS && p->opts.memory; k++)
+        x->ranks[k].stage = (ml_buf){ 0 };
+    if (x->weights.dev && !p->opts.memory)
         x->weights.dev->free(&x->weights);
     if (x->grads.dev)
         x->grads.dev->free(&x->grads);

@@ -144,6 +144,8 @@ void ml_plan_experts_back(ml_plan *p, ml_op_id op, const ml_op_args *a);
 void ml_plan_run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r);
 void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy);
 
+/* Grows a buffer of a plan's own, or one that plans have in turns. */
+ml_status ml_plan_need(ml_plan *p, ml_buf *b, size_t bytes, ml_mem_kind kind, ml_err *err);
 /* The address of a store; NULL before ml_plan_alloc. */
 void *ml_plan_at(const ml_plan *p, int32_t store);
 
@@ -153,6 +155,8 @@ const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_ru
 /* plan_params.c: weights that ranks divide.  Layers are gathered one at a time. */
 void ml_plan_params_plan(ml_plan *p);
 ml_status ml_plan_params_alloc(ml_plan *p, ml_err *err);
+/* Another plan may have grown the memory that they have in turns. */
+void ml_plan_params_use(ml_plan *p);
 void ml_plan_params_free(ml_plan *p);
 /* The next need gathers, whatever was gathered before. */
 void ml_plan_params_forget(ml_plan *p);

@@ -125,10 +125,6 @@ static ml_status grow_stage(ml_ranks *r, size_t bytes, ml_err *err) {
     return dev->alloc(dev, &r->stage, bytes, ML_MEM_SCRATCH, err);
 }
 
-ml_status ml_ranks_reserve(ml_ranks *r, size_t bytes, ml_err *err) {
-    return bytes ? grow_stage(r, bytes, err) : ML_OK;
-}
-
 /* Rounds of one part per rank, until the longest rank is through. */
 static ml_status exchange_staged(ml_ranks *r, const ml_rank_spans *s, bool reduce,
                                  ml_arena *a, ml_err *err) {

@@ -34,9 +34,7 @@ typedef struct ml_ranks {
 void ml_ranks_open(ml_ranks *out, ml_comm *comm, ml_backend *be); /* comm NULL: one rank */
 void ml_ranks_close(ml_ranks *r); /* zero-initialized is allowed */
 
-/* Allocates the stage in advance: exchanges that need no more do not allocate. */
-ml_status ml_ranks_reserve(ml_ranks *r, size_t bytes, ml_err *err);
-/* Bytes of the stage, at most. */
+/* Bytes of the stage, at most: exchanges allocate it if it is smaller than they need. */
 size_t ml_ranks_stage_bytes(int32_t n_rank);
 
 ml_rank_spans ml_ranks_spans(const ml_ranks *r, ml_arena *a, int32_t n, bool host);

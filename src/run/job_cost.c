@@ -403,13 +403,11 @@ static ml_job_memory memory_of(layout_cost *c, int32_t rank) {
         m.row[ML_JOB_SCORE_ACTIVATIONS] += s->score_act;
         m.row[ML_JOB_SCORE_SCRATCH] = fmax(m.row[ML_JOB_SCORE_SCRATCH], s->score_scratch);
     }
-    if (c->n_stage == 1) { /* in turns with training, as in memory_plan.c */
-        double *row = m.row;
-        row[ML_JOB_SCORE_ACTIVATIONS] =
-            fmax(0, row[ML_JOB_SCORE_ACTIVATIONS] - row[ML_JOB_ACTIVATIONS]);
-        row[ML_JOB_SCORE_SCRATCH] =
-            fmax(0, row[ML_JOB_SCORE_SCRATCH] - row[ML_JOB_SCRATCH]);
-    }
+    /* In turns with training, as in memory_plan.c. */
+    m.row[ML_JOB_SCORE_ACTIVATIONS] =
+        fmax(0, m.row[ML_JOB_SCORE_ACTIVATIONS] - m.row[ML_JOB_ACTIVATIONS]);
+    m.row[ML_JOB_SCORE_SCRATCH] =
+        fmax(0, m.row[ML_JOB_SCORE_SCRATCH] - m.row[ML_JOB_SCRATCH]);
     m.row[ML_JOB_ACTIVATIONS] += more;
     m.row[ML_JOB_WEIGHTS] = (double)req->weight_bytes * req->n_set * mine / all;
     m.row[ML_JOB_GRADIENTS] = c->p->grad_bytes * mine / all;

@@ -147,7 +147,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     if (!t)
         return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
-    t->memory = calloc(1, sizeof *t->memory);
+    t->train.memory = t->score.memory = calloc(1, sizeof(ml_plan_memory));
     t->opts.optimizer.mesh = opts->mesh;
     t->opts.optimizer.stage = opts->lora ? opts->lora->stage : opts->stage;
     t->opts.optimizer.no_state = opts->use != ML_TRAINER_STEPS;
@@ -155,8 +155,8 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     ML_BUG_IF(ml_trainer_shards(t) % ml_trainer_data_size(t));
     ml_arena_init(&t->arena, "trainer");
     open_map(t);
-    st = t->memory ? check_dropout(t, err)
-                   : ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
+    st = t->train.memory ? check_dropout(t, err)
+                         : ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     if (st == ML_OK)
         st = check_prefixes(t, err);
     if (st == ML_OK)
@@ -199,8 +199,8 @@ static void close_runners(ml_runner *r) {
 static void close_plans(ml_trainer *t) {
     close_runners(&t->train);
     close_runners(&t->score);
-    if (t->memory)
-        ml_plan_memory_free(t->memory);
+    for (ml_runner *r = &t->train; r && r->memory; r = r->next)
+        ml_plan_memory_free(r->memory);
 }
 
 static void free_grads(ml_trainer *t) {
@@ -219,7 +219,7 @@ void ml_trainer_close(ml_trainer *t) {
     ml_ranks_close(&t->context_ranks);
     ml_spec_close(&t->context_spec);
     ml_arena_release(&t->long_arena);
-    free(t->memory);
+    free(t->train.memory);
     free(t);
 }
 
@@ -255,11 +255,14 @@ ml_status ml_trainer_take(ml_trainer *t, ml_err *err) {
 
 static void swap_runners(ml_runner *a, ml_runner *b) {
     ml_plan *plan = a->plan;
+    ml_plan_memory *memory = a->memory;
     int32_t room = a->expert_room;
 
     ML_BUG_IF(a->next || b->next);
     a->plan = b->plan;
     b->plan = plan;
+    a->memory = b->memory;
+    b->memory = memory;
     a->expert_room = b->expert_room;
     b->expert_room = room;
     ml_micro_swap(&a->micro, &b->micro);
@@ -267,13 +270,9 @@ static void swap_runners(ml_runner *a, ml_runner *b) {
 
 /* A plan outlives the trainer that made it, and so does its memory. */
 void ml_trainer_swap_plans(ml_trainer *a, ml_trainer *b) {
-    ml_plan_memory *memory = a->memory;
-
     ML_BUG_IF(a->spec != b->spec || a->be != b->be || a->opts.mesh || b->opts.mesh);
     swap_runners(&a->train, &b->train);
     swap_runners(&a->score, &b->score);
-    a->memory = b->memory;
-    b->memory = memory;
 }
 
 const ml_weights *ml_trainer_grads(const ml_trainer *t) {
@@ -393,7 +392,7 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
                           .first = r->first,
                           .end = r->end,
                           .n_set = r->n_set,
-                          .memory = ml_trainer_is_pipeline(t) ? NULL : t->memory };
+                          .memory = r->memory };
     ml_batch_caps planned = backward ? t->opts.train_caps : t->opts.score_caps;
     ml_status st;
 

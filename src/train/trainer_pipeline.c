@@ -28,20 +28,31 @@ static ml_runner *chunk_of(ml_runner *r, int32_t chunk) {
     return r;
 }
 
-/* A runner for each stage of this rank, in order. */
-static ml_status find_chunks(ml_trainer *t, ml_runner *r, ml_err *err) {
-    int32_t rank = t->opts.mesh->at[ML_MESH_PP], first, end, chunk = 0;
-    const int32_t *stage = t->stage;
+static void set_nodes(ml_runner *r, int32_t first, int32_t end) {
+    r->first = first;
+    r->end = end;
+}
 
-    while (ml_stage_chunk(stage, t->run_spec->n_node, rank, chunk, &first, &end)) {
+/* Two runners for each stage of this rank, in order: training and scoring have its memory in
+ * turns. */
+static ml_status find_chunks(ml_trainer *t, ml_err *err) {
+    int32_t rank = t->opts.mesh->at[ML_MESH_PP], first, end, chunk = 0;
+    ml_runner *train = &t->train, *score = &t->score;
+
+    while (ml_stage_chunk(t->stage, t->run_spec->n_node, rank, chunk, &first, &end)) {
         if (chunk > 0) {
-            r->next = calloc(1, sizeof *r);
-            if (!r->next)
+            train->next = calloc(1, sizeof *train);
+            score->next = calloc(1, sizeof *score);
+            if (!train->next || !score->next)
                 return ml_fail(err, ML_ENOMEM, "out of memory for pipeline stages");
-            r = r->next;
+            train = train->next;
+            score = score->next;
+            train->memory = score->memory = calloc(1, sizeof *train->memory);
+            if (!train->memory)
+                return ml_fail(err, ML_ENOMEM, "out of memory for pipeline stages");
         }
-        r->first = first;
-        r->end = end;
+        set_nodes(train, first, end);
+        set_nodes(score, first, end);
         chunk++;
     }
     ML_BUG_IF(chunk == 0);
@@ -49,14 +60,11 @@ static ml_status find_chunks(ml_trainer *t, ml_runner *r, ml_err *err) {
 }
 
 ml_status ml_trainer_open_pipeline(ml_trainer *t, ml_err *err) {
-    ml_status st;
-
     ml_ranks_open(&t->pipe, t->opts.mesh ? t->opts.mesh->group[ML_GROUP_PP] : NULL, t->be);
     if (!ml_trainer_is_pipeline(t))
         return ML_OK;
     ML_BUG_IF(!t->stage);
-    st = find_chunks(t, &t->train, err);
-    return st == ML_OK ? find_chunks(t, &t->score, err) : st;
+    return find_chunks(t, err);
 }
 
 static void free_chunks(ml_runner *r) {
@@ -68,6 +76,8 @@ static void free_chunks(ml_runner *r) {
 }
 
 void ml_trainer_close_pipeline(ml_trainer *t) {
+    for (ml_runner *r = t->train.next; r; r = r->next)
+        free(r->memory);
     free_chunks(t->train.next);
     free_chunks(t->score.next);
     if (t->pipe.comm)

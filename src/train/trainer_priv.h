@@ -13,6 +13,8 @@ typedef struct ml_runner {
     int32_t expert_rows, expert_room; /* of a round (see ml_run): now, of the plan */
     int32_t first, end;               /* nodes of a pipeline stage; end 0: all */
     int32_t n_set;                    /* micro-batches whose activations the plan keeps */
+    ml_plan_memory
+        *memory; /* of the plans of a stage, for training and scoring, in turns */
     struct ml_runner *next; /* this rank's next stage, of an interleaved pipeline */
 } ml_runner;
 
@@ -33,8 +35,6 @@ struct ml_trainer {
     ml_grads grads;
     ml_grad_shards shards;
     ml_runner train, score;
-    /* Of the plans of both, which point to it, unless there is a pipeline. */
-    ml_plan_memory *memory;
     ml_ranks pipe; /* the ranks of this one's pipeline; one if there is none */
     int64_t n_sample;
     ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
