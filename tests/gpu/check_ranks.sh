@@ -40,9 +40,6 @@ count() { # count STATUS
 # --- scores -------------------------------------------------------------------
 
 # FAMILY NAME RANKS BOUND-OF-GRADIENTS FLAG...; 0: the same bytes.  NAME-f32: in f32.
-# qwen3_next cp4-f32 fails in A_log and dt_bias (2.8e-5): LINEAR_RNN's backward finds the gradient of a
-# decay, <dS, S>, by a scan over tokens, which loses digits behind strong decays.  It needs both states of a
-# token at once, so states that are stored every few tokens and computed again between them.
 score_cases() {
     cat << END
 qwen3_moe dp2 2 1e-6
@@ -162,30 +159,31 @@ check_train() { # check_train PATTERN
 
 # --- memory -------------------------------------------------------------------
 
-# RANKS NAME FLAG...
+# RANKS NAME FLAG...; NAME-alone: without a reference, so that nothing is scored.
 memory_cases() {
     cat << END
 1 one
 2 dp2
 2 tp2 --tensor-model-parallel-size 2
 2 pp2 --pipeline-model-parallel-size 2
+2 pp2-alone --pipeline-model-parallel-size 2
 2 engine2 --rollout-num-gpus-per-engine 2
 4 dp4
 4 fsdp4 --train-backend fsdp
+4 fsdp4-alone --train-backend fsdp
 4 tp2pp2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
 END
 }
-# The reference makes runs score, which takes the memory of forward-only passes.
 memory_run() { # memory_run RANKS NAME FLAG...
-    local n=$1 at="$work/memory/$2"
+    local n=$1 at="$work/memory/$2" reference=()
+    [ "${2%-alone}" = "$2" ] && reference=(--use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl)
     shift 2
     rm -rf "$at"
     mkdir -p "$at"
     miles "$n" train --dtype bf16 --hf-checkpoint "$work/memory/model" --prompt-data "$work/memory/data.jsonl" \
         --input-key text --label-key label --rm-type random --num-rollout 2 --rollout-batch-size 8 \
         --n-samples-per-prompt 8 --rollout-max-response-len 64 --advantage-estimator grpo --lr 1e-6 \
-        --use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl \
-        --use-dynamic-batch-size --max-tokens-per-gpu 4096 --record-memory-history --memory-snapshot-dir "$at" "$@" \
+        "${reference[@]}" --use-dynamic-batch-size --max-tokens-per-gpu 4096 --record-memory-history --memory-snapshot-dir "$at" "$@" \
         > "$at/log" 2>&1 || { echo "FAIL memory $*" && tail -n 5 "$at/log"; return 1; }
     "$here/rank_memory.py" "$at" "$n"
 }
