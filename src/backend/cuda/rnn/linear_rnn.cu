@@ -101,7 +101,7 @@ __device__ static void put_out(const rnn_call<T> &c, const rnn_place &p, const p
         c.o[out_at(c, p, x.t) + p.col + j] = ml_as<T>(o);
 }
 
-/* The state moves on by a token; `meanwhile` runs while sums over lanes are under way. */
+/* The state moves on by a token; `meanwhile` runs while lanes exchange sums. */
 template <int M, bool DELTA, class S, class F>
 __device__ static rnn_update advance(rnn_state<M> &s, const S &in, int i,
                                      const rnn_place &p, F meanwhile) {

@@ -118,6 +118,19 @@ __device__ static float rnn_inverse_length(const float (&x)[QUADS][4], float eps
     return 1.0f / sqrtf(ml_warp_sum(sum) + eps);
 }
 
+/* The same quads of a row of up to 128 QUADS numbers; 0 past its end. */
+template <class T, int QUADS>
+__device__ static void rnn_load_row(float (&o)[QUADS][4], const T *x, int dk, bool wide) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < QUADS; h++) {
+        rnn_raw<T> four = rnn_load4(x + 128 * h + 4 * lane, dk - 128 * h - 4 * lane, wide);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            o[h][e] = rnn_at(four, e);
+    }
+}
+
 /* The rows that a recurrence adds to the state: v, or from the last token to the first the gradient
  * of o. */
 template <class T> struct rnn_values {
@@ -377,5 +390,8 @@ template <class T> static rnn_call<T> rnn_open(const ml_op_args *a) {
  * gradients from the last token to the first.  Of a token they keep e and du, and of the first token
  * of each chunk of a sequence but the first one both states before it.  linear_rnn.cu */
 template <class T> void rnn_walk(ml_cuda_stream *s, const rnn_call<T> &c);
+
+/* The gradients of the rates and of v, and the parts of dq and dk.  linear_rnn_chunk.cu */
+template <class T> void rnn_chunks(ml_cuda_stream *s, const rnn_call<T> &c);
 
 #endif
