@@ -124,7 +124,8 @@ train() { # train FAMILY NAME RANKS FLAG...
     miles "$n" train --dtype bf16 --hf-checkpoint "$at/model" --save "$run" --prompt-data "$at/prompts.jsonl" \
         --input-key messages --label-key label --apply-chat-template --rm-type deterministic_random \
         --num-rollout 3 --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 8 --lr 5e-4 \
-        --lr-decay-style constant --use-dynamic-batch-size --max-tokens-per-gpu 256 --threads 4 "$@" > "$run.log" 2>&1
+        --lr-decay-style constant --use-dynamic-batch-size --max-tokens-per-gpu 256 --sglang-max-total-tokens 8192 --threads 4 \
+        "$@" > "$run.log" 2>&1
 }
 # The samples of a rollout with their tokens and log-probs.
 samples() { "$build/miles" inspect "$1" --step 0 --tokens; }
