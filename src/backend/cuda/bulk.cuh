@@ -53,6 +53,16 @@ __device__ static inline void ml_barrier_expect(ml_barrier *b, unsigned bytes) {
 #endif
 }
 
+/* Adds to these bytes without arriving. */
+__device__ static inline void ml_barrier_expect_more(ml_barrier *b, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(ml_smem(b)),
+        "r"(bytes)
+        : "memory");
+#endif
+}
+
 /* Waits until phase `parity` (0, 1, 0, ..) has completed. */
 __device__ static inline void ml_barrier_wait(ml_barrier *b, unsigned parity) {
 #if __CUDA_ARCH__ >= 900

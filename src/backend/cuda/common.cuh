@@ -44,6 +44,7 @@ typedef struct ml_cuda_stream {
     ml_cuda_host host;
     bool early; /* PDL: kernels may begin before the previous one has ended (sm_90) */
     bool wgmma; /* the card and this library have the kernels of Hopper */
+    unsigned sms, number; /* of the card; of the streams opened before this one */
     char level[16];
 } ml_cuda_stream;
 
@@ -318,16 +319,15 @@ typedef struct ml_piece {
 
 /* Owner i has rows start[i] .. start[i + 1] - 1, with `group` outputs each.  Each
  * owner's outputs are cut into pieces of `per`, numbered through all owners.  Finds
- * piece `at` by a prefix sum; all threads of the block call it. */
-__device__ static inline ml_piece ml_find_piece(const int32_t *start, int n_owner,
-                                                int group, int per, int at) {
-    __shared__ ml_piece found;
+ * piece `at` by a prefix sum; all lanes of a warp call it. */
+__device__ static inline void ml_find_piece_warp(ml_piece *found, const int32_t *start,
+                                                 int n_owner, int group, int per, int at) {
     int lane = (int)threadIdx.x % 32, before = 0;
 
-    if (threadIdx.x == 0)
-        found.index = -1;
-    __syncthreads();
-    for (int base = 0; threadIdx.x < 32 && base < n_owner && before <= at; base += 32) {
+    if (lane == 0)
+        found->index = -1;
+    __syncwarp();
+    for (int base = 0; base < n_owner && before <= at; base += 32) {
         int i = base + lane, first = i < n_owner ? start[i] : 0;
         int rows = i < n_owner ? start[i + 1] - first : 0;
         int pieces = (rows * group + per - 1) / per, sum = pieces;
@@ -337,9 +337,19 @@ __device__ static inline ml_piece ml_find_piece(const int32_t *start, int n_owne
                 sum += below;
         }
         if (at >= before + sum - pieces && at < before + sum)
-            found = { i, at - (before + sum - pieces), first, rows };
+            *found = { i, at - (before + sum - pieces), first, rows };
         before += __shfl_sync(0xffffffffu, sum, 31);
     }
+    __syncwarp();
+}
+
+/* The same for the threads of a block. */
+__device__ static inline ml_piece ml_find_piece(const int32_t *start, int n_owner,
+                                                int group, int per, int at) {
+    __shared__ ml_piece found;
+
+    if (threadIdx.x < 32)
+        ml_find_piece_warp(&found, start, n_owner, group, per, at);
     __syncthreads();
     return found;
 }

@@ -376,6 +376,7 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
 
 extern "C" __attribute__((visibility("default"))) ml_status
 miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err) {
+    static unsigned opened;
     cudaDeviceProp card;
     ml_status st;
     cuda *c;
@@ -396,6 +397,8 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
     c->stream.base.dev = &c->dev;
     c->stream.early = card.major >= EARLY_MAJOR;
     c->stream.wgmma = ML_WGMMA && card.major == WGMMA_MAJOR;
+    c->stream.sms = (unsigned)card.multiProcessorCount;
+    c->stream.number = __atomic_fetch_add(&opened, 1, __ATOMIC_RELAXED);
     snprintf(c->stream.level, sizeof c->stream.level, "sm%d%d", card.major, card.minor);
     fill_backend(out, c, f32);
     if (cudaStreamCreateWithFlags(&c->stream.stream, cudaStreamNonBlocking) != cudaSuccess)

@@ -3,60 +3,45 @@
  *
  * The bits are those of attn_mma.cu: the same key tiles in the same order, the same
  * online softmax, products that sum alike.  Q K' of the next tile is issued before P V
- * of this one, and the softmax of one warpgroup overlaps the products of the others.
- * There are no producer warps: the first two warpgroups also issue the copies
- * (cp.async). */
+ * of this one, and the softmax of one warpgroup overlaps the products of the others. */
 #include "backend/cuda/attn/attn_fold.cuh"
-#include "backend/cuda/attn/attn_wgmma.cuh"
+#include "backend/cuda/attn/attn_items.cuh"
 
-enum { STAGES = 4, TEAMS = 3, ROWS = TEAMS * ATTN_ROWS };
+/* Of all threads together: the 65,536 registers of an SM. */
+enum { COPIER_REGISTERS = 56, TEAM_REGISTERS = 152 };
 
-template <int D> struct forward_smem {
-    bf16 q[TEAMS][ATTN_ROWS * D];
-    attn_stage<D> stage[STAGES];
-};
+template <int D> using forward_smem = attn_items<D, 3, 1, 4>;
 
+/* Returns the number of all tiles so far. */
 template <int D, bool CAP>
-__global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_call<bf16> c) {
-    forward_smem<D> &smem = *(forward_smem<D> *)attn_smem;
-    int at = (int)(gridDim.x - 1 - blockIdx.x), head = at % c.n_kv;
-    ml_piece p =
-        attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS, at / c.n_kv);
-    attn_share<D> own = attn_own_share<D>(c.d);
-    int n_row = p.rows * c.group, row0 = p.index * ROWS, tile, n = 0;
-    int row = row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
-    uint32_t q = ml_panel(smem.q[attn_team()]), w[4][4];
-    attn_tiles<D> tiles;
+__device__ static int attend(forward_smem<D> &smem, const attn_call<bf16> &c,
+                             const attn_item &it, uint32_t q, int n) {
+    typedef forward_smem<D> S;
+    int tile = it.lo / ML_KTILE * ML_KTILE, hi = it.hi, n_row = it.p.rows * c.group;
+    int row = it.row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
+    bool first = true;
+    uint32_t w[4][4];
     attn_softmax x = { { -INFINITY, -INFINITY } };
     attn_limits lim;
-    float first[8][4], acc[D / 8][4], keep[2];
+    float start[8][4], acc[D / 8][4], keep[2];
 
-    if (p.index < 0)
-        return;
-    tiles = attn_open_tiles<D>(own, c, p, row0, ROWS);
-    tile = tiles.next;
-    for (int i = 0; threadIdx.x < ATTN_FETCHERS && i < TEAMS; i++)
-        attn_stage_rows<D>(smem.q[i], c.q + attn_rows_base<D>(own, c, p.first_row, head),
-                           own, c, row0 + i * ATTN_ROWS, n_row);
-    for (int i = 0; i < STAGES - 1; i++)
-        attn_fetch_tile(smem.stage[i], tiles, c, head);
-    lim = attn_limits_of(c, p.first_row, row, n_row);
     x.to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
-    attn_await_copies<1>(); /* the first two tiles arrived */
+    ml_barrier_wait(&smem.full[S::at(n)], S::phase(n));
     ml_wgmma_fence();
-    attn_start_scores<D>(first, q, ml_panel(smem.stage[0].keys));
-    ml_wgmma_wait<0>(first);
+    attn_start_scores<D>(start, q, ml_panel(smem.stage[S::at(n)].keys));
+    lim = attn_limits_of(c, it.p.first_row, row, n_row);
+    ml_wgmma_wait<0>(start);
     if (CAP)
-        attn_cap(first, c);
-    attn_fold(x, first, keep, lim, tile);
-    attn_round<8>(w, first);
-    for (; tile + ML_KTILE <= tiles.hi; n++) {
+        attn_cap(start, c);
+    attn_fold(x, start, keep, lim, tile);
+    attn_round<8>(w, start);
+    for (; tile + ML_KTILE <= hi; n++) {
         float s[8][4];
+        ml_barrier_wait(&smem.full[S::at(n + 1)], S::phase(n + 1));
         ml_wgmma_fence(w);
-        attn_start_scores<D>(s, q, ml_panel(smem.stage[(n + 1) % STAGES].keys));
-        attn_start_sums<D>(acc, w, ml_panel(smem.stage[n % STAGES].values), n != 0);
-        attn_await_copies<0>(); /* tile n + 2 arrived, stage n - 1 is free */
-        attn_fetch_tile(smem.stage[(n + 3) % STAGES], tiles, c, head);
+        attn_start_scores<D>(s, q, ml_panel(smem.stage[S::at(n + 1)].keys));
+        attn_start_sums<D>(acc, w, ml_panel(smem.stage[S::at(n)].values), !first);
+        first = false;
         ml_wgmma_wait<1>(s);
         tile += ML_KTILE;
         if (CAP)
@@ -66,29 +51,50 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
         attn_finish(x.l[1]);
         for (int h = 0; h < D / 64; h++)
             ml_wgmma_wait<0>(acc + 8 * h);
-        attn_rescale<D>(acc, keep);
+        attn_release(&smem.empty[S::at(n)]);
+        if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f))
+            attn_rescale<D>(acc, keep);
         attn_round<8>(w, s);
     }
-    ml_copy_wait<0>();
     ml_wgmma_fence(w);
-    attn_start_sums<D>(acc, w, ml_panel(smem.stage[n % STAGES].values), n != 0);
+    attn_start_sums<D>(acc, w, ml_panel(smem.stage[S::at(n)].values), !first);
     for (int h = 0; h < D / 64; h++)
         ml_wgmma_wait<0>(acc + 8 * h);
-    attn_put_rows<D>(x, acc, c, p, head, row, n_row);
+    attn_release(&smem.empty[S::at(n)]);
+    attn_put_rows<D>(x, acc, c, it.p, it.head, row, n_row);
+    return n + 1;
+}
+
+template <int D, bool CAP>
+__device__ static void attend_items(forward_smem<D> &smem, const attn_call<bf16> &c) {
+    const attn_item *it;
+
+    for (int i = 0, n = 0; (it = attn_await_item(smem, i)) != NULL; i++) {
+        n = attend<D, CAP>(smem, c, *it, ml_panel(smem.rows[i % 2][0][attn_team()]), n);
+        attn_release(&smem.rows_empty[i % 2]);
+    }
+}
+
+template <int D, bool CAP>
+__global__ void __launch_bounds__(forward_smem<D>::THREADS, 1)
+    wgmma_forward(attn_call<bf16> c, const __grid_constant__ attn_page_maps maps,
+                  unsigned counter, unsigned n_item) {
+    forward_smem<D> &smem = *(forward_smem<D> *)attn_smem;
+
+    if (threadIdx.x == 0)
+        attn_init_items(smem);
+    __syncthreads();
+    if (threadIdx.x >= smem.TEAMS * ML_WARPGROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)COPIER_REGISTERS));
+        attn_copy_items<D>(smem, c, maps, &attn_taken[counter], n_item);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TEAM_REGISTERS));
+        attend_items<D, CAP>(smem, c);
+    }
 }
 
 template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    size_t bytes = sizeof(forward_smem<D>);
-    unsigned blocks =
-        attn_most_pieces(c.n_token, c.n_seq, c.group, ROWS) * (unsigned)c.n_kv;
-
-    ml_cuda_note(s,
-                 cudaFuncSetAttribute(wgmma_forward<D, CAP>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)bytes),
-                 "attention");
-    wgmma_forward<D, CAP><<<blocks, TEAMS * ML_WARPGROUP, bytes, s->stream>>>(c);
-    ml_cuda_launched(s, "attention");
+    attn_launch_items<forward_smem<D>>(s, wgmma_forward<D, CAP>, c, "attention");
 }
 
 void ml_attn_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c) {

@@ -1,38 +1,39 @@
 /* attn_wgmma.cuh - attention tiles in the shared-memory layout of wgmma.
  *
  * A tile is 64 rows of D numbers: D / 64 panels (wgmma.cuh).  A block is several
- * warpgroups (teams), each with 64 rows of the block's tile; the first two warpgroups
- * issue the copies. */
+ * warpgroups (teams), each with 64 rows of the block's tile; these copy, too, or one more does. */
 #ifndef ML_BACKEND_CUDA_ATTN_ATTN_WGMMA_CUH
 #define ML_BACKEND_CUDA_ATTN_ATTN_WGMMA_CUH
 
 #include "backend/cuda/attn/attn_mma.cuh"
 #include "backend/cuda/wgmma.cuh"
 
-enum { ATTN_ROWS = 64, ATTN_FETCHERS = 2 * ML_WARPGROUP };
+enum { ATTN_ROWS = 64, ATTN_COPIERS = ML_WARPGROUP };
 
 extern __shared__ __align__(1024) unsigned char attn_smem[];
 
-/* A copying thread's part of every tile: 16 bytes (a piece) of every `at_once`th row. */
-template <int D> struct attn_share {
-    static const int at_once = ATTN_FETCHERS / (D / 8), n = ATTN_ROWS / at_once;
+/* The part of every tile that one of N copying threads has: 16 bytes (a piece) of every `at_once`th
+ * row. */
+template <int D, int N> struct attn_share {
+    static const int at_once = N / (D / 8), n = ATTN_ROWS / at_once;
     int row, e;  /* of its first piece; e in numbers */
     int to;      /* offset of that in the tile; each further piece is at_once rows below */
     bool inside; /* within the head's size */
 };
 
-template <int D> __device__ static inline attn_share<D> attn_own_share(int d) {
-    attn_share<D> s;
-    s.row = (int)threadIdx.x / (D / 8);
-    s.e = (int)threadIdx.x % (D / 8) * 8;
+template <int D, int N> __device__ static inline attn_share<D, N> attn_own_share(int d) {
+    int thread = (int)threadIdx.x % N;
+    attn_share<D, N> s;
+    s.row = thread / (D / 8);
+    s.e = thread % (D / 8) * 8;
     s.to = ml_panel_at(s.row, s.e / 8);
     s.inside = s.e < d;
     return s;
 }
 
 /* Offset of a KV head's query heads in a sequence's first token, at a thread's piece. */
-template <int D>
-__device__ static inline int64_t attn_rows_base(const attn_share<D> &s,
+template <int D, int N>
+__device__ static inline int64_t attn_rows_base(const attn_share<D, N> &s,
                                                 const attn_call<bf16> &c, int first_token,
                                                 int head) {
     return ((int64_t)first_token * c.n_head + head * c.group) * c.d + s.e;
@@ -40,9 +41,9 @@ __device__ static inline int64_t attn_rows_base(const attn_share<D> &s,
 
 /* Starts the copies of rows of a sequence from row `first` on; `from` is an array at
  * attn_rows_base.  Rows beyond n_row become zero. */
-template <int D>
+template <int D, int N>
 __device__ static inline void
-attn_stage_rows(bf16 *to, const bf16 *from, const attn_share<D> &s,
+attn_stage_rows(bf16 *to, const bf16 *from, const attn_share<D, N> &s,
                 const attn_call<bf16> &c, int first, int n_row) {
     int token_step = (c.n_head - c.group) * c.d;
 #pragma unroll
@@ -55,10 +56,10 @@ attn_stage_rows(bf16 *to, const bf16 *from, const attn_share<D> &s,
 }
 
 /* KV page ids of a thread's keys in the tile that begins at key `tile`; -1: none. */
-template <int D>
-__device__ static inline void attn_stage_pages(int32_t (&id)[attn_share<D>::n],
-                                               const attn_share<D> &s, const int32_t *page,
-                                               int tile, int lo, int hi) {
+template <int D, int N>
+__device__ static inline void
+attn_stage_pages(int32_t (&id)[attn_share<D, N>::n], const attn_share<D, N> &s,
+                 const int32_t *page, int tile, int lo, int hi) {
 #pragma unroll
     for (int i = 0; i < s.n; i++) {
         int key = tile + s.row + i * s.at_once;
@@ -67,59 +68,26 @@ __device__ static inline void attn_stage_pages(int32_t (&id)[attn_share<D>::n],
 }
 
 /* Starts the copies of a tile's keys and values; those without a page become zero. */
-template <int D>
-__device__ static inline void
-attn_stage_keys(bf16 *keys, bf16 *values, const attn_share<D> &s,
-                const int32_t (&id)[attn_share<D>::n], const attn_call<bf16> &c, int head) {
+template <int D, int N>
+__device__ static inline void attn_stage_keys(bf16 *keys, bf16 *values,
+                                              const attn_share<D, N> &s,
+                                              const int32_t (&id)[attn_share<D, N>::n],
+                                              const attn_call<bf16> &c, int head) {
     int slot = head * ML_PAGE + s.row % ML_PAGE, per_page = c.n_kv * ML_PAGE;
     const bf16 *k = c.kpage + slot * c.d + s.e, *v = c.vpage + slot * c.dv + s.e;
 #pragma unroll
     for (int i = 0; i < s.n; i++) {
-        int to = s.to + i * s.at_once * 64;
+        int to = s.to + i * s.at_once * 64, in_page = i * s.at_once % ML_PAGE;
         bool there = id[i] >= 0 && s.inside;
-        ml_copy_async(keys + to, k + (int64_t)id[i] * (per_page * c.d), there);
-        ml_copy_async(values + to, v + (int64_t)id[i] * (per_page * c.dv), there);
+        ml_copy_async(keys + to, k + (int64_t)id[i] * (per_page * c.d) + in_page * c.d,
+                      there);
+        ml_copy_async(values + to, v + (int64_t)id[i] * (per_page * c.dv) + in_page * c.dv,
+                      there);
     }
 }
 
-/* ---- the pipeline of key tiles ---- */
-
+/* A tile of keys and values. */
 template <int D> struct attn_stage { bf16 keys[ATTN_ROWS * D], values[ATTN_ROWS * D]; };
-
-template <int D> struct attn_tiles {
-    attn_share<D> own;
-    const int32_t *page;
-    int32_t id[attn_share<D>::n]; /* KV pages of the next tile, loaded ahead */
-    int next, lo, hi;             /* its first key; the first and the last key of all */
-};
-
-/* The key tiles that `rows` rows of a piece from row0 on attend to. */
-template <int D>
-__device__ static inline attn_tiles<D>
-attn_open_tiles(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p,
-                int row0, int rows) {
-    int n_row = p.rows * c.group, last = row0 + rows < n_row ? row0 + rows - 1 : n_row - 1;
-    attn_tiles<D> t;
-
-    t.own = own;
-    t.page = c.page + c.page_start[p.owner];
-    t.hi = c.pos[p.first_row + attn_token(c, last)];
-    t.lo = attn_first_key(c, c.pos[p.first_row + attn_token(c, row0)]);
-    t.next = t.lo / ML_KTILE * ML_KTILE;
-    attn_stage_pages<D>(t.id, own, t.page, t.next, t.lo, t.hi);
-    return t;
-}
-
-template <int D>
-__device__ static inline void attn_fetch_tile(attn_stage<D> &to, attn_tiles<D> &t,
-                                              const attn_call<bf16> &c, int head) {
-    if (threadIdx.x < ATTN_FETCHERS) {
-        attn_stage_keys<D>(to.keys, to.values, t.own, t.id, c, head);
-        t.next += ML_KTILE;
-        attn_stage_pages<D>(t.id, t.own, t.page, t.next, t.lo, t.hi);
-    }
-    ml_copy_commit();
-}
 
 /* Waits for all but the N latest copy groups, and makes them visible to wgmma. */
 template <int N> __device__ static inline void attn_await_copies(void) {

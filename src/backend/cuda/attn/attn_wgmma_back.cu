@@ -8,12 +8,13 @@
  * A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
  * that is a sequence of its batch, or those of all ranks (attn_readers). */
 #include "backend/cuda/attn/attn_fold.cuh"
-#include "backend/cuda/attn/attn_wgmma.cuh"
+#include "backend/cuda/attn/attn_items.cuh"
 
 enum {
     STAGES = 3,
     TEAMS = 2, /* more have no registers for their accumulators */
-    OWN = TEAMS * ATTN_ROWS
+    OWN = TEAMS * ATTN_ROWS,
+    OWN_THREADS = TEAMS * ML_WARPGROUP
 };
 
 /* Returns P of a score s; s becomes P times the derivative of softcap, the factor of dS. */
@@ -41,11 +42,12 @@ struct row_source {
 };
 
 template <int D>
-__device__ static inline row_source
-open_rows(const attn_share<D> &own, const attn_call<bf16> &c, int first_row, int head) {
+__device__ static inline row_source open_rows(const attn_share<D, OWN_THREADS> &own,
+                                              const attn_call<bf16> &c, int first_row,
+                                              int head) {
     row_source from;
-    from.q = c.q + attn_rows_base<D>(own, c, first_row, head);
-    from.dout = c.dout + attn_rows_base<D>(own, c, first_row, head);
+    from.q = c.q + attn_rows_base(own, c, first_row, head);
+    from.dout = c.dout + attn_rows_base(own, c, first_row, head);
     from.number = (threadIdx.x < ATTN_ROWS ? c.shift : c.delta) +
                   (int64_t)first_row * c.n_head + head * c.group;
     return from;
@@ -53,13 +55,13 @@ open_rows(const attn_share<D> &own, const attn_call<bf16> &c, int first_row, int
 
 /* Starts the copies of query rows `row` .. to stage n. */
 template <int D>
-__device__ static inline void fetch_rows(key_smem<D> &smem, int n, const attn_share<D> &own,
-                                         const row_source &from, const attn_call<bf16> &c,
-                                         int row, int n_row) {
+__device__ static inline void
+fetch_rows(key_smem<D> &smem, int n, const attn_share<D, OWN_THREADS> &own,
+           const row_source &from, const attn_call<bf16> &c, int row, int n_row) {
     int stage = n % STAGES, i = (int)threadIdx.x % ATTN_ROWS, at = row + i;
 
-    attn_stage_rows<D>(smem.stage[stage].q, from.q, own, c, row, n_row);
-    attn_stage_rows<D>(smem.stage[stage].dout, from.dout, own, c, row, n_row);
+    attn_stage_rows(smem.stage[stage].q, from.q, own, c, row, n_row);
+    attn_stage_rows(smem.stage[stage].dout, from.dout, own, c, row, n_row);
     if (threadIdx.x < 2 * ATTN_ROWS)
         ml_copy_async4(smem.number[stage] + threadIdx.x,
                        from.number + (int64_t)attn_token(c, at) * (c.n_head - c.group) + at,
@@ -69,14 +71,14 @@ __device__ static inline void fetch_rows(key_smem<D> &smem, int n, const attn_sh
 
 /* Starts the copies of the block's keys and values, from key `tile` on. */
 template <int D>
-__device__ static inline void fetch_keys(key_smem<D> &smem, const attn_share<D> &own,
-                                         const attn_call<bf16> &c, const ml_piece &p,
-                                         int head, int base, int tile) {
+__device__ static inline void
+fetch_keys(key_smem<D> &smem, const attn_share<D, OWN_THREADS> &own,
+           const attn_call<bf16> &c, const ml_piece &p, int head, int base, int tile) {
     for (int i = 0; i < TEAMS; i++) {
-        int32_t id[attn_share<D>::n];
-        attn_stage_pages<D>(id, own, c.keys.page + c.keys.page_start[p.owner],
-                            base + tile + i * ATTN_ROWS, base, base + p.rows - 1);
-        attn_stage_keys<D>(smem.keys[i], smem.values[i], own, id, c, head);
+        int32_t id[attn_share<D, OWN_THREADS>::n];
+        attn_stage_pages(id, own, c.keys.page + c.keys.page_start[p.owner],
+                         base + tile + i * ATTN_ROWS, base, base + p.rows - 1);
+        attn_stage_keys(smem.keys[i], smem.values[i], own, id, c, head);
     }
 }
 
@@ -151,13 +153,13 @@ __device__ static void put_keys(T *to, const float (&acc)[D / 8][4], float scale
 }
 
 template <int D, bool CAP, bool PIECES>
-__global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf16> c) {
+__global__ void __launch_bounds__(OWN_THREADS, 1) back_keys(attn_call<bf16> c) {
     typedef typename attn_key_grad<PIECES>::type grad;
     key_smem<D> &smem = *(key_smem<D> *)attn_smem;
     int head = (int)blockIdx.x % c.n_kv, team = attn_team();
     ml_piece p = attn_find_piece(c.keys.seq_start, c.keys.n_seq, c.keys.n, 1, OWN,
                                  (int)blockIdx.x / c.n_kv);
-    attn_share<D> own = attn_own_share<D>(c.d);
+    attn_share<D, OWN_THREADS> own = attn_own_share<D, OWN_THREADS>(c.d);
     int tile = p.index * OWN, key = tile + team * ATTN_ROWS;
     uint32_t keys = ml_panel(smem.keys[team]), values = ml_panel(smem.values[team]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
@@ -216,10 +218,10 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
 
 /* q and dO stay in shared memory as A operands.  With A fragments in registers dq takes
  * 5 % less time, but ptxas 13.0 let w overwrite them where D is 64. */
-template <int D> struct query_smem {
-    bf16 q[TEAMS][ATTN_ROWS * D], dout[TEAMS][ATTN_ROWS * D];
-    attn_stage<D> stage[STAGES];
-};
+template <int D> using query_smem = attn_items<D, TEAMS, 2, 3>;
+
+/* Of all threads together: the 65,536 registers of an SM. */
+enum { COPIER_REGISTERS = 40, TEAM_REGISTERS = 232 };
 
 /* LSE and delta of a lane's two rows; `row` is the warp's first. */
 struct lane_numbers {
@@ -253,44 +255,28 @@ __device__ static void put_queries(const float (&dq)[D / 8][4], const attn_call<
     }
 }
 
+/* Returns the number of all tiles so far. */
 template <int D, bool CAP>
-__global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call<bf16> c) {
-    query_smem<D> &smem = *(query_smem<D> *)attn_smem;
-    int at = (int)(gridDim.x - 1 - blockIdx.x), head = at % c.n_kv;
-    ml_piece p =
-        attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, OWN, at / c.n_kv);
-    attn_share<D> own = attn_own_share<D>(c.d);
-    int n_row = p.rows * c.group, row0 = p.index * OWN, tile;
-    int row = row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
-    uint32_t q = ml_panel(smem.q[attn_team()]), dout = ml_panel(smem.dout[attn_team()]);
+__device__ static int back_item(query_smem<D> &smem, const attn_call<bf16> &c,
+                                const attn_item &it, uint32_t q, uint32_t dout, int n) {
+    typedef query_smem<D> S;
+    int n_row = it.p.rows * c.group, row = it.row0 + (int)threadIdx.x / 32 * 16;
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E, dq[D / 8][4];
-    attn_tiles<D> tiles;
-    attn_limits lim;
-    lane_numbers x;
+    attn_limits lim = attn_limits_of(c, it.p.first_row, row, n_row);
+    lane_numbers x = numbers_of(c, it.p.first_row, it.head, row, n_row);
+    bool first = true;
 
-    if (p.index < 0)
-        return;
-    tiles = attn_open_tiles<D>(own, c, p, row0, OWN);
-    tile = tiles.next;
-    for (int i = 0; threadIdx.x < ATTN_FETCHERS && i < TEAMS; i++) {
-        int64_t base = attn_rows_base<D>(own, c, p.first_row, head);
-        int first = row0 + i * ATTN_ROWS;
-        attn_stage_rows<D>(smem.q[i], c.q + base, own, c, first, n_row);
-        attn_stage_rows<D>(smem.dout[i], c.dout + base, own, c, first, n_row);
-    }
-    attn_fetch_tile(smem.stage[0], tiles, c, head);
-    attn_fetch_tile(smem.stage[1], tiles, c, head);
-    lim = attn_limits_of(c, p.first_row, row, n_row);
-    x = numbers_of(c, p.first_row, head, row, n_row);
-    attn_await_copies<1>();
-    for (int n = 0; tile <= tiles.hi; n++, tile += ML_KTILE) {
-        const attn_stage<D> &now = smem.stage[n % STAGES];
+    for (int tile = it.lo / ML_KTILE * ML_KTILE; tile <= it.hi; tile += ML_KTILE, n++) {
+        const attn_stage<D> &now = smem.stage[S::at(n)];
         float s[8][4], dp[8][4];
         uint32_t w[4][4];
+        ml_barrier_wait(&smem.full[S::at(n)], S::phase(n));
         ml_wgmma_fence();
         attn_start_scores<D>(s, q, ml_panel(now.keys));
         attn_start_scores<D>(dp, dout, ml_panel(now.values));
         ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
+        if (!first)
+            attn_release(&smem.empty[S::at(n - 1)]);
         if (CAP)
             attn_cap(s, c);
         attn_hide(s, lim, tile);
@@ -301,8 +287,6 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
                 weigh<CAP>(s[j][k], x.shift[k / 2], to_log2, c.softcap);
         attn_finish(s[3][0] + s[7][1]);
         attn_finish(s[3][2] + s[7][3]);
-        attn_await_copies<0>(); /* the next tile arrived; the stage before is free */
-        attn_fetch_tile(smem.stage[(n + 2) % STAGES], tiles, c, head);
         ml_wgmma_wait<0>(dp);
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -311,12 +295,44 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
                 s[j][k] *= dp[j][k] - x.delta[k / 2];
         attn_round<8>(w, s);
         ml_wgmma_fence(w);
-        attn_start_sums<D>(dq, w, ml_panel(now.keys), n != 0);
+        attn_start_sums<D>(dq, w, ml_panel(now.keys), !first);
+        first = false;
     }
-    ml_copy_wait<0>();
     for (int h = 0; h < D / 64; h++)
         ml_wgmma_wait<0>(dq + 8 * h);
-    put_queries<D>(dq, c, p, head, row, n_row);
+    attn_release(&smem.empty[S::at(n - 1)]);
+    put_queries<D>(dq, c, it.p, it.head, row, n_row);
+    return n;
+}
+
+template <int D, bool CAP>
+__device__ static void back_items(query_smem<D> &smem, const attn_call<bf16> &c) {
+    int team = attn_team();
+    const attn_item *it;
+
+    for (int i = 0, n = 0; (it = attn_await_item(smem, i)) != NULL; i++) {
+        n = back_item<D, CAP>(smem, c, *it, ml_panel(smem.rows[i % 2][0][team]),
+                              ml_panel(smem.rows[i % 2][1][team]), n);
+        attn_release(&smem.rows_empty[i % 2]);
+    }
+}
+
+template <int D, bool CAP>
+__global__ void __launch_bounds__(query_smem<D>::THREADS, 1)
+    back_queries(attn_call<bf16> c, const __grid_constant__ attn_page_maps maps,
+                 unsigned counter, unsigned n_item) {
+    query_smem<D> &smem = *(query_smem<D> *)attn_smem;
+
+    if (threadIdx.x == 0)
+        attn_init_items(smem);
+    __syncthreads();
+    if (threadIdx.x >= TEAMS * ML_WARPGROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)COPIER_REGISTERS));
+        attn_copy_items<D>(smem, c, maps, &attn_taken[counter], n_item);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TEAM_REGISTERS));
+        back_items<D, CAP>(smem, c);
+    }
 }
 
 template <class K>
@@ -326,7 +342,7 @@ static void launch(ml_cuda_stream *s, K *kernel, unsigned blocks, size_t bytes,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)bytes),
                  "attention backward");
-    kernel<<<blocks, TEAMS * ML_WARPGROUP, bytes, s->stream>>>(c);
+    kernel<<<blocks, OWN_THREADS, bytes, s->stream>>>(c);
     ml_cuda_launched(s, "attention backward");
 }
 
@@ -338,9 +354,7 @@ static void launch_both(ml_cuda_stream *s, const attn_call<bf16> &c) {
                attn_most_pieces(c.keys.n, c.keys.n_seq, 1, OWN) * heads,
                sizeof(key_smem<D>), c);
     if (c.dq)
-        launch(s, back_queries<D, CAP>,
-               attn_most_pieces(c.n_token, c.n_seq, c.group, OWN) * heads,
-               sizeof(query_smem<D>), c);
+        attn_launch_items<query_smem<D>>(s, back_queries<D, CAP>, c, "attention backward");
 }
 
 void ml_attn_wgmma_back(ml_cuda_stream *s, const attn_call<bf16> &c) {
