@@ -82,18 +82,24 @@ __global__ void unpack(unsigned char *code, float *scale, const unsigned char *w
             *(const uint4 *)&tile[i / 8][i % 8 * 4];
 }
 
-/* ---- cuBLASLt ---- */
-
-typedef struct fp8_call {
-    const ml_fp8_gemm *g;
-    unsigned char *code; /* of the weight, unpacked; then its scales */
-    float *scale;
-} fp8_call;
-
-static fp8_call call_of(const ml_fp8_gemm *g, void *scratch) {
+/* The same weight as a row-major matrix. */
+static ml_fp8_rows rows_of(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch) {
     unsigned char *code = (unsigned char *)scratch;
-    return { g, code, (float *)(code + ml_cuda_align((size_t)g->n * (size_t)g->k)) };
+    float *scale = (float *)(code + ml_cuda_align((size_t)g->n * (size_t)g->k));
+
+    unpack<<<dim3((unsigned)(g->k / BLOCK), (unsigned)(g->n / BLOCK)), THREADS, 0,
+             s->stream>>>(code, scale, g->w, g->panel, g->scales, g->k);
+    ml_cuda_launched(s, "unpacked weights");
+    return { code, g->k, scale };
 }
+
+ml_fp8_rows ml_cuda_fp8_rows(ml_cuda_stream *s, const ml_op_args *a, void *scratch) {
+    const ml_fp8_gemm g = ml_fp8_gemm_of(a, {}, a->w[0].shape[0], NULL);
+
+    return rows_of(s, &g, scratch);
+}
+
+/* ---- cuBLASLt ---- */
 
 /* Column-major: y' (n x m) = w (n x k) x' (k x m). */
 typedef struct lt_call {
@@ -106,47 +112,45 @@ static void set(lt_call *c, cublasLtMatmulDescAttributes_t which, const void *va
     cublasLtMatmulDescSetAttribute(&c->desc, which, value, size);
 }
 
-static void describe(lt_call *c, const fp8_call *f) {
+static void describe(lt_call *c, const ml_fp8_gemm *g, const ml_fp8_rows *w) {
     const int32_t transposed = CUBLAS_OP_T;
     const int32_t blocks = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
     const int32_t groups = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-    const ml_fp8_gemm *g = f->g;
 
     cublasLtMatmulDescInit(&c->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     set(c, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     set(c, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks, sizeof blocks);
     set(c, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &groups, sizeof groups);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &f->scale, sizeof f->scale);
+    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w->scale, sizeof w->scale);
     set(c, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->x.scale, sizeof g->x.scale);
-    cublasLtMatrixLayoutInit(&c->w, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->n, g->k);
+    cublasLtMatrixLayoutInit(&c->w, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->n, w->ld);
     cublasLtMatrixLayoutInit(&c->x, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->rows,
                              g->k);
     cublasLtMatrixLayoutInit(&c->y, CUDA_R_16BF, (uint64_t)g->n, (uint64_t)g->rows, g->n);
 }
 
 /* With the unpacking of the weight. */
-static bool run(ml_cuda_stream *s, const fp8_call *f, const cublasLtMatmulAlgo_t *algo) {
+static bool run(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch,
+                const cublasLtMatmulAlgo_t *algo) {
     const float one = 1.0f, zero = 0.0f;
-    const ml_fp8_gemm *g = f->g;
+    const ml_fp8_rows w = rows_of(s, g, scratch);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
     lt_call c;
 
-    unpack<<<dim3((unsigned)(g->k / BLOCK), (unsigned)(g->n / BLOCK)), THREADS, 0,
-             s->stream>>>(f->code, f->scale, g->w, g->panel, g->scales, g->k);
-    ml_cuda_launched(s, "unpacked weights");
-    describe(&c, f);
-    return cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, f->code, &c.w,
+    describe(&c, g, &w);
+    return cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, w.code, &c.w,
                           g->x.code, &c.x, &zero, g->y, &c.y, g->y, &c.y, algo,
                           lt.workspace, lt.bytes, s->stream) == CUBLAS_STATUS_SUCCESS;
 }
 
-static int candidates(ml_cuda_stream *s, const fp8_call *f,
+static int candidates(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch,
                       cublasLtMatmulHeuristicResult_t *out) {
+    const ml_fp8_rows w = rows_of(s, g, scratch);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
     lt_call c;
     int n = 0;
 
-    describe(&c, f);
+    describe(&c, g, &w);
     if (cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &c.desc, &c.w, &c.x,
                                        &c.y, &c.y, (cublasLtMatmulPreference_t)lt.forward,
                                        CANDIDATES, out, &n) != CUBLAS_STATUS_SUCCESS)
@@ -281,13 +285,12 @@ static ml_fp8_gemm gemm_of(const trial *t, int rows, int y) {
 /* Has this algorithm the bits of our kernel (in y[0])? */
 static bool same_bits(trial *t, int rows, const cublasLtMatmulAlgo_t *algo) {
     ml_fp8_gemm g = gemm_of(t, rows, 1);
-    fp8_call f = call_of(&g, t->unpacked);
     int64_t count = (int64_t)rows * g.n;
     int differ = 1;
 
     cudaMemsetAsync(t->y[1], 0xff, (size_t)count * sizeof(bf16), t->s->stream);
     cudaMemsetAsync(t->differ, 0, sizeof differ, t->s->stream);
-    if (!run(t->s, &f, algo))
+    if (!run(t->s, &g, t->unpacked, algo))
         return false;
     compare<<<ml_cuda_blocks(count, THREADS), THREADS, 0, t->s->stream>>>(
         t->differ, (const uint16_t *)t->y[0], (const uint16_t *)t->y[1], count);
@@ -314,14 +317,13 @@ static bool same_in_turns(trial *t, int rows, const cublasLtMatmulAlgo_t *algo) 
 /* Milliseconds of RUNS products; algo NULL: our kernel. */
 static float time_of(trial *t, const cublasLtMatmulAlgo_t *algo) {
     ml_fp8_gemm g = gemm_of(t, TRIAL_ROWS, algo ? 1 : 0);
-    fp8_call f = call_of(&g, t->unpacked);
     float ms = 0.0f;
 
     for (int i = 0; i <= RUNS; i++) { /* the first does not count */
         if (i == 1)
             cudaEventRecord(t->start, t->s->stream);
         if (algo)
-            run(t->s, &f, algo);
+            run(t->s, &g, t->unpacked, algo);
         else
             ml_fp8_gemm_run(t->s, &g);
     }
@@ -335,8 +337,7 @@ static float time_of(trial *t, const cublasLtMatmulAlgo_t *algo) {
 static void choose(trial *t, fp8_entry *e) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     ml_fp8_gemm g = gemm_of(t, TRIAL_ROWS, 1);
-    fp8_call f = call_of(&g, t->unpacked);
-    int n = candidates(t->s, &f, found);
+    int n = candidates(t->s, &g, t->unpacked, found);
     float best;
 
     fill_trial(t, 0);
@@ -396,9 +397,9 @@ ml_status ml_gemm_fp8_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k,
 
 bool ml_gemm_fp8(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_gemm *g) {
     const fp8_entry *e = g->rows < LEAST_ROWS ? NULL : find_entry(s, g->n, g->k);
-    fp8_call f = call_of(g, a->scratch);
 
-    return e && e->lt && (e->any_rows || g->rows % EVEN_ROWS == 0) && run(s, &f, &e->algo);
+    return e && e->lt && (e->any_rows || g->rows % EVEN_ROWS == 0) &&
+           run(s, g, a->scratch, &e->algo);
 }
 
 void ml_gemm_fp8_close(ml_cuda_stream *s) {

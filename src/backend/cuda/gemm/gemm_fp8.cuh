@@ -5,6 +5,18 @@
 #include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 
+/* A weight [n, k] in row-major order, n and k multiples of 128: its codes, `ld` bytes from a row to the
+ * next, and the scales of its blocks, [n / 128][k / 128]. */
+typedef struct ml_fp8_rows {
+    const unsigned char *code;
+    int64_t ld;
+    const float *scale;
+} ml_fp8_rows;
+
+/* Of the weight of a LINEAR that ml_fp8_takes.  scratch: n * k bytes aligned to 256, then 4 bytes for each
+ * block; the bytes of the weight in bf16 are always enough. */
+ml_fp8_rows ml_cuda_fp8_rows(ml_cuda_stream *s, const ml_op_args *a, void *scratch);
+
 /* Autotunes LINEARs with this (n, k) and up to about `rows` rows. */
 ml_status ml_gemm_fp8_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k,
                           ml_err *err);
