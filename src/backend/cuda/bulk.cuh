@@ -35,26 +35,6 @@ __device__ static inline void ml_barrier_arrive_copied(ml_barrier *b) {
 #endif
 }
 
-/* Arrives at the same barrier of another block of the cluster. */
-__device__ static inline void ml_barrier_arrive_at(ml_barrier *b, int block) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
-                     ml_smem(b)),
-                 "r"(block)
-                 : "memory");
-#endif
-}
-
-/* Of all threads of the blocks of a cluster. */
-__device__ static inline void ml_cluster_sync(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-#endif
-}
-
 /* The initializing thread calls it after it initialized all barriers of the block; the
  * other threads wait for that thread. */
 __device__ static inline void ml_barrier_init_end(void) {
@@ -110,40 +90,15 @@ __device__ static inline void ml_tensor_copy(void *to, const CUtensorMap *map, i
 #endif
 }
 
-/* The same to the blocks of the cluster that `blocks` has bits of, where all of them have the same addresses;
- * 0: to this block. */
-__device__ static inline void ml_tensor_copy_to(void *to, const CUtensorMap *map, int x,
-                                                int y, int z, ml_barrier *b,
-                                                unsigned blocks) {
-#if __CUDA_ARCH__ >= 900
-    if (!blocks)
-        ml_tensor_copy(to, map, x, y, z, b);
-    else
-        asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ml_smem(to)),
-            "l"(map), "r"(x), "r"(y), "r"(z), "r"(ml_smem(b)), "h"((uint16_t)blocks)
-            : "memory");
-#endif
-}
-
-/* Panels of a matrix of bytes (ml_panel_box), from column x and panel y on; blocks as above. */
+/* The same of bytes: panels (ml_panel_box), from column x and panel y on. */
 __device__ static inline void ml_tensor_copy_panels(void *to, const CUtensorMap *map, int x,
-                                                    int y, ml_barrier *b, unsigned blocks) {
+                                                    int y, ml_barrier *b) {
 #if __CUDA_ARCH__ >= 900
-    if (!blocks)
-        asm volatile(
-            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-            "[%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(ml_smem(to)),
-            "l"(map), "r"(x), "r"(0), "r"(y), "r"(ml_smem(b))
-            : "memory");
-    else
-        asm volatile(
-            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            ".multicast::cluster [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(
-                ml_smem(to)),
-            "l"(map), "r"(x), "r"(0), "r"(y), "r"(ml_smem(b)), "h"((uint16_t)blocks)
-            : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(ml_smem(to)),
+        "l"(map), "r"(x), "r"(0), "r"(y), "r"(ml_smem(b))
+        : "memory");
 #endif
 }
 

@@ -211,8 +211,9 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
     if (ml_fp8_takes(s, first->w[0].dtype)) {
-        const ml_fp8_gemm f =
-            ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        ml_fp8_gemm f = ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        for (int i = 1; i < p->n_linear; i++)
+            f.blocks &= p->linear[i]->w[0].shape[0] % 128 == 0;
         ml_fp8_multiply(s, &f);
         return n;
     }

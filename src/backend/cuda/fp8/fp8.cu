@@ -167,6 +167,7 @@ ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void 
     g.rows = (int)a->in[0].shape[0];
     g.n = (int)n;
     g.k = (int)k;
+    g.blocks = w->shape[w->n_dim - 2] % 128 == 0;
     if (w->n_dim == 3) {
         g.bias = (const float *)a->w[1].data;
         g.start = (const int32_t *)a->in[1].data;

@@ -1,46 +1,46 @@
 /* fp8_wgmma.cu - the product of FP8 codes on Hopper's tensor cores (fp8.cuh).
  *
- * Weights are the 64-row operand of wgmma, tokens are its columns; both come from shared memory.  Tensor
- * copies bring 16 outputs as two matrices of 8 rows: row r of a warp's m16 tile is output 2 r, row r + 8 is
- * output 2 r + 1, so that a thread's two rows are neighbours in memory.
+ * Outputs or tokens are the 64-row operand of wgmma, the other ones its columns; both come from shared memory, and
+ * the sums are the same.  With few tokens the rows are outputs: a thread has two of them, with a scale each, and
+ * multiplies these by the scale of each of its tokens.  Where blocks of 128 outputs share their scales, more tokens
+ * are the rows (BY_TOKEN): a thread has two of these and needs two to four such products for a group.
+ *
+ * Tensor copies bring 16 outputs as two matrices of 8 rows, even and odd ones, so that a thread's outputs are
+ * neighbours in memory.
  *
  * A stage of shared memory has one group, 128 inputs, of a block's outputs and tokens.  One thread starts the
  * copies of codes, and a warp those of the inputs' scales: the loops of both are short, because a warp alone takes
- * several cycles for each of its instructions, and a stage has no more than 256 to 512.  The teams (warpgroups) of a block divide its outputs (OUT), its tokens (COLS)
- * or the groups (SPLIT): the partial sums of groups do not depend on each other, so that with few tokens teams
- * take groups in turn, then exchange the sums, and each continues the chains of some outputs.
- *
- * The L2 cache delivers each byte to all blocks of a cluster that need it: PEERS_X blocks with other outputs
- * share the tokens, PEERS_W blocks with other tokens share the weights, and each copies a part of what they
- * share for all of them. */
+ * several cycles for each of its instructions, and a stage has no more than 256 to 768.  The teams (warpgroups) of
+ * a block divide its rows or, with few tokens, the groups (SPLIT): the partial sums of groups do not depend on each
+ * other, so that teams take groups in turn, then exchange the sums, and each continues the chains of some outputs.
+ * With AHEAD tensor cores compute a group while the one before it is added. */
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 enum {
     GROUP = 128,
-    STEPS = GROUP / 32,            /* wgmma steps of a group */
-    TEAM_PANELS = 64 / ML_LANES,   /* 16 outputs are a panel: one for each warp */
-    PANEL_BYTES = GROUP * ML_LANES /* codes of a group of a panel */
+    BLOCK = 128,                    /* outputs that share scales */
+    STEPS = GROUP / 32,             /* wgmma steps of a group */
+    TEAM_ROWS = 64,                 /* of wgmma's first operand */
+    PANEL_BYTES = GROUP * ML_LANES, /* codes of a group of 16 outputs */
+    COPY_REGISTERS = 40
 };
 
-template <int TOKENS, int OUT, int COLS, int SPLIT, int STAGES, int PEERS_X = 1,
-          int PEERS_W = 1, int AHEAD = 0>
+template <int TOKENS, int OUTPUTS, int SPLIT, int STAGES, bool BY_TOKEN = false,
+          bool AHEAD = false>
 struct tile {
-    static const int ahead =
-        AHEAD; /* groups that tensor cores compute while one is added */
-    static const int teams = OUT * COLS * SPLIT, threads = (teams + 1) * ML_WARPGROUP;
-    static const int tokens = TOKENS, split = SPLIT, stages = STAGES;
-    static const int panels = OUT * TEAM_PANELS, outputs = OUT * 64;
-    static const int columns = TOKENS / COLS; /* of a team */
-    static const int sums = columns / 2;      /* partial sums of a thread */
-    static const int own = sums / SPLIT;      /* of which it continues the chains */
-    static const int cols = COLS;
-    static const int most_registers = SPLIT > 1 || teams == 1 ? 0 : teams == 2 ? 232 : 152;
+    static const int tokens = TOKENS, outputs = OUTPUTS, split = SPLIT, stages = STAGES;
+    static const bool by_token = BY_TOKEN, ahead = AHEAD;
+    static const int teams = (BY_TOKEN ? TOKENS : OUTPUTS) / TEAM_ROWS * SPLIT;
+    static const int threads = (teams + 1) * ML_WARPGROUP;
+    static const int panels = OUTPUTS / ML_LANES;
+    static const int columns = BY_TOKEN ? OUTPUTS : TOKENS;
+    static const int sums = columns / 2; /* partial sums of a thread */
+    static const int own = sums / SPLIT; /* of which it continues the chains */
+    /* Registers of the teams' threads, which get those of the copying warps; 0: as launched. */
+    static const int registers = SPLIT > 1 || teams != 2 ? 0 : 232;
     static const int per_sm = TOKENS == 8 && STAGES == 8 ? 2 : 1;
-    static const int peers_x = PEERS_X, peers_w = PEERS_W, peers = PEERS_X * PEERS_W;
-    static const int writers =
-        PEERS_X + PEERS_W - 1; /* blocks that fill a block's stages */
 
     struct smem_type {
         struct {
@@ -52,12 +52,11 @@ struct tile {
         float sum[SPLIT > 1 ? 2 * SPLIT *sums : 1][SPLIT > 1 ? ML_WARPGROUP : 1];
         ml_barrier full[STAGES], empty[STAGES];
     };
-    static_assert(SPLIT == 1 || OUT * COLS == 1, "teams share outputs or have their own");
+    static_assert(SPLIT == 1 || OUTPUTS == TEAM_ROWS,
+                  "teams share outputs or have their own");
     static_assert(STAGES >= 2 * SPLIT && STAGES % SPLIT == 0,
                   "scales are kept for two rounds");
-    static_assert(TOKENS * GROUP % 1024 == 0 && TOKENS / PEERS_X % 8 == 0 &&
-                      panels % PEERS_W == 0,
-                  "whole rows of the swizzle");
+    static_assert(sizeof(smem_type) <= 227 << 10, "the shared memory of a block");
 };
 
 extern __shared__ __align__(1024) unsigned char fp8_bytes[];
@@ -67,6 +66,14 @@ extern __shared__ __align__(1024) unsigned char fp8_bytes[];
 #define SUMS_8 "{%0, %1, %2, %3}, "
 #define SUMS_16 "{%0, %1, %2, %3, %4, %5, %6, %7}, "
 #define SUMS_32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+#define SUMS_192                                                                           \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "              \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "     \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "     \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "     \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "     \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+#define ROWS_192(c) ML_WGMMA_ROWS_128(c), ML_WGMMA_ROWS((c + 16))
 #define ROWS_8(c) ML_WGMMA_ROW(c[0])
 #define ROWS_16(c) ML_WGMMA_ROW(c[0]), ML_WGMMA_ROW(c[1])
 #define ROWS_32(c) ROWS_16(c), ML_WGMMA_ROW(c[2]), ML_WGMMA_ROW(c[3])
@@ -93,8 +100,10 @@ __device__ static void multiply_step(float (&c)[COLUMNS / 8][4], uint32_t a, uin
         WGMMA_FP8("32", SUMS_32, ROWS_32, "16", "17", "18");
     else if constexpr (COLUMNS == 64)
         WGMMA_FP8("64", ML_WGMMA_SUMS, ML_WGMMA_ROWS, "32", "33", "34");
-    else
+    else if constexpr (COLUMNS == 128)
         WGMMA_FP8("128", ML_WGMMA_SUMS_128, ML_WGMMA_ROWS_128, "64", "65", "66");
+    else
+        WGMMA_FP8("192", SUMS_192, ROWS_192, "96", "97", "98");
 }
 
 /* Waits for the products of all groups but the last LATER; keeps the compiler from reading c earlier. */
@@ -109,26 +118,6 @@ template <int LATER, int N> __device__ static void wait_sums(float (&c)[N][4]) {
 __device__ static void arrive_with_copies(ml_barrier *b) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ml_smem(b))
                  : "memory");
-}
-
-/* ---- clusters ---- */
-
-template <class TILE> struct rank_of {
-    int x, w; /* among the blocks that share tokens, and weights */
-
-    __device__ rank_of(void) {
-        int rank = TILE::peers > 1 ? (int)(blockIdx.x % TILE::peers) : 0;
-        x = rank % TILE::peers_x;
-        w = rank / TILE::peers_x;
-    }
-};
-
-/* Of all threads of the blocks of a cluster. */
-template <class TILE> __device__ static void sync_cluster(void) {
-    if constexpr (TILE::peers > 1)
-        ml_cluster_sync();
-    else
-        __syncthreads();
 }
 
 /* ---- tiles ---- */
@@ -148,31 +137,25 @@ __host__ __device__ static int count_strips(const ml_fp8_gemm &g, int tokens) {
     return (g.rows + tokens - 1) / tokens + g.n_expert;
 }
 
-/* The tiles of a cluster's blocks are one tile here. */
 template <class TILE> __host__ __device__ static int count_tiles(const ml_fp8_gemm &g) {
-    const int outputs = TILE::outputs * TILE::peers_x;
-
-    return count_strips(g, TILE::tokens * TILE::peers_w) * ((g.n + outputs - 1) / outputs);
+    return count_strips(g, TILE::tokens) * ((g.n + TILE::outputs - 1) / TILE::outputs);
 }
 
 /* All threads call it where there are experts. */
 template <class TILE> __device__ static place find_place(const ml_fp8_gemm &g, int tile) {
-    const int tokens = TILE::tokens * TILE::peers_w,
-              outputs = TILE::outputs * TILE::peers_x;
-    int panels = (g.n + ML_LANES - 1) / ML_LANES, strips = count_strips(g, tokens);
-    int across = (g.n + outputs - 1) / outputs;
+    int panels = (g.n + ML_LANES - 1) / ML_LANES, strips = count_strips(g, TILE::tokens);
+    int across = (g.n + TILE::outputs - 1) / TILE::outputs;
     int first = tile / (MOST_STRIPS * across) * MOST_STRIPS;
     int some = strips - first < MOST_STRIPS ? strips - first : MOST_STRIPS;
     int in = tile - first * across, strip = first + in % some;
-    const rank_of<TILE> rank;
     place t;
 
     if (g.start)
-        t.p = ml_find_piece(g.start, g.n_expert, 1, tokens, strip);
+        t.p = ml_find_piece(g.start, g.n_expert, 1, TILE::tokens, strip);
     else
         t.p = { 0, strip, 0, g.rows };
-    t.m0 = t.p.index * tokens + rank.w * TILE::tokens;
-    t.n0 = in / some * outputs + rank.x * TILE::outputs;
+    t.m0 = t.p.index * TILE::tokens;
+    t.n0 = in / some * TILE::outputs;
     t.panel0 = t.p.owner * panels + t.n0 / ML_LANES;
     return t;
 }
@@ -184,12 +167,11 @@ template <class TILE> struct walk {
     int tile, tiles, groups;
 
     __device__ explicit walk(const ml_fp8_gemm &gemm)
-        : g(gemm), t(find_place<TILE>(gemm, (int)blockIdx.x / TILE::peers)),
-          tile((int)blockIdx.x / TILE::peers), tiles(count_tiles<TILE>(gemm)),
-          groups((gemm.k + GROUP - 1) / GROUP) {}
+        : g(gemm), t(find_place<TILE>(gemm, (int)blockIdx.x)), tile((int)blockIdx.x),
+          tiles(count_tiles<TILE>(gemm)), groups((gemm.k + GROUP - 1) / GROUP) {}
 
     __device__ bool next(void) {
-        tile += (int)gridDim.x / TILE::peers;
+        tile += (int)gridDim.x;
         if (TILE::split > 1 || g.start || tile >= tiles) /* these have a block each */
             return false;
         t = find_place<TILE>(g, tile);
@@ -223,66 +205,42 @@ struct maps {
     CUtensorMap x, w;
 };
 
-/* What one thread copies: the codes of a tile's groups. */
-template <class TILE> struct code_copies {
-    typename TILE::smem_type &smem;
-    const maps &m;
-    unsigned x_blocks,
-        w_blocks;       /* of the cluster, that get what this one copies; 0: itself */
-    int x_part, w_part; /* first row, and panel, of what it copies */
-    int row, panel;     /* of the tile */
+/* Of one thread: the codes of a group. */
+template <class TILE>
+__device__ static void copy_weights(typename TILE::smem_type &smem, const maps &m,
+                                    const place &t, int slot, int group) {
+    ml_barrier_expect(&smem.full[slot], sizeof smem.stage[0]);
+    ml_tensor_copy_panels(smem.stage[slot].w, &m.w, group * GROUP, t.panel0,
+                          &smem.full[slot]);
+}
 
-    __device__ code_copies(typename TILE::smem_type &to, const maps &from)
-        : smem(to), m(from), x_blocks(0), w_blocks(0) {
-        const rank_of<TILE> rank;
-        x_part = rank.x * (TILE::tokens / TILE::peers_x);
-        w_part = rank.w * (TILE::panels / TILE::peers_w);
-        if (TILE::peers_x > 1)
-            x_blocks = ((1u << TILE::peers_x) - 1) << rank.w * TILE::peers_x;
-        for (int i = 0; TILE::peers_w > 1 && i < TILE::peers_w; i++)
-            w_blocks |= 1u << (i * TILE::peers_x + rank.x);
-    }
-
-    __device__ void enter(const place &t) {
-        row = t.p.first_row + t.m0 + x_part;
-        panel = t.panel0 + w_part;
-    }
-
-    __device__ void weights(int slot, int group) {
-        ml_barrier_expect(&smem.full[slot], sizeof smem.stage[0]);
-        ml_tensor_copy_panels(smem.stage[slot].w + w_part * PANEL_BYTES, &m.w,
-                              group * GROUP, panel, &smem.full[slot], w_blocks);
-    }
-
-    __device__ void inputs(int slot, int group) {
-        ml_tensor_copy_to(smem.stage[slot].x + x_part * GROUP, &m.x, group * (GROUP / 2),
-                          row, 0, &smem.full[slot], x_blocks);
-    }
-};
+template <class TILE>
+__device__ static void copy_inputs(typename TILE::smem_type &smem, const maps &m,
+                                   const place &t, int slot, int group) {
+    ml_tensor_copy(smem.stage[slot].x, &m.x, group * (GROUP / 2), t.p.first_row + t.m0, 0,
+                   &smem.full[slot]);
+}
 
 /* One thread calls it.  The first weights are copied before the kernel in front has ended. */
 template <class TILE>
 __device__ static void copy_codes(typename TILE::smem_type &smem, const maps &m,
                                   walk<TILE> w) {
-    code_copies<TILE> copy(smem, m);
     int ahead = w.groups < TILE::stages ? w.groups : TILE::stages, first = ahead;
     bool again = ahead == TILE::stages; /* stages have been used before */
     ring<TILE> at;
 
-    copy.enter(w.t);
     for (int i = 0; i < ahead; i++)
-        copy.weights(i, i);
+        copy_weights<TILE>(smem, m, w.t, i, i);
     ml_grid_wait();
     for (int i = 0; i < ahead; i++)
-        copy.inputs(i, i);
+        copy_inputs<TILE>(smem, m, w.t, i, i);
     at.step(ahead);
     do {
-        copy.enter(w.t);
         for (int i = first; i < w.groups; i++, at.step()) {
             if (again)
                 ml_barrier_wait(&smem.empty[at.slot], at.turn ^ 1);
-            copy.weights(at.slot, i);
-            copy.inputs(at.slot, i);
+            copy_weights<TILE>(smem, m, w.t, at.slot, i);
+            copy_inputs<TILE>(smem, m, w.t, at.slot, i);
             again |= at.slot == TILE::stages - 1;
         }
         first = 0;
@@ -318,42 +276,24 @@ __device__ static void copy_scales(typename TILE::smem_type &smem, walk<TILE> w)
 
 /* ---- products ---- */
 
-/* By each warp that has read a stage: the blocks that fill it may do so again. */
-template <class TILE> __device__ static void release(ml_barrier *empty) {
-    int lane = (int)threadIdx.x % 32;
-    const rank_of<TILE> rank;
-
+/* By each warp that has read a stage. */
+__device__ static void release(ml_barrier *empty) {
     __syncwarp();
-    if constexpr (TILE::peers == 1) {
-        if (lane == 0)
-            ml_barrier_arrive(empty);
-    } else if (
-        lane <
-        TILE::writers) { /* first those with its tokens, then the others with its weights */
-        int other = lane - TILE::peers_x;
-        int block = lane < TILE::peers_x
-                        ? rank.w * TILE::peers_x + lane
-                        : (other + (other >= rank.w)) * TILE::peers_x + rank.x;
-        ml_barrier_arrive_at(empty, block);
-    }
+    if (threadIdx.x % 32 == 0)
+        ml_barrier_arrive(empty);
 }
 
-/* A team's part of a tile. */
-struct team_part {
-    int panel, column; /* of the warp; of the team */
-};
-
-/* Starts the sums of a group, when its stage has arrived. */
+/* Starts the sums of a group, of the team's rows, when its stage has arrived. */
 template <class TILE>
 __device__ static void start_group(float (&sum)[TILE::columns / 8][4],
-                                   typename TILE::smem_type &smem, team_part part,
+                                   typename TILE::smem_type &smem, int team,
                                    const ring<TILE> &at) {
-    int team_panel = part.panel / TEAM_PANELS * TEAM_PANELS;
-    const int stage = (int)sizeof smem.stage[0] >> 4;
-    uint32_t a = ml_panel((const bf16 *)(smem.stage[0].w + team_panel * PANEL_BYTES)) +
-                 (uint32_t)(at.slot * stage);
-    uint32_t b = ml_panel((const bf16 *)(smem.stage[0].x + part.column * GROUP)) +
-                 (uint32_t)(at.slot * stage);
+    const uint32_t stage = (uint32_t)(sizeof smem.stage[0] >> 4);
+    const unsigned char *x = smem.stage[0].x, *w = smem.stage[0].w;
+    const unsigned char *rows = (TILE::by_token ? x : w) + team * (TEAM_ROWS * GROUP);
+    uint32_t a = ml_panel((const bf16 *)rows) + (uint32_t)at.slot * stage;
+    uint32_t b =
+        ml_panel((const bf16 *)(TILE::by_token ? w : x)) + (uint32_t)at.slot * stage;
 
     ml_barrier_wait(&smem.full[at.slot], at.turn);
     ml_wgmma_fence();
@@ -369,10 +309,10 @@ template <class TILE, int LATER>
 __device__ static void end_group(float (&sum)[TILE::columns / 8][4],
                                  typename TILE::smem_type &smem, const ring<TILE> &at) {
     wait_sums<LATER>(sum);
-    release<TILE>(&smem.empty[at.slot]);
+    release(&smem.empty[at.slot]);
 }
 
-/* Element e of a thread's sums: of token 8 (e / 4) + 2 (lane % 4) + e / 2 % 2, output e % 2. */
+/* Rows are outputs: element e of a thread's sums is of token 8 (e / 4) + 2 (lane % 4) + e / 2 % 2, output e % 2. */
 __device__ static int token_of(int e) {
     return e / 4 * 8 + (int)threadIdx.x % 4 * 2 + e / 2 % 2;
 }
@@ -381,20 +321,19 @@ template <int N> __device__ static float &element(float (&sum)[N][4], int e) {
     return sum[e / 4][e % 2 * 2 + e / 2 % 2];
 }
 
-/* The scales of a thread's two outputs, of four groups at a time: those of the next four are loaded while these
- * are used. */
+/* The scales of two outputs, of four groups at a time: those of the next four are loaded while these are
+ * used. */
 struct weight_scales {
     const float4 *row[2];
     float4 now[2], next[2];
 
-    __device__ weight_scales(const ml_fp8_gemm &g, const place &t, int panel) {
-        int panels = (g.n + ML_LANES - 1) / ML_LANES, there = t.n0 / ML_LANES + panel;
-        int64_t at = (int64_t)t.panel0 + (there < panels ? panel : 0);
-        const unsigned char *first =
-            g.w + (at * ML_LANES + threadIdx.x % 32 / 4 * 2) * g.ld + g.scales;
+    /* Of outputs `first` and `second` of the tile's weight. */
+    __device__ weight_scales(const ml_fp8_gemm &g, const place &t, int first, int second) {
+        int64_t outputs = (int64_t)(g.n + ML_LANES - 1) / ML_LANES * ML_LANES;
+        const unsigned char *w = g.w + t.p.owner * outputs * g.ld + g.scales;
 
-        row[0] = (const float4 *)first;
-        row[1] = (const float4 *)(first + g.ld);
+        row[0] = (const float4 *)(w + (first < outputs ? first : 0) * g.ld);
+        row[1] = (const float4 *)(w + (second < outputs ? second : 0) * g.ld);
         load(0);
     }
 
@@ -421,13 +360,27 @@ struct weight_scales {
     }
 };
 
+/* Those of a thread: of its two outputs, or of the first and the last block of the tile's. */
 template <class TILE>
-__device__ static void add_group(float (&acc)[TILE::own],
-                                 const float (&sum)[TILE::columns / 8][4],
-                                 typename TILE::smem_type &smem, team_part part,
-                                 const ring<TILE> &at, float2 weight) {
-    const float *scale = smem.scale[at.scale()].x + part.column;
+__device__ static weight_scales scales_of(const ml_fp8_gemm &g, const place &t, int row) {
+    if (!TILE::by_token)
+        return weight_scales(g, t, t.n0 + row, t.n0 + row + 1);
+    return weight_scales(g, t, t.n0 / BLOCK * BLOCK,
+                         (t.n0 + TILE::outputs - 1) / BLOCK * BLOCK);
+}
 
+/* The first of a thread's two rows in the tile: outputs are neighbours, tokens 8 apart. */
+template <class TILE> __device__ static int row_of(int team) {
+    int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
+
+    return team * TEAM_ROWS + warp * 16 + lane / 4 * (TILE::by_token ? 1 : 2);
+}
+
+/* Adds the sums of a group.  Rows are outputs. */
+template <class TILE>
+__device__ static void add_to_outputs(float (&acc)[TILE::own],
+                                      const float (&sum)[TILE::columns / 8][4],
+                                      const float *scale, float2 weight) {
 #pragma unroll
     for (int j = 0; j < TILE::columns / 8; j++) {
         float2 s = *(const float2 *)(scale + j * 8 + threadIdx.x % 4 * 2);
@@ -438,11 +391,45 @@ __device__ static void add_group(float (&acc)[TILE::own],
     }
 }
 
+/* Rows are tokens.  A tile of 192 outputs begins at a block, or in the middle of one. */
+template <class TILE>
+__device__ static void add_to_tokens(float (&acc)[TILE::own],
+                                     const float (&sum)[TILE::columns / 8][4],
+                                     const float *scale, float2 weight, bool whole) {
+    float x[2] = { scale[0], scale[8] }, s[3][2];
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        s[0][i] = x[i] * weight.x;
+        s[2][i] = x[i] * weight.y;
+        s[1][i] = TILE::outputs <= BLOCK || whole ? s[0][i] : s[2][i];
+    }
+#pragma unroll
+    for (int j = 0; j < TILE::columns / 8; j++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            acc[4 * j + k] = fmaf(sum[j][k], s[j / 8][k / 2], acc[4 * j + k]);
+}
+
+template <class TILE>
+__device__ static void add_group(float (&acc)[TILE::own],
+                                 const float (&sum)[TILE::columns / 8][4],
+                                 typename TILE::smem_type &smem, const place &t, int row,
+                                 const ring<TILE> &at, float2 weight) {
+    const float *scale = smem.scale[at.scale()].x;
+
+    if constexpr (TILE::by_token)
+        add_to_tokens<TILE>(acc, sum, scale + row, weight, t.n0 % BLOCK == 0);
+    else
+        add_to_outputs<TILE>(acc, sum, scale, weight);
+}
+
 /* One team has all groups. */
 template <class TILE>
 __device__ static void multiply(float (&acc)[TILE::own], typename TILE::smem_type &smem,
-                                const walk<TILE> &w, team_part part, ring<TILE> &at) {
-    weight_scales weight(w.g, w.t, part.panel);
+                                const walk<TILE> &w, int team, ring<TILE> &at) {
+    int row = row_of<TILE>(team);
+    weight_scales weight = scales_of<TILE>(w.g, w.t, row);
     float sum[TILE::columns / 8][4];
 
     for (int first = 0; first < w.groups; first += 4) {
@@ -451,47 +438,46 @@ __device__ static void multiply(float (&acc)[TILE::own], typename TILE::smem_typ
         for (int i = 0; i < 4; i++) {
             if (first + i >= w.groups)
                 break;
-            start_group<TILE>(sum, smem, part, at);
+            start_group<TILE>(sum, smem, team, at);
             end_group<TILE, 0>(sum, smem, at);
-            add_group<TILE>(acc, sum, smem, part, at, weight.at(i));
+            add_group<TILE>(acc, sum, smem, w.t, row, at, weight.at(i));
             at.step();
         }
     }
 }
 
-/* The same; tensor cores compute a group while the one before it is added.  ptxas serializes wgmma where sums are
- * read while those of a group that was started in an earlier turn of the loop are pending: so four groups are a
- * turn. */
+/* With AHEAD.  ptxas serializes wgmma where sums are read while those of a group that was started in an earlier
+ * turn of the loop are pending: so four groups are a turn. */
 template <class TILE>
 __device__ static void multiply_ahead(float (&acc)[TILE::own],
                                       typename TILE::smem_type &smem, const walk<TILE> &w,
-                                      team_part part, ring<TILE> &at) {
-    weight_scales weight(w.g, w.t, part.panel);
+                                      int team, ring<TILE> &at) {
+    int row = row_of<TILE>(team), first = 0;
+    weight_scales weight = scales_of<TILE>(w.g, w.t, row);
     float sum[2][TILE::columns / 8][4];
-    int first = 0;
 
     for (; first + 4 <= w.groups; first += 4) {
         weight.step(first / 4, w.groups);
-        start_group<TILE>(sum[0], smem, part, at);
+        start_group<TILE>(sum[0], smem, team, at);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             ring<TILE> now = at;
             at.step();
             if (i < 3) {
-                start_group<TILE>(sum[(i + 1) % 2], smem, part, at);
+                start_group<TILE>(sum[(i + 1) % 2], smem, team, at);
                 end_group<TILE, 1>(sum[i % 2], smem, now);
             } else {
                 end_group<TILE, 0>(sum[i % 2], smem, now);
             }
-            add_group<TILE>(acc, sum[i % 2], smem, part, now, weight.at(i));
+            add_group<TILE>(acc, sum[i % 2], smem, w.t, row, now, weight.at(i));
         }
     }
     if (first < w.groups)
         weight.step(first / 4, w.groups);
     for (int i = first; i < w.groups; i++, at.step()) {
-        start_group<TILE>(sum[0], smem, part, at);
+        start_group<TILE>(sum[0], smem, team, at);
         end_group<TILE, 0>(sum[0], smem, at);
-        add_group<TILE>(acc, sum[0], smem, part, at, weight.at(i - first));
+        add_group<TILE>(acc, sum[0], smem, w.t, row, at, weight.at(i - first));
     }
 }
 
@@ -505,10 +491,10 @@ template <class TILE> __device__ static void sync_teams(void) {
 template <class TILE>
 __device__ static void multiply_split(float (&acc)[TILE::own],
                                       typename TILE::smem_type &smem, const walk<TILE> &w,
-                                      team_part part, int team) {
+                                      int team) {
     const int split = TILE::split;
     int thread = (int)threadIdx.x % ML_WARPGROUP;
-    weight_scales weight(w.g, w.t, part.panel);
+    weight_scales weight = scales_of<TILE>(w.g, w.t, row_of<TILE>(0));
     float sum[TILE::columns / 8][4];
     ring<TILE> round; /* of the first team's group */
 
@@ -520,7 +506,7 @@ __device__ static void multiply_split(float (&acc)[TILE::own],
         if (first + team < w.groups) {
             ring<TILE> at = round;
             at.slot += team;
-            start_group<TILE>(sum, smem, part, at);
+            start_group<TILE>(sum, smem, 0, at);
             end_group<TILE, 0>(sum, smem, at);
 #pragma unroll
             for (int e = 0; e < TILE::sums; e++)
@@ -549,15 +535,13 @@ __device__ static float biased(const ml_fp8_gemm &g, const place &t, float sum, 
     return g.bias && col < g.n ? sum + g.bias[(int64_t)t.p.owner * g.n + col] : sum;
 }
 
-/* A thread's elements from `first` on. */
+/* Rows are outputs: a thread's elements from `first` on; its outputs begin at `row` of the tile. */
 template <int N>
-__device__ static void put(const float (&acc)[N], const ml_fp8_gemm &g, const place &t,
-                           team_part part, int first) {
-    int col = t.n0 + part.panel * ML_LANES + (int)threadIdx.x % 32 / 4 * 2;
-
+__device__ static void put_outputs(const float (&acc)[N], const ml_fp8_gemm &g,
+                                   const place &t, int out, int first) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        int row = t.m0 + part.column + token_of(first + i), at = col + (first + i) % 2;
+        int row = t.m0 + token_of(first + i), at = t.n0 + out + (first + i) % 2;
         bf16 *y = g.y + (int64_t)(t.p.first_row + row) * g.n + at;
         if (row >= t.p.rows || at >= g.n)
             continue;
@@ -572,14 +556,54 @@ __device__ static void put(const float (&acc)[N], const ml_fp8_gemm &g, const pl
     }
 }
 
+/* Rows are tokens: of 16 outputs, a panel, a thread has four. */
+template <class TILE>
+__device__ static void put_tokens(const float (&acc)[TILE::own], const ml_fp8_gemm &g,
+                                  const place &t, int token) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = t.m0 + token + half * 8;
+        bf16 *y = g.y + (int64_t)(t.p.first_row + row) * g.n;
+        if (row >= t.p.rows)
+            continue;
+#pragma unroll
+        for (int p = 0; p < TILE::panels; p++) {
+            const float *even = acc + 8 * p + 2 * half, *odd = even + 4;
+            int at = t.n0 + p * ML_LANES + (int)threadIdx.x % 4 * 4;
+            float four[4] = { biased(g, t, even[0], at), biased(g, t, odd[0], at + 1),
+                              biased(g, t, even[1], at + 2), biased(g, t, odd[1], at + 3) };
+            if (at < g.n)
+                ml_store(y + at, four);
+        }
+    }
+}
+
+/* A team's part of the tiles. */
+template <class TILE>
+__device__ static void compute(typename TILE::smem_type &smem, walk<TILE> w, int team) {
+    ring<TILE> at;
+
+    do {
+        float acc[TILE::own] = {};
+        if constexpr (TILE::split > 1)
+            multiply_split<TILE>(acc, smem, w, team);
+        else if constexpr (TILE::ahead)
+            multiply_ahead<TILE>(acc, smem, w, team, at);
+        else
+            multiply<TILE>(acc, smem, w, team, at);
+        if constexpr (TILE::by_token)
+            put_tokens<TILE>(acc, w.g, w.t, row_of<TILE>(team));
+        else
+            put_outputs(acc, w.g, w.t, row_of<TILE>(TILE::split > 1 ? 0 : team),
+                        TILE::split > 1 ? team * TILE::own : 0);
+    } while (w.next());
+}
+
 template <class TILE>
 __global__ void __launch_bounds__(TILE::threads, TILE::per_sm)
     fp8_kernel(const __grid_constant__ maps m, const ml_fp8_gemm g) {
     typename TILE::smem_type &smem = *(typename TILE::smem_type *)fp8_bytes;
     int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
-    int out = TILE::split > 1 ? 0 : team / TILE::cols;
-    team_part part = { out * TEAM_PANELS + (int)threadIdx.x / 32 % TEAM_PANELS,
-                       TILE::split > 1 ? 0 : team % TILE::cols * TILE::columns };
 
     ml_grid_release();
     if (g.start)
@@ -590,38 +614,25 @@ __global__ void __launch_bounds__(TILE::threads, TILE::per_sm)
     if (threadIdx.x == 0) {
         for (int i = 0; i < TILE::stages; i++) {
             ml_barrier_init(&smem.full[i], 1 + 32);
-            ml_barrier_init(&smem.empty[i], (unsigned)(TILE::teams / TILE::split *
-                                                       ML_WARPGROUP / 32 * TILE::writers));
+            ml_barrier_init(&smem.empty[i],
+                            (unsigned)(TILE::teams / TILE::split * ML_WARPGROUP / 32));
         }
         ml_barrier_init_end();
     }
-    sync_cluster<TILE>();
+    __syncthreads();
     if (team == TILE::teams) {
-        if constexpr (TILE::most_registers)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if constexpr (TILE::registers)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)COPY_REGISTERS));
         if (threadIdx.x % ML_WARPGROUP == 0)
             copy_codes<TILE>(smem, m, w);
         else if (threadIdx.x % ML_WARPGROUP / 32 == 1)
             copy_scales<TILE>(smem, w);
-        __syncwarp();
-    } else {
-        if constexpr (TILE::most_registers)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TILE::most_registers));
-        ring<TILE> at;
-        ml_grid_wait();
-        do {
-            float acc[TILE::own] = {};
-            if constexpr (TILE::split == 1 && TILE::ahead)
-                multiply_ahead<TILE>(acc, smem, w, part, at);
-            else if constexpr (TILE::split == 1)
-                multiply<TILE>(acc, smem, w, part, at);
-            else
-                multiply_split<TILE>(acc, smem, w, part, team);
-            put(acc, g, w.t, part, TILE::split > 1 ? team * TILE::own : 0);
-        } while (w.next());
+        return;
     }
-    if constexpr (TILE::peers > 1)
-        sync_cluster<TILE>(); /* others still copy to, and arrive at, this block's memory */
+    if constexpr (TILE::registers)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TILE::registers));
+    ml_grid_wait();
+    compute<TILE>(smem, w, team);
 }
 
 /* ---- launching ---- */
@@ -666,42 +677,40 @@ static maps make_maps(ml_cuda_stream *s, const ml_fp8_gemm &g, int box_tokens,
 
 template <class TILE> static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
     static const int sms = count_sms();
-    const int most = TILE::per_sm * sms / TILE::peers;
     const int bytes = (int)sizeof(typename TILE::smem_type);
     auto kernel = fp8_kernel<TILE>;
     int tiles = count_tiles<TILE>(g);
 
-    if (TILE::split == 1 && !g.start && tiles > most)
-        tiles = most;
+    if (TILE::split == 1 && !g.start && tiles > TILE::per_sm * sms)
+        tiles = TILE::per_sm * sms;
     ml_cuda_note(
         s, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "an FP8 product");
-    ml_cuda_launch_clusters(
-        s, "an FP8 product", s->early, TILE::peers, kernel,
-        dim3((unsigned)(tiles * TILE::peers)), TILE::threads, (size_t)bytes,
-        make_maps(s, g, TILE::tokens / TILE::peers_x, TILE::panels / TILE::peers_w), g);
+    ml_cuda_launch(s, "an FP8 product", kernel, dim3((unsigned)tiles), TILE::threads,
+                   (size_t)bytes, make_maps(s, g, TILE::tokens, TILE::panels), g);
 }
 
 enum { ONE_WAVE = 132 * 64 }; /* outputs of the SMs of an H200, in tiles of 64 */
 
-/* Chooses the tile.  Few tokens leave time for exchanging sums; with many, the bytes of rows and weights
- * that the L2 cache delivers bound the time, and the widest tile reads least. */
+/* Chooses the tile.  Few tokens leave time for exchanging sums. */
 void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
     int64_t each = g->start ? g->rows / g->n_expert : g->rows;
 
     if (g->rows == 0 || g->n == 0)
         return;
     if (each <= 8 && !g->start && g->n <= ONE_WAVE)
-        launch<tile<8, 1, 1, 4, 16>>(
+        launch<tile<8, 64, 4, 16>>(
             s, *g); /* an SM has one block, which copies further ahead */
     else if (each <= 8)
-        launch<tile<8, 1, 1, 4, 8>>(s, *g);
+        launch<tile<8, 64, 4, 8>>(s, *g);
     else if (each <= 16)
-        launch<tile<16, 1, 1, 4, 12>>(s, *g);
+        launch<tile<16, 64, 4, 12>>(s, *g);
     else if (each <= 32)
-        launch<tile<32, 1, 1, 2, 12>>(s, *g);
+        launch<tile<32, 64, 2, 12>>(s, *g);
     else if (each <= 64)
-        launch<tile<64, 1, 1, 2, 8>>(s, *g);
+        launch<tile<64, 64, 1, 12, false, true>>(s, *g);
+    else if (!g->blocks)
+        launch<tile<128, 64, 1, 8, false, true>>(s, *g);
     else
-        launch<tile<128, 2, 1, 1, 6>>(s, *g);
+        launch<tile<128, 128, 1, 6, true>>(s, *g);
 }

@@ -210,6 +210,7 @@ static ml_status open_trial(trial *t, int64_t n, int64_t k, ml_err *err) {
     t->g.rows = TRIAL_ROWS;
     t->g.n = (int)n;
     t->g.k = (int)k;
+    t->g.blocks = true;
     cudaEventCreate(&t->start);
     cudaEventCreate(&t->end);
     return ML_OK;
