@@ -66,6 +66,10 @@ extern __shared__ __align__(1024) unsigned char fp8_bytes[];
 #define SUMS_8 "{%0, %1, %2, %3}, "
 #define SUMS_16 "{%0, %1, %2, %3, %4, %5, %6, %7}, "
 #define SUMS_32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+#define SUMS_96                                                                            \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "              \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "     \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
 #define SUMS_192                                                                           \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "              \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "     \
@@ -74,6 +78,7 @@ extern __shared__ __align__(1024) unsigned char fp8_bytes[];
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "     \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
 #define ROWS_192(c) ML_WGMMA_ROWS_128(c), ML_WGMMA_ROWS((c + 16))
+#define ROWS_96(c) ML_WGMMA_ROWS(c), ROWS_32((c + 8))
 #define ROWS_8(c) ML_WGMMA_ROW(c[0])
 #define ROWS_16(c) ML_WGMMA_ROW(c[0]), ML_WGMMA_ROW(c[1])
 #define ROWS_32(c) ROWS_16(c), ML_WGMMA_ROW(c[2]), ML_WGMMA_ROW(c[3])
@@ -100,6 +105,8 @@ __device__ static void multiply_step(float (&c)[COLUMNS / 8][4], uint32_t a, uin
         WGMMA_FP8("32", SUMS_32, ROWS_32, "16", "17", "18");
     else if constexpr (COLUMNS == 64)
         WGMMA_FP8("64", ML_WGMMA_SUMS, ML_WGMMA_ROWS, "32", "33", "34");
+    else if constexpr (COLUMNS == 96)
+        WGMMA_FP8("96", SUMS_96, ROWS_96, "48", "49", "50");
     else if constexpr (COLUMNS == 128)
         WGMMA_FP8("128", ML_WGMMA_SUMS_128, ML_WGMMA_ROWS_128, "64", "65", "66");
     else
@@ -391,24 +398,23 @@ __device__ static void add_to_outputs(float (&acc)[TILE::own],
     }
 }
 
-/* Rows are tokens.  A tile of 192 outputs begins at a block, or in the middle of one. */
+/* Rows are tokens.  Outputs from `second` on are of the tile's second block. */
 template <class TILE>
 __device__ static void add_to_tokens(float (&acc)[TILE::own],
                                      const float (&sum)[TILE::columns / 8][4],
-                                     const float *scale, float2 weight, bool whole) {
-    float x[2] = { scale[0], scale[8] }, s[3][2];
+                                     const float *scale, float2 weight, int second) {
+    float x[2] = { scale[0], scale[8] };
+    float s[2][2] = { { x[0] * weight.x, x[1] * weight.x },
+                      { x[0] * weight.y, x[1] * weight.y } };
 
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        s[0][i] = x[i] * weight.x;
-        s[2][i] = x[i] * weight.y;
-        s[1][i] = TILE::outputs <= BLOCK || whole ? s[0][i] : s[2][i];
-    }
-#pragma unroll
-    for (int j = 0; j < TILE::columns / 8; j++)
+    for (int j = 0; j < TILE::columns / 8; j++) {
+        bool later = BLOCK % TILE::outputs != 0 && j / 4 * 32 >= second;
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            acc[4 * j + k] = fmaf(sum[j][k], s[j / 8][k / 2], acc[4 * j + k]);
+            acc[4 * j + k] =
+                fmaf(sum[j][k], later ? s[1][k / 2] : s[0][k / 2], acc[4 * j + k]);
+    }
 }
 
 template <class TILE>
@@ -419,7 +425,7 @@ __device__ static void add_group(float (&acc)[TILE::own],
     const float *scale = smem.scale[at.scale()].x;
 
     if constexpr (TILE::by_token)
-        add_to_tokens<TILE>(acc, sum, scale + row, weight, t.n0 % BLOCK == 0);
+        add_to_tokens<TILE>(acc, sum, scale + row, weight, BLOCK - t.n0 % BLOCK);
     else
         add_to_outputs<TILE>(acc, sum, scale, weight);
 }
@@ -692,25 +698,63 @@ template <class TILE> static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g
 
 enum { ONE_WAVE = 132 * 64 }; /* outputs of the SMs of an H200, in tiles of 64 */
 
-/* Chooses the tile.  Few tokens leave time for exchanging sums. */
+/* Up to 32 tokens, or outputs with a scale of their own. */
+static void run_by_output(ml_cuda_stream *s, const ml_fp8_gemm &g, int64_t each) {
+    if (each <= 8 && !g.start && g.n <= ONE_WAVE)
+        launch<tile<8, 64, 4, 16>>(s,
+                                   g); /* an SM has one block, which copies further ahead */
+    else if (each <= 8)
+        launch<tile<8, 64, 4, 8>>(s, g);
+    else if (each <= 16)
+        launch<tile<16, 64, 4, 12>>(s, g);
+    else if (each <= 32)
+        launch<tile<32, 64, 2, 12>>(s, g);
+    else if (each <= 64)
+        launch<tile<64, 64, 1, 12, false, true>>(s, g);
+    else
+        launch<tile<128, 64, 1, 8, false, true>>(s, g);
+}
+
+/* Tiles with tokens as rows, and the time of one with all SMs at work, in microseconds for 4,096 inputs on an
+ * H200. */
+static const struct token_tile {
+    int tokens, outputs;
+    float cost;
+    void (*launch)(ml_cuda_stream *, const ml_fp8_gemm &);
+} token_tiles[] = {
+    { 64, 64, 5.0f, launch<tile<64, 64, 1, 12, true, true>> },
+    { 64, 128, 8.5f, launch<tile<64, 128, 1, 8, true, true>> },
+    { 128, 96, 10.5f, launch<tile<128, 96, 1, 7, true, true>> },
+    { 128, 128, 13.5f, launch<tile<128, 128, 1, 6, true, true>> },
+    { 128, 192, 22.0f, launch<tile<128, 192, 1, 5, true>> },
+};
+
+/* SMs take turns of tiles: the tile with the least time for all of them. */
+static void run_by_token(ml_cuda_stream *s, const ml_fp8_gemm &g, int64_t each) {
+    static const int sms = count_sms();
+    const token_tile *best = NULL;
+    float least = 0.0f;
+
+    for (const token_tile &t : token_tiles) {
+        int64_t tiles = (int64_t)ml_cuda_blocks(each, t.tokens) *
+                        ml_cuda_blocks(g.n, t.outputs) * (g.start ? g.n_expert : 1);
+        float cost = (float)ml_cuda_blocks(tiles, sms) * t.cost;
+        if (!best || cost < least) {
+            best = &t;
+            least = cost;
+        }
+    }
+    best->launch(s, g);
+}
+
+/* All tiles give the same bits.  Few tokens leave time for exchanging sums. */
 void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
     int64_t each = g->start ? g->rows / g->n_expert : g->rows;
 
     if (g->rows == 0 || g->n == 0)
         return;
-    if (each <= 8 && !g->start && g->n <= ONE_WAVE)
-        launch<tile<8, 64, 4, 16>>(
-            s, *g); /* an SM has one block, which copies further ahead */
-    else if (each <= 8)
-        launch<tile<8, 64, 4, 8>>(s, *g);
-    else if (each <= 16)
-        launch<tile<16, 64, 4, 12>>(s, *g);
-    else if (each <= 32)
-        launch<tile<32, 64, 2, 12>>(s, *g);
-    else if (each <= 64)
-        launch<tile<64, 64, 1, 12, false, true>>(s, *g);
-    else if (!g->blocks)
-        launch<tile<128, 64, 1, 8, false, true>>(s, *g);
+    if (each <= 32 || !g->blocks)
+        run_by_output(s, *g, each);
     else
-        launch<tile<128, 128, 1, 6, true>>(s, *g);
+        run_by_token(s, *g, each);
 }
