@@ -698,7 +698,7 @@ template <class TILE> static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g
 
 enum { ONE_WAVE = 132 * 64 }; /* outputs of the SMs of an H200, in tiles of 64 */
 
-/* Up to 32 tokens, or outputs with a scale of their own. */
+/* Up to 16 tokens, or outputs with a scale of their own. */
 static void run_by_output(ml_cuda_stream *s, const ml_fp8_gemm &g, int64_t each) {
     if (each <= 8 && !g.start && g.n <= ONE_WAVE)
         launch<tile<8, 64, 4, 16>>(s,
@@ -724,7 +724,7 @@ static const struct token_tile {
 } token_tiles[] = {
     { 64, 64, 5.0f, launch<tile<64, 64, 1, 12, true, true>> },
     { 64, 128, 8.5f, launch<tile<64, 128, 1, 8, true, true>> },
-    { 128, 96, 10.5f, launch<tile<128, 96, 1, 7, true, true>> },
+    { 128, 96, 11.5f, launch<tile<128, 96, 1, 7, true, true>> },
     { 128, 128, 13.5f, launch<tile<128, 128, 1, 6, true, true>> },
     { 128, 192, 22.0f, launch<tile<128, 192, 1, 5, true>> },
 };
@@ -753,7 +753,7 @@ void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
 
     if (g->rows == 0 || g->n == 0)
         return;
-    if (each <= 32 || !g->blocks)
+    if (each <= 16 || !g->blocks)
         run_by_output(s, *g, each);
     else
         run_by_token(s, *g, each);
