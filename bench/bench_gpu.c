@@ -20,7 +20,7 @@
  *
  * Quantized: the same of weights in bf16 and in the quantized formats, and the bytes of each.
  *
- * KV: rollouts with a KV cache in bf16 and in 8 bits, of weights in bf16 and in FP8.
+ * KV: rollouts with a KV cache in bf16 and in 8 bits, of weights in bf16 and fp8-blockwise.
  *
  * Speculate: the same with at most DRAFTS draft tokens of the model's multi-token prediction layer.
  * The layer and its head are computed for each draft token, which is then replaced: by the token
@@ -386,9 +386,10 @@ static int bench_kv(const char *dir, load l) {
         ml_dtype kv;
         const char *kv_name;
     } of[] = { { ML_WEIGHT_BF16, 0, "bf16" },
+               { ML_WEIGHT_FP8_BLOCKWISE, 0, "bf16" },
+               { ML_WEIGHT_FP8_BLOCKWISE, ML_KV_E4M3, "fp8_e4m3" },
                { ML_WEIGHT_BF16, ML_KV_E4M3, "fp8_e4m3" },
-               { ML_WEIGHT_BF16, ML_KV_INT8, "int8" },
-               { ML_WEIGHT_FP8, ML_KV_E4M3, "fp8_e4m3" } };
+               { ML_WEIGHT_BF16, ML_KV_INT8, "int8" } };
     rate base = { 0 }, now;
     ml_backend be;
     ml_weights w;

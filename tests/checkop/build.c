@@ -125,7 +125,7 @@ static int64_t n_member(const ml_tensor *t) {
     return t->n_dim == 3 ? t->shape[0] : 1;
 }
 
-/* All codes but NaN; scales that bring them to at most `amp`. */
+/* All codes but NaN; scales that bring them to at most `amp`.  Blocks of ML_FP8_BLOCKWISE share them. */
 static void fill_codes(ck_case *c, ml_tensor *t, float amp) {
     const ml_codes *f = ml_dtype_codes(t->dtype);
     const bool fp8 = f->bits == 8 && t->dtype != ML_INT8;
@@ -139,7 +139,8 @@ static void fill_codes(ck_case *c, ml_tensor *t, float amp) {
         for (int64_t k = 0; k < cols; k++) {
             code[k] = (uint8_t)ck_below(c, 1 << f->bits);
             code[k] ^= fp8 && (code[k] & 127) == 127;
-            scale[k] = amp / top * (1.0f - 0.3f * (1.0f + ck_uniform(c, 1.0f)));
+            if (t->dtype != ML_FP8_BLOCKWISE || rows % 128 || i % 128 == 0)
+                scale[k] = amp / top * (1.0f - 0.3f * (1.0f + ck_uniform(c, 1.0f)));
         }
         ml_codes_put(&m, i % rows, 0, cols, code);
         ml_codes_put_scales(&m, i % rows, scale);

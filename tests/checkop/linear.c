@@ -294,6 +294,10 @@ static const struct variant rounded[] = {
     { 300, 40, 1100, ML_FP8_BLOCKWISE, false },
     { 1040, 20, 1100, ML_FP8_BLOCKWISE, false },
     { 130, 40, 96, ML_MXFP8, true },
+    /* Blocks that share scales. */
+    { 50, 256, 640, ML_FP8_BLOCKWISE, false },
+    { 150, 384, 520, ML_FP8_BLOCKWISE, true },
+    { 600, 128, 1160, ML_FP8_BLOCKWISE, false },
 };
 
 static void build_rounded(ck_case *c, int i) {
@@ -528,7 +532,7 @@ const ck_suite ck_moe_linear_codes = {
 static const struct moe_variant rounded_moe[] = {
     { 5, 4, 40, 300, ML_FP8_BLOCKWISE, true }, { 3, 70, 136, 264, ML_FP8_BLOCKWISE, false },
     { 2, 300, 33, 130, ML_FP8_BLOCKWISE },     { 6, 9, 20, 96, ML_MXFP8, true },
-    { 4, 40, 72, 128, ML_MXFP8, false },
+    { 4, 40, 72, 128, ML_MXFP8, false },       { 3, 300, 128, 264, ML_FP8_BLOCKWISE, true },
 };
 
 static void build_rounded_moe(ck_case *c, int i) {

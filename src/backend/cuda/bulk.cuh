@@ -100,6 +100,18 @@ __device__ static inline void ml_tensor_copy(void *to, const CUtensorMap *map, i
 #endif
 }
 
+/* The same of bytes: panels (ml_panel_box), from column x and panel y on. */
+__device__ static inline void ml_tensor_copy_panels(void *to, const CUtensorMap *map, int x,
+                                                    int y, ml_barrier *b) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(ml_smem(to)),
+        "l"(map), "r"(x), "r"(0), "r"(y), "r"(ml_smem(b))
+        : "memory");
+#endif
+}
+
 /* Matrices for tensor copies: `count` of rows x cols; strides in numbers.  Those of bf16 arrive in
  * panels, words row after row. */
 typedef struct ml_tensor_box {
@@ -111,5 +123,15 @@ typedef struct ml_tensor_box {
 
 /* bulk.cu: fails where the driver has no tensor copies, or the strides do not fit. */
 cudaError_t ml_tensor_map(CUtensorMap *map, const ml_tensor_box *b);
+
+/* Rows of bytes, of which a copy brings 128 columns of whole panels of 16 rows in the 128-byte swizzle: of a
+ * panel the even rows, then the odd ones. */
+typedef struct ml_panel_box {
+    const void *at;
+    int64_t cols, row_stride, panels;
+    int box_panels;
+} ml_panel_box;
+
+cudaError_t ml_tensor_map_panels(CUtensorMap *map, const ml_panel_box *b);
 
 #endif

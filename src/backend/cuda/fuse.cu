@@ -211,8 +211,9 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
     if (ml_fp8_takes(s, first->w[0].dtype)) {
-        const ml_fp8_gemm f =
-            ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        ml_fp8_gemm f = ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        for (int i = 1; i < p->n_linear; i++)
+            f.blocks &= p->linear[i]->w[0].shape[0] % 128 == 0;
         ml_fp8_multiply(s, &f);
         return n;
     }
@@ -246,7 +247,8 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
-/* Products of codes (fp8.cuh).  The codes are behind the largest weight, which a product may unpack. */
+/* Products of codes (fp8.cuh).  The codes are behind the memory of the largest weight, where a product may gather
+ * scales. */
 static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
     const ml_op_args *largest = &c->args;
     products p;

@@ -161,12 +161,13 @@ ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void 
 
     g.x = x;
     g.w = (const unsigned char *)w->data;
-    g.panel = ml_codes_panel_bytes(w->dtype, k);
-    g.scales = ml_codes_scale_bytes(w->dtype, k);
+    g.ld = ml_codes_row_bytes(k);
+    g.scales = ml_codes_row_scales(k);
     g.y = (bf16 *)y;
     g.rows = (int)a->in[0].shape[0];
     g.n = (int)n;
     g.k = (int)k;
+    g.blocks = w->shape[w->n_dim - 2] % 128 == 0;
     if (w->n_dim == 3) {
         g.bias = (const float *)a->w[1].data;
         g.start = (const int32_t *)a->in[1].data;

@@ -24,19 +24,20 @@ typedef struct ml_fp8_input {
 /* Rounds the input of such a LINEAR or MOE_LINEAR to the op's scratch memory. */
 ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a);
 
-/* Codes times a weight in panels (tensor/codes.h). */
+/* Codes times a weight in rows (tensor/codes.h). */
 typedef struct ml_fp8_gemm {
     ml_fp8_input x;
     const unsigned char *w;
-    size_t panel, scales; /* bytes of a panel of 16 outputs, and of its scales */
-    bf16 *y;              /* [rows, n] */
-    const float *bias; /* of experts, [n_expert, n], added before the rounding; or NULL */
+    int64_t ld, scales; /* bytes of a row, and those before its scales */
+    bf16 *y;            /* [rows, n] */
+    const float *bias;  /* of experts, [n_expert, n], added before the rounding; or NULL */
     const int32_t *start; /* of the experts' rows; NULL: one weight */
     int n_expert, rows, n, k;
+    bool blocks; /* 128 outputs, from each multiple of 128 on, have the same scales */
 } ml_fp8_gemm;
 
 /* The product of the op's weights.  n: outputs, of several adjacent weights together if that is more
- * than those of a->w[0]. */
+ * than those of a->w[0]; then `blocks` says that of the first one. */
 ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void *y);
 void ml_fp8_multiply(ml_cuda_stream *s, const ml_fp8_gemm *g);
 /* fp8_wgmma.cu */
