@@ -128,18 +128,63 @@ static inline size_t ml_cuda_input_bytes(const ml_op_args *a) {
     return codes > values ? codes : values;
 }
 
+/* Whether a LINEAR's gradients are FP8 products (gemm_fp8_back.cu): of whole blocks of 128 x 128. */
+static inline bool ml_cuda_linear_fp8_back(const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0];
+
+    return a->grad_format != ML_GRAD_PLAIN && w->dtype == ML_FP8_BLOCKWISE &&
+           w->shape[0] % 128 == 0 && w->shape[1] % 128 == 0;
+}
+
+/* Byte offsets of codes and their scales. */
+typedef struct ml_fp8_place {
+    size_t code, scale;
+} ml_fp8_place;
+
+/* Operands of these products: after the weight itself, its transpose, dy by rows, and dy and x by
+ * columns. */
+typedef struct ml_fp8_back_scratch {
+    ml_fp8_place w, dy, dy_cols, x_cols;
+    size_t total;
+} ml_fp8_back_scratch;
+
+static inline ml_fp8_place ml_cuda_fp8_place(size_t *at, int64_t codes, int64_t scales) {
+    ml_fp8_place p;
+
+    p.code = *at;
+    p.scale = p.code + ml_cuda_align((size_t)codes);
+    *at = p.scale + ml_cuda_align((size_t)scales * sizeof(float));
+    return p;
+}
+
+static inline ml_fp8_back_scratch ml_cuda_fp8_back_scratch(const ml_op_args *a) {
+    int64_t rows = a->in[0].shape[0], padded = ml_cuda_fp8_width(rows);
+    int64_t n = a->w[0].shape[0], k = a->w[0].shape[1];
+    ml_fp8_back_scratch s;
+
+    s.total = ml_cuda_dense_bytes(a);
+    s.w = ml_cuda_fp8_place(&s.total, n * k, k / 128 * ((n / 128 + 3) / 4 * 4));
+    s.dy = ml_cuda_fp8_place(&s.total, rows * n, rows * n / 128);
+    s.dy_cols = ml_cuda_fp8_place(&s.total, padded * n, padded * n / 128);
+    s.x_cols = ml_cuda_fp8_place(&s.total, padded * k, padded * k / 128);
+    return s;
+}
+
 /* The weight is first, then the rounded inputs. */
 static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0];
     int64_t parts = (rows + ML_BIAS_ROWS - 1) / ML_BIAS_ROWS;
+    size_t bytes, fp8;
 
     if (!backward) /* for three LINEARs of its size as one GEMM */
         return ml_cuda_dense_bytes(a) + ml_cuda_input_bytes(a) +
                (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
                    ml_dtype_bytes(a->out[0].dtype);
-    /* Partial sums of the bias come last. */
-    return ml_cuda_dense_bytes(a) + ml_cuda_linear_product_scratch(a) +
-           (size_t)(parts * n) * sizeof(float);
+    /* Partial sums of the bias come last, or where operands of FP8 products were. */
+    bytes = ml_cuda_dense_bytes(a) + ml_cuda_linear_product_scratch(a) +
+            (size_t)(parts * n) * sizeof(float);
+    fp8 = ml_cuda_linear_fp8_back(a) ? ml_cuda_fp8_back_scratch(a).total : 0;
+    return fp8 > bytes ? fp8 : bytes;
 }
 
 /* LMHEAD: gathered rows (twice in backward: their gradients), gradients of the logits,

@@ -450,6 +450,13 @@ static inline const ml_rows *ml_key_rows(const ml_rows *r) {
     return r->context ? &r->context->whole : r;
 }
 
+/* How backward of LINEAR rounds gradients, and the other operands of their products. */
+typedef enum ml_grad_format {
+    ML_GRAD_PLAIN, /* it does not */
+    ML_GRAD_E4M3,  /* FP8, if the weight is ML_FP8_BLOCKWISE */
+    ML_GRAD_E5M2   /* the same, with gradients in e5m2 */
+} ml_grad_format;
+
 typedef struct ml_op_args {
     const ml_op_attr *attr;
     const ml_rows *rows;
@@ -462,7 +469,8 @@ typedef struct ml_op_args {
     ml_tensor given;
     const ml_lora_table *lora; /* LORA: the adapters; NULL: none */
     int32_t loss_rows; /* LMHEAD: rows processed at a time; 0: the backend decides */
-    void *scratch;     /* at least ml_ops.scratch() bytes, aligned to 64 */
+    ml_grad_format grad_format;
+    void *scratch; /* at least ml_ops.scratch() bytes, aligned to 64 */
 } ml_op_args;
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);

@@ -123,6 +123,7 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
     if (n->dp && r->rows->dp)
         a->rows = &r->rows->dp->rows;
     a->loss_rows = p->opts.loss_rows;
+    a->grad_format = p->opts.grad_format;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
 }

@@ -3,6 +3,7 @@
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_codes.cuh"
 #include "backend/cuda/gemm/gemm_fp8.cuh"
+#include "backend/cuda/gemm/gemm_fp8_back.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = ML_BIAS_ROWS };
@@ -151,7 +152,7 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
 void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
     if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_backward(s, a);
-    } else {
+    } else if (!ml_gemm_fp8_back(ml_cuda(s), a)) {
         if (a->din[0].data)
             back_input(s, a);
         if (a->dw[0].data)

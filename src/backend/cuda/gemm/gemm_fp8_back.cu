@@ -1,0 +1,232 @@
+/* gemm_fp8_back.cu - gradients of LINEAR as FP8 products, by cuBLASLt.
+ *
+ *     dx [m, k]  = dy [m, n] w [n, k]      sums over n: groups of a row of dy, blocks of 128 x 128 of w
+ *     dw [n, k] += dy' [n, m] x [m, k]     sums over m: groups of 128 tokens of a column of dy and of x
+ *
+ * Gradients only need to repeat from run to run: the heuristic's first algorithm without split-K is used,
+ * whatever its speed, and tokens are filled up with zeros to whole groups. */
+#include "backend/cuda/gemm/gemm_fp8_back.cuh"
+
+#include <cublasLt.h>
+#include <stdlib.h>
+
+#include "backend/cuda/fp8/fp8_back.cuh"
+
+enum { MAX_ENTRIES = 256 };
+
+/* Column-major: c (p x q) = a' (p x k) b (k x q), of codes with k first. */
+typedef struct product {
+    int64_t p, q, k;
+    bool blocks; /* the scales of a are those of blocks; else of groups, as b's */
+    bool e5m2;   /* b */
+    bool f32;    /* c; else bf16 */
+    bool add;
+    ml_fp8_operand a, b;
+    void *c;
+} product;
+
+typedef struct entry {
+    product shape;
+    bool found;
+    cublasLtMatmulAlgo_t algo;
+} entry;
+
+/* The oldest entry is replaced. */
+struct ml_gemm_fp8_back_cache {
+    entry entry[MAX_ENTRIES];
+    int n_entry, next;
+};
+
+/* ---- cuBLASLt ---- */
+
+typedef struct lt_call {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a, b, c;
+} lt_call;
+
+static void set(lt_call *c, cublasLtMatmulDescAttributes_t which, const void *value,
+                size_t size) {
+    cublasLtMatmulDescSetAttribute(&c->desc, which, value, size);
+}
+
+static void describe(lt_call *c, const product *g) {
+    const int32_t transposed = CUBLAS_OP_T;
+    const int32_t blocks = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    const int32_t groups = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+
+    cublasLtMatmulDescInit(&c->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    set(c, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, g->blocks ? &blocks : &groups, sizeof groups);
+    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &groups, sizeof groups);
+    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->a.scale, sizeof g->a.scale);
+    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->b.scale, sizeof g->b.scale);
+    cublasLtMatrixLayoutInit(&c->a, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->p, g->k);
+    cublasLtMatrixLayoutInit(&c->b, g->e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3,
+                             (uint64_t)g->k, (uint64_t)g->q, g->k);
+    cublasLtMatrixLayoutInit(&c->c, g->f32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)g->p,
+                             (uint64_t)g->q, g->p);
+}
+
+static void find_algo(ml_cuda_stream *s, entry *e) {
+    cublasLtMatmulHeuristicResult_t found;
+    ml_gemm_lt lt = ml_gemm_lt_of(s);
+    lt_call c;
+    int n = 0;
+
+    describe(&c, &e->shape);
+    e->found =
+        cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &c.desc, &c.a, &c.b,
+                                       &c.c, &c.c, (cublasLtMatmulPreference_t)lt.forward,
+                                       1, &found, &n) == CUBLAS_STATUS_SUCCESS &&
+        n > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+    if (e->found)
+        e->algo = found.algo;
+}
+
+static bool same_shape(const product *a, const product *b) {
+    return a->p == b->p && a->q == b->q && a->k == b->k && a->blocks == b->blocks &&
+           a->e5m2 == b->e5m2 && a->f32 == b->f32;
+}
+
+/* NULL: cuBLASLt has no algorithm. */
+static const cublasLtMatmulAlgo_t *algo_of(ml_cuda_stream *s, const product *g) {
+    ml_gemm_fp8_back_cache *b = s->gemm_fp8_back;
+    entry *e;
+
+    for (int i = 0; b && i < b->n_entry; i++)
+        if (same_shape(&b->entry[i].shape, g))
+            return b->entry[i].found ? &b->entry[i].algo : NULL;
+    if (!b)
+        b = s->gemm_fp8_back = (ml_gemm_fp8_back_cache *)calloc(1, sizeof *b);
+    if (!b)
+        return NULL;
+    e = &b->entry[b->next];
+    b->next = (b->next + 1) % MAX_ENTRIES;
+    b->n_entry += b->n_entry < MAX_ENTRIES;
+    e->shape = *g;
+    find_algo(s, e);
+    return e->found ? &e->algo : NULL;
+}
+
+static void run(ml_cuda_stream *s, const product *g) {
+    const float one = 1.0f, beta = g->add ? 1.0f : 0.0f;
+    const cublasLtMatmulAlgo_t *algo = algo_of(s, g);
+    ml_gemm_lt lt = ml_gemm_lt_of(s);
+    lt_call c;
+
+    describe(&c, g);
+    if (cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, g->a.code, &c.a,
+                       g->b.code, &c.b, &beta, g->c, &c.c, g->c, &c.c, algo, lt.workspace,
+                       lt.bytes, s->stream) != CUBLAS_STATUS_SUCCESS)
+        ml_cuda_note(s, cudaErrorUnknown, "an FP8 gradient");
+}
+
+/* ---- the gradients ---- */
+
+typedef struct operands {
+    ml_fp8_operand w, dy, dy_cols, x_cols;
+} operands;
+
+static ml_fp8_operand operand_at(const ml_op_args *a, ml_fp8_place at) {
+    char *scratch = (char *)a->scratch;
+
+    return { (unsigned char *)scratch + at.code, (float *)(scratch + at.scale) };
+}
+
+static operands operands_of(const ml_op_args *a) {
+    const ml_fp8_back_scratch at = ml_cuda_fp8_back_scratch(a);
+
+    return { operand_at(a, at.w), operand_at(a, at.dy), operand_at(a, at.dy_cols),
+             operand_at(a, at.x_cols) };
+}
+
+/* dx' (k x m) = w' (k x n) dy' (n x m). */
+static product input_product(const ml_op_args *a, const operands *o) {
+    product g = {};
+
+    g.p = a->w[0].shape[1];
+    g.q = a->dout[0].shape[0];
+    g.k = a->w[0].shape[0];
+    g.blocks = true;
+    g.e5m2 = a->grad_format == ML_GRAD_E5M2;
+    g.add = a->din_add[0];
+    g.a = o->w;
+    g.b = o->dy;
+    g.c = a->din[0].data;
+    return g;
+}
+
+/* dw' (k x n) += x' (k x m) dy (m x n). */
+static product weight_product(const ml_op_args *a, const operands *o) {
+    product g = {};
+
+    g.p = a->w[0].shape[1];
+    g.q = a->w[0].shape[0];
+    g.k = ml_cuda_fp8_width(a->dout[0].shape[0]);
+    g.e5m2 = a->grad_format == ML_GRAD_E5M2;
+    g.f32 = true;
+    g.add = true;
+    g.a = o->x_cols;
+    g.b = o->dy_cols;
+    g.c = a->dw[0].data;
+    return g;
+}
+
+static void round_gradient(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
+    ml_fp8_rounding r = {};
+
+    r.x = (const bf16 *)a->dout[0].data;
+    r.rows = a->dout[0].shape[0];
+    r.cols = a->dout[0].shape[1];
+    r.e5m2 = a->grad_format == ML_GRAD_E5M2;
+    if (a->din[0].data)
+        r.along_rows = o->dy;
+    r.along_cols = o->dy_cols;
+    ml_fp8_round_operand(s, &r);
+}
+
+static void round_input(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
+    ml_fp8_rounding r = {};
+
+    r.x = (const bf16 *)a->in[0].data;
+    r.rows = a->in[0].shape[0];
+    r.cols = a->in[0].shape[1];
+    r.along_cols = o->x_cols;
+    ml_fp8_round_operand(s, &r);
+}
+
+static void back_input(ml_cuda_stream *s, const ml_op_args *a, const operands *o,
+                       const product *g) {
+    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, a->scratch);
+
+    ml_fp8_transpose(s, &o->w, &w, a->w[0].shape[0], a->w[0].shape[1]);
+    run(s, g);
+}
+
+bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a) {
+    operands o;
+    product input, weight;
+
+    if (!ml_cuda_linear_fp8_back(a) || !ml_fp8_takes(s, a->w[0].dtype))
+        return false;
+    o = operands_of(a);
+    input = input_product(a, &o);
+    weight = weight_product(a, &o);
+    if (!algo_of(s, &input) || !algo_of(s, &weight))
+        return false;
+    if (a->dout[0].shape[0] == 0)
+        return true;
+    round_gradient(s, a, &o);
+    if (a->din[0].data)
+        back_input(s, a, &o, &input);
+    if (a->dw[0].data) {
+        round_input(s, a, &o);
+        run(s, &weight);
+    }
+    return true;
+}
+
+void ml_gemm_fp8_back_close(ml_cuda_stream *s) {
+    free(s->gemm_fp8_back);
+    s->gemm_fp8_back = NULL;
+}
