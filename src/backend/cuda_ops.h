@@ -141,11 +141,13 @@ typedef struct ml_fp8_place {
     size_t code, scale;
 } ml_fp8_place;
 
-/* Operands of these products: after the weight itself, its transpose, dy by rows, and dy and x by
- * columns. */
+enum { ML_FP8_TAIL = 16 }; /* rows of dx, of which cuBLASLt computes multiples */
+
+/* Operands of these products: x by columns first, where the next LINEAR with this input finds it; the weight in
+ * row-major order, and its transpose; dy by rows and by columns; the last rows of dy and of dx. */
 typedef struct ml_fp8_back_scratch {
-    ml_fp8_place w, dy, dy_cols, x_cols;
-    size_t total;
+    ml_fp8_place x_cols, w, dy, dy_cols, tail;
+    size_t weight, tail_dx, total;
 } ml_fp8_back_scratch;
 
 static inline ml_fp8_place ml_cuda_fp8_place(size_t *at, int64_t codes, int64_t scales) {
@@ -162,29 +164,36 @@ static inline ml_fp8_back_scratch ml_cuda_fp8_back_scratch(const ml_op_args *a) 
     int64_t n = a->w[0].shape[0], k = a->w[0].shape[1];
     ml_fp8_back_scratch s;
 
-    s.total = ml_cuda_dense_bytes(a);
+    s.total = 0;
+    s.x_cols = ml_cuda_fp8_place(&s.total, padded * k, padded * k / 128);
+    s.weight = s.total;
+    s.total += ml_cuda_dense_bytes(a);
     s.w = ml_cuda_fp8_place(&s.total, n * k, k / 128 * ((n / 128 + 3) / 4 * 4));
     s.dy = ml_cuda_fp8_place(&s.total, rows * n, rows * n / 128);
     s.dy_cols = ml_cuda_fp8_place(&s.total, padded * n, padded * n / 128);
-    s.x_cols = ml_cuda_fp8_place(&s.total, padded * k, padded * k / 128);
+    s.tail = ml_cuda_fp8_place(&s.total, ML_FP8_TAIL * n, ML_FP8_TAIL * n / 128);
+    s.tail_dx = s.total;
+    s.total += ml_cuda_align((size_t)(ML_FP8_TAIL * k) * ml_dtype_bytes(ML_BF16));
     return s;
 }
 
-/* The weight is first, then the rounded inputs. */
+/* Backward: where the partial sums of the bias are, after all else. */
+static inline size_t ml_cuda_linear_bias_at(const ml_op_args *a) {
+    if (ml_cuda_linear_fp8_back(a))
+        return ml_cuda_fp8_back_scratch(a).total;
+    return ml_cuda_dense_bytes(a) + ml_cuda_linear_product_scratch(a);
+}
+
+/* Forward: the weight is first, then the rounded inputs. */
 static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0];
     int64_t parts = (rows + ML_BIAS_ROWS - 1) / ML_BIAS_ROWS;
-    size_t bytes, fp8;
 
     if (!backward) /* for three LINEARs of its size as one GEMM */
         return ml_cuda_dense_bytes(a) + ml_cuda_input_bytes(a) +
                (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
                    ml_dtype_bytes(a->out[0].dtype);
-    /* Partial sums of the bias come last, or where operands of FP8 products were. */
-    bytes = ml_cuda_dense_bytes(a) + ml_cuda_linear_product_scratch(a) +
-            (size_t)(parts * n) * sizeof(float);
-    fp8 = ml_cuda_linear_fp8_back(a) ? ml_cuda_fp8_back_scratch(a).total : 0;
-    return fp8 > bytes ? fp8 : bytes;
+    return ml_cuda_linear_bias_at(a) + (size_t)(parts * n) * sizeof(float);
 }
 
 /* LMHEAD: gathered rows (twice in backward: their gradients), gradients of the logits,

@@ -470,7 +470,9 @@ typedef struct ml_op_args {
     const ml_lora_table *lora; /* LORA: the adapters; NULL: none */
     int32_t loss_rows; /* LMHEAD: rows processed at a time; 0: the backend decides */
     ml_grad_format grad_format;
-    void *scratch; /* at least ml_ops.scratch() bytes, aligned to 64 */
+    bool
+        same_input; /* backward of LINEAR: the call before it was one with the same in[0] */
+    void *scratch;  /* at least ml_ops.scratch() bytes, aligned to 64 */
 } ml_op_args;
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);

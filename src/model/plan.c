@@ -138,11 +138,21 @@ const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_ru
     return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
 
+/* Of products that share an input, backward may keep what it has made of it. */
+static bool has_same_input(const ml_plan *p, int32_t node) {
+    const ml_node *n = &p->spec->node[node], *before = n + 1; /* backward runs it before */
+
+    return node + 1 < p->spec->n_node && n->op == ML_OP_LINEAR &&
+           before->op == ML_OP_LINEAR && before->in[0] == n->in[0] &&
+           p->call[node + 1].backward_runs && p->call[node + 1].unit == p->call[node].unit;
+}
+
 static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op_args *a) {
     const ml_node *n = &p->spec->node[node];
     const ml_plan_call *c = &p->call[node];
 
     bind_values(p, node, false, r, a);
+    a->same_input = has_same_input(p, node);
     a->dout[0] = bound_grad(p, n->out[0], r->rows);
     if (n->op == ML_OP_LMHEAD)
         a->dout[1] = bound(p, n->out[1], p->dentropy_store, r->rows, p->opts.caps.n_page);

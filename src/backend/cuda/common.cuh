@@ -43,6 +43,10 @@ typedef struct ml_cuda_stream {
     struct {              /* consecutive LINEARs of the plan being made, as one GEMM */
         int64_t n, k;
     } joint;
+    struct { /* x whose codes the last backward of LINEAR left in its scratch memory */
+        const void *x, *scratch;
+        int64_t rows;
+    } rounded;
     ml_cuda_host host;
     bool early; /* PDL: kernels may begin before the previous one has ended (sm_90) */
     bool wgmma; /* the card and this library have the kernels of Hopper */

@@ -85,11 +85,29 @@ __device__ static uint32_t largest_of_rows(const uint4 &first, const uint4 &seco
     return larger_of(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
 }
 
+/* Where a thread's eight rows are: among those before the tail, in it, or in neither. */
+struct place {
+    unsigned char *code; /* of the first of them; NULL: nowhere */
+    float *scale;
+    int64_t groups; /* from the scales of a group to those of the next */
+};
+
+__device__ static place find_place(const ml_fp8_rounding &o, int64_t row0) {
+    int64_t before = o.rows - o.rows % ML_FP8_TAIL, at = row0 - before;
+    bool in_tail = at >= 0;
+    unsigned char *code = in_tail ? o.tail.code : o.along_rows.code;
+    float *scale = in_tail ? o.tail.scale : o.along_rows.scale;
+
+    at = in_tail ? at : row0;
+    return { code && (!in_tail || at < ML_FP8_TAIL) ? code + at * o.cols : NULL, scale + at,
+             in_tail ? ML_FP8_TAIL : before };
+}
+
 /* Eight rows of 128 numbers, of which 16 lanes have eight each.  Lane i of them computes the scale of row
  * i % 8. */
 template <bool E5M2>
-__device__ static void round_rows(const ml_fp8_operand &to, const uint4 (&v)[EIGHT],
-                                  int64_t row0, int64_t col0, int64_t rows, int64_t cols) {
+__device__ static void round_rows(const place &p, const uint4 (&v)[EIGHT], int64_t col0,
+                                  int64_t cols) {
     int lane = (int)threadIdx.x % 32, mine = lane % EIGHT;
     uint32_t amax[EIGHT / 2], own = 0;
     float scale, inverse;
@@ -104,8 +122,8 @@ __device__ static void round_rows(const ml_fp8_operand &to, const uint4 (&v)[EIG
     }
     scale = scale_of<E5M2>(mine % 2 ? high_of(own) : low_of(own));
     inverse = 1.0f / scale;
-    if (lane % ACROSS < EIGHT && row0 + mine < rows)
-        to.scale[col0 / TILE * rows + row0 + mine] = scale;
+    if (p.code && lane % ACROSS < EIGHT)
+        p.scale[col0 / TILE * p.groups + mine] = scale;
 #pragma unroll
     for (int i = 0; i < EIGHT; i++) {
         float by = __shfl_sync(0xffffffffu, inverse, (lane & ACROSS) + i);
@@ -115,8 +133,8 @@ __device__ static void round_rows(const ml_fp8_operand &to, const uint4 (&v)[EIG
             uint32_t pair = word_of(v[i], j);
             code[j] = two_codes<E5M2>(low_of(pair) * by, high_of(pair) * by);
         }
-        if (row0 + i < rows)
-            *(uint2 *)(to.code + (row0 + i) * cols + col0) =
+        if (p.code)
+            *(uint2 *)(p.code + i * cols + col0) =
                 make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
     }
 }
@@ -182,7 +200,7 @@ __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o
         v[i] = row0 + i < o.rows ? *(const uint4 *)(o.x + (row0 + i) * o.cols + col0)
                                  : make_uint4(0, 0, 0, 0);
     if (o.along_rows.code)
-        round_rows<E5M2>(o.along_rows, v, row0, col0, o.rows, o.cols);
+        round_rows<E5M2>(find_place(o, row0), v, col0, o.cols);
     scale_columns<E5M2>(o.along_cols.scale + blockIdx.y * o.cols + left, inverse, v);
 #pragma unroll
     for (int j = 0; j < EIGHT; j++)

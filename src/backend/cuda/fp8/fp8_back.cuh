@@ -19,7 +19,9 @@ typedef struct ml_fp8_rounding {
     const bf16 *x;
     int64_t rows, cols;
     bool e5m2;
-    ml_fp8_operand along_rows; /* [rows, cols]; no code: not wanted */
+    /* cuBLASLt takes multiples of ML_FP8_TAIL rows: [rows - tail rows, cols], and a tail [ML_FP8_TAIL, cols]
+     * that is filled up with zeros.  No code: not wanted; no tail, or no rows before it. */
+    ml_fp8_operand along_rows, tail;
     ml_fp8_operand along_cols; /* [cols, ml_cuda_fp8_width(rows)], zeros past `rows` */
 } ml_fp8_rounding;
 

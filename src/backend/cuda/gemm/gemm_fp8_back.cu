@@ -124,7 +124,10 @@ static void run(ml_cuda_stream *s, const product *g) {
 /* ---- the gradients ---- */
 
 typedef struct operands {
-    ml_fp8_operand w, dy, dy_cols, x_cols;
+    ml_fp8_operand w, dy, tail, dy_cols, x_cols;
+    void *weight, *tail_dx;
+    int64_t n, k, rows, tail_rows;
+    bool e5m2;
 } operands;
 
 static ml_fp8_operand operand_at(const ml_op_args *a, ml_fp8_place at) {
@@ -135,24 +138,36 @@ static ml_fp8_operand operand_at(const ml_op_args *a, ml_fp8_place at) {
 
 static operands operands_of(const ml_op_args *a) {
     const ml_fp8_back_scratch at = ml_cuda_fp8_back_scratch(a);
+    operands o = {};
 
-    return { operand_at(a, at.w), operand_at(a, at.dy), operand_at(a, at.dy_cols),
-             operand_at(a, at.x_cols) };
+    o.w = operand_at(a, at.w);
+    o.dy = operand_at(a, at.dy);
+    o.tail = operand_at(a, at.tail);
+    o.dy_cols = operand_at(a, at.dy_cols);
+    o.x_cols = operand_at(a, at.x_cols);
+    o.weight = (char *)a->scratch + at.weight;
+    o.tail_dx = (char *)a->scratch + at.tail_dx;
+    o.n = a->w[0].shape[0];
+    o.k = a->w[0].shape[1];
+    o.rows = a->dout[0].shape[0];
+    o.tail_rows = o.rows % ML_FP8_TAIL;
+    o.e5m2 = a->grad_format == ML_GRAD_E5M2;
+    return o;
 }
 
-/* dx' (k x m) = w' (k x n) dy' (n x m). */
-static product input_product(const ml_op_args *a, const operands *o) {
+/* dx' (k x m) = w' (k x n) dy' (n x m), of the rows before the tail or of the tail. */
+static product input_product(const ml_op_args *a, const operands *o, bool tail) {
     product g = {};
 
-    g.p = a->w[0].shape[1];
-    g.q = a->dout[0].shape[0];
-    g.k = a->w[0].shape[0];
+    g.p = o->k;
+    g.q = tail ? ML_FP8_TAIL : o->rows - o->tail_rows;
+    g.k = o->n;
     g.blocks = true;
-    g.e5m2 = a->grad_format == ML_GRAD_E5M2;
+    g.e5m2 = o->e5m2;
     g.add = a->din_add[0];
     g.a = o->w;
-    g.b = o->dy;
-    g.c = a->din[0].data;
+    g.b = tail ? o->tail : o->dy;
+    g.c = tail ? o->tail_dx : a->din[0].data;
     return g;
 }
 
@@ -160,10 +175,10 @@ static product input_product(const ml_op_args *a, const operands *o) {
 static product weight_product(const ml_op_args *a, const operands *o) {
     product g = {};
 
-    g.p = a->w[0].shape[1];
-    g.q = a->w[0].shape[0];
-    g.k = ml_cuda_fp8_width(a->dout[0].shape[0]);
-    g.e5m2 = a->grad_format == ML_GRAD_E5M2;
+    g.p = o->k;
+    g.q = o->n;
+    g.k = ml_cuda_fp8_width(o->rows);
+    g.e5m2 = o->e5m2;
     g.f32 = true;
     g.add = true;
     g.a = o->x_cols;
@@ -176,11 +191,13 @@ static void round_gradient(ml_cuda_stream *s, const ml_op_args *a, const operand
     ml_fp8_rounding r = {};
 
     r.x = (const bf16 *)a->dout[0].data;
-    r.rows = a->dout[0].shape[0];
-    r.cols = a->dout[0].shape[1];
-    r.e5m2 = a->grad_format == ML_GRAD_E5M2;
+    r.rows = o->rows;
+    r.cols = o->n;
+    r.e5m2 = o->e5m2;
     if (a->din[0].data)
         r.along_rows = o->dy;
+    if (a->din[0].data && o->tail_rows)
+        r.tail = o->tail;
     r.along_cols = o->dy_cols;
     ml_fp8_round_operand(s, &r);
 }
@@ -189,40 +206,79 @@ static void round_input(ml_cuda_stream *s, const ml_op_args *a, const operands *
     ml_fp8_rounding r = {};
 
     r.x = (const bf16 *)a->in[0].data;
-    r.rows = a->in[0].shape[0];
-    r.cols = a->in[0].shape[1];
+    r.rows = o->rows;
+    r.cols = o->k;
     r.along_cols = o->x_cols;
     ml_fp8_round_operand(s, &r);
 }
 
-static void back_input(ml_cuda_stream *s, const ml_op_args *a, const operands *o,
-                       const product *g) {
-    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, a->scratch);
+/* The rows of the tail pass through scratch memory: dx has no room for the others. */
+static void back_tail(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
+    const product g = input_product(a, o, true);
+    const size_t bytes = (size_t)(o->tail_rows * o->k) * sizeof(bf16);
+    bf16 *dx = (bf16 *)a->din[0].data + (o->rows - o->tail_rows) * o->k;
 
-    ml_fp8_transpose(s, &o->w, &w, a->w[0].shape[0], a->w[0].shape[1]);
-    run(s, g);
+    if (g.add)
+        ml_cuda_note(
+            s, cudaMemcpyAsync(o->tail_dx, dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+            "the last rows of an FP8 gradient");
+    run(s, &g);
+    ml_cuda_note(
+        s, cudaMemcpyAsync(dx, o->tail_dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+        "the last rows of an FP8 gradient");
+}
+
+static void back_input(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
+    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, o->weight);
+    const product g = input_product(a, o, false);
+
+    ml_fp8_transpose(s, &o->w, &w, o->n, o->k);
+    if (g.q)
+        run(s, &g);
+    if (o->tail_rows)
+        back_tail(s, a, o);
+}
+
+static void back_weight(ml_cuda_stream *s, const ml_op_args *a, const operands *o,
+                        bool rounded) {
+    const product g = weight_product(a, o);
+
+    if (!rounded)
+        round_input(s, a, o);
+    s->rounded.x = a->in[0].data;
+    s->rounded.scratch = a->scratch;
+    s->rounded.rows = o->rows;
+    run(s, &g);
+}
+
+/* Whether cuBLASLt has all products that these gradients need. */
+static bool has_products(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
+    const product main = input_product(a, o, false), tail = input_product(a, o, true);
+    const product weight = weight_product(a, o);
+
+    return (!main.q || algo_of(s, &main)) && (!o->tail_rows || algo_of(s, &tail)) &&
+           algo_of(s, &weight);
 }
 
 bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a) {
+    const bool rounded = a->same_input && s->rounded.x == a->in[0].data &&
+                         s->rounded.scratch == a->scratch &&
+                         s->rounded.rows == a->in[0].shape[0];
     operands o;
-    product input, weight;
 
+    s->rounded.x = NULL;
     if (!ml_cuda_linear_fp8_back(a) || !ml_fp8_takes(s, a->w[0].dtype))
         return false;
     o = operands_of(a);
-    input = input_product(a, &o);
-    weight = weight_product(a, &o);
-    if (!algo_of(s, &input) || !algo_of(s, &weight))
-        return false;
-    if (a->dout[0].shape[0] == 0)
+    if (o.rows == 0)
         return true;
+    if (!has_products(s, a, &o))
+        return false;
     round_gradient(s, a, &o);
     if (a->din[0].data)
-        back_input(s, a, &o, &input);
-    if (a->dw[0].data) {
-        round_input(s, a, &o);
-        run(s, &weight);
-    }
+        back_input(s, a, &o);
+    if (a->dw[0].data)
+        back_weight(s, a, &o, rounded);
     return true;
 }
 
