@@ -74,6 +74,26 @@ static double *rounded(const ck_case *c, ml_dtype format, const float *x, int64_
     return out;
 }
 
+/* The columns of x [m, k], rounded in blocks of 128 x 128: [k, m]. */
+static double *rounded_blocks(const ck_case *c, const float *x, int64_t m, int64_t k) {
+    double *out = ML_NEW(c->arena, double, m *k);
+    float *block = ML_NEW(c->arena, float, GROUP *GROUP);
+    uint8_t *code = ML_NEW(c->arena, uint8_t, GROUP * GROUP);
+
+    for (int64_t i = 0; i < m; i += GROUP)
+        for (int64_t j = 0; j < k; j += GROUP) {
+            const int64_t rows = m - i < GROUP ? m - i : GROUP;
+            float scale;
+            for (int64_t e = 0; e < rows * GROUP; e++)
+                block[e] = x[(i + e / GROUP) * k + j + e % GROUP];
+            scale = ml_kv_encode(ML_KV_E4M3, block, rows * GROUP, code);
+            for (int64_t e = 0; e < rows * GROUP; e++)
+                out[(j + e % GROUP) * m + i + e / GROUP] =
+                    (double)ml_kv_code_value(ML_KV_E4M3, code[e]) * (double)scale;
+        }
+    return out;
+}
+
 /* The largest error of some of the rows, relative to the largest value; each is a sum of products of rows
  * of a and b. */
 static double worst_of(const double *got, const double *a, const double *b, int64_t rows,
@@ -111,7 +131,7 @@ static void same_as_reference(ck_env *e, const ck_case *c) {
         ck_fail(e, "din[0] is %.3g of its largest value from f64; %.3g allowed", error,
                 0x1p-8);
     error = worst_of(ck_values(c->arena, &r.dw[0]), rounded(c, format, dy, n, m, 1, n),
-                     rounded(c, ML_KV_E4M3, x, k, m, 1, k), n, k, m);
+                     rounded_blocks(c, x, m, k), n, k, m);
     if (!(error <= 0x1p-10))
         ck_fail(e, "dw[0] is %.3g of its largest value from f64; %.3g allowed", error,
                 0x1p-10);

@@ -139,12 +139,11 @@ __device__ static void round_rows(const place &p, const uint4 (&v)[EIGHT], int64
     }
 }
 
-/* The scales of the block's columns, of 128 rows, and their inverses. */
-template <bool E5M2>
-__device__ static void scale_columns(float *scale, float (&inverse)[TILE],
-                                     const uint4 (&v)[EIGHT]) {
+/* The largest numbers of two columns of the block, for the first TILE / 2 threads. */
+__device__ static uint32_t largest_of_columns(const uint4 (&v)[EIGHT]) {
     __shared__ uint32_t part[WARPS][TILE / 2];
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    uint32_t all = 0;
 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -157,14 +156,35 @@ __device__ static void scale_columns(float *scale, float (&inverse)[TILE],
             part[warp][lane * 4 + j] = amax;
     }
     __syncthreads();
+    for (int i = 0; threadIdx.x < TILE / 2 && i < WARPS; i++)
+        all = larger_of(all, part[i][threadIdx.x]);
+    return all;
+}
+
+/* The scales of the block's columns, or of the block, and the inverse of each column's. */
+template <bool E5M2, bool BLOCKS>
+__device__ static void scale_columns(const ml_fp8_rounding &o, float (&inverse)[TILE],
+                                     const uint4 (&v)[EIGHT]) {
+    __shared__ float half[2];
+    uint32_t amax = largest_of_columns(v);
+    float top = ml_max(low_of(amax), high_of(amax));
+    float2 s = make_float2(scale_of<E5M2>(low_of(amax)), scale_of<E5M2>(high_of(amax)));
+
+    if (BLOCKS && threadIdx.x < TILE / 2) {
+        top = ml_warp_max(top);
+        if (threadIdx.x % 32 == 0)
+            half[threadIdx.x / 32] = top;
+    }
+    if (BLOCKS) {
+        __syncthreads();
+        s.x = s.y = scale_of<E5M2>(ml_max(half[0], half[1]));
+        if (threadIdx.x == 0)
+            o.along_cols.scale[blockIdx.x * ((gridDim.y + 3) / 4 * 4) + blockIdx.y] = s.x;
+    }
     if (threadIdx.x < TILE / 2) {
-        uint32_t amax = 0;
-        float2 s;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++)
-            amax = larger_of(amax, part[i][threadIdx.x]);
-        s = make_float2(scale_of<E5M2>(low_of(amax)), scale_of<E5M2>(high_of(amax)));
-        ((float2 *)scale)[threadIdx.x] = s;
+        if (!BLOCKS)
+            *(float2 *)(o.along_cols.scale + blockIdx.y * o.cols + blockIdx.x * TILE +
+                        2 * threadIdx.x) = s;
         inverse[2 * threadIdx.x] = 1.0f / s.x;
         inverse[2 * threadIdx.x + 1] = 1.0f / s.y;
     }
@@ -185,7 +205,7 @@ __device__ static uint2 column_codes(const uint4 (&v)[EIGHT], int j, float by) {
     return make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
 }
 
-template <bool E5M2>
+template <bool E5M2, bool BLOCKS>
 __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o) {
     __shared__ __align__(16) code_tile tile;
     __shared__ float inverse[TILE];
@@ -201,7 +221,7 @@ __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o
                                  : make_uint4(0, 0, 0, 0);
     if (o.along_rows.code)
         round_rows<E5M2>(find_place(o, row0), v, col0, o.cols);
-    scale_columns<E5M2>(o.along_cols.scale + blockIdx.y * o.cols + left, inverse, v);
+    scale_columns<E5M2, BLOCKS>(o, inverse, v);
 #pragma unroll
     for (int j = 0; j < EIGHT; j++)
         put_column(tile, c, r, j, column_codes<E5M2>(v, j, inverse[c * EIGHT + j]));
@@ -212,10 +232,12 @@ __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
     dim3 grid((unsigned)(r->cols / TILE), ml_cuda_blocks(r->rows, TILE));
 
-    if (r->e5m2)
-        round_operand<true><<<grid, THREADS, 0, s->stream>>>(*r);
+    if (r->blocks)
+        round_operand<false, true><<<grid, THREADS, 0, s->stream>>>(*r);
+    else if (r->e5m2)
+        round_operand<true, false><<<grid, THREADS, 0, s->stream>>>(*r);
     else
-        round_operand<false><<<grid, THREADS, 0, s->stream>>>(*r);
+        round_operand<false, false><<<grid, THREADS, 0, s->stream>>>(*r);
     ml_cuda_launched(s, "rounded gradients");
 }
 

@@ -22,7 +22,10 @@ typedef struct ml_fp8_rounding {
     /* cuBLASLt takes multiples of ML_FP8_TAIL rows: [rows - tail rows, cols], and a tail [ML_FP8_TAIL, cols]
      * that is filled up with zeros.  No code: not wanted; no tail, or no rows before it. */
     ml_fp8_operand along_rows, tail;
-    ml_fp8_operand along_cols; /* [cols, ml_cuda_fp8_width(rows)], zeros past `rows` */
+    /* [cols, ml_cuda_fp8_width(rows)], zeros past `rows`.  blocks: e4m3 with a scale for each block of
+     * 128 x 128, [cols / 128][groups of rows rounded up to four]. */
+    ml_fp8_operand along_cols;
+    bool blocks;
 } ml_fp8_rounding;
 
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r);
