@@ -113,7 +113,7 @@ static void make_args(bench *b, int64_t m, int64_t n, int64_t k, ml_dtype dtype)
     a->out[0] = matrix(m, n);
     a->w[0] = matrix(n, k);
     a->w[0].dtype = dtype;
-    a->w[0].layout = ml_dtype_codes(dtype) ? ML_PANELS : ML_ROWS;
+    a->w[0].layout = ml_dtype_codes(dtype) ? ml_codes_layout(dtype, ML_ROWS) : ML_ROWS;
     take(b, &b->x, ml_tensor_bytes(&a->in[0]));
     take(b, &b->y, ml_tensor_bytes(&a->out[0]));
     fill_values(image, ml_tensor_bytes(&a->in[0]));

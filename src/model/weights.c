@@ -55,7 +55,7 @@ ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype) {
 
 ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear) {
     ml_tensor t = { .dtype = dtype,
-                    .layout = ml_dtype_codes(dtype)  ? ML_PANELS
+                    .layout = ml_dtype_codes(dtype)  ? ml_codes_layout(dtype, linear)
                               : p->layout == ML_ROWS ? ML_ROWS
                                                      : linear };
 

@@ -99,7 +99,7 @@ static void encode_bands(void *ud, int64_t begin, int64_t end, int worker) {
 static void run(encoding *j, ml_pool *pool) {
     const int64_t bands = (j->m.shape[0] + ML_QUANT_BAND - 1) / ML_QUANT_BAND;
 
-    ML_BUG_IF(!ml_dtype_codes(j->m.dtype) || j->m.layout != ML_PANELS || j->m.n_dim != 2);
+    ML_BUG_IF(!ml_dtype_codes(j->m.dtype) || j->m.n_dim != 2);
     ml_pool_run(pool, bands, 1, encode_bands, j);
 }
 

@@ -141,75 +141,101 @@ size_t ml_codes_scale_bytes(ml_dtype t, int64_t cols) {
 }
 
 size_t ml_codes_panel_bytes(ml_dtype t, int64_t cols) {
+    if (t == ML_FP8_BLOCKWISE)
+        return (size_t)(ML_LANES * ml_codes_row_bytes(cols));
     return ml_codes_scale_bytes(t, cols) +
            (size_t)(divide_up(cols, 8) * ML_LANES * formats[t].bits);
 }
 
-static unsigned char *panel_of(const ml_tensor *m, int64_t row) {
-    return (unsigned char *)m->data +
-           (size_t)(row / ML_LANES) * ml_codes_panel_bytes(m->dtype, m->shape[1]);
+ml_layout ml_codes_layout(ml_dtype t, ml_layout linear) {
+    return t == ML_FP8_BLOCKWISE ? linear : ML_PANELS;
 }
 
-static unsigned char *codes_of(const ml_tensor *m, int64_t row) {
-    return panel_of(m, row) + ml_codes_scale_bytes(m->dtype, m->shape[1]);
+int64_t ml_codes_row_scales(int64_t cols) {
+    return divide_up(cols, 16) * 16;
+}
+
+int64_t ml_codes_row_bytes(int64_t cols) {
+    const int64_t scales = divide_up(cols, formats[ML_FP8_BLOCKWISE].group) * 4;
+    return divide_up(ml_codes_row_scales(cols) + scales, 128) * 128;
+}
+
+/* Where the codes and the scales of a row are. */
+typedef struct row_codes {
+    unsigned char *code, *scale;
+    int64_t lane, step; /* of a scale and the next group's, in scales */
+    int64_t code_step;  /* of codes of 8 bits, in bytes */
+} row_codes;
+
+static row_codes find_row(const ml_tensor *m, int64_t row) {
+    unsigned char *panel =
+        (unsigned char *)m->data +
+        (size_t)(row / ML_LANES) * ml_codes_panel_bytes(m->dtype, m->shape[1]);
+    const int64_t lane = row % ML_LANES;
+
+    if (m->layout == ML_ROWS) {
+        unsigned char *at = panel + lane * ml_codes_row_bytes(m->shape[1]);
+        return (row_codes){ at, at + ml_codes_row_scales(m->shape[1]), 0, 1, 1 };
+    }
+    return (row_codes){ panel + ml_codes_scale_bytes(m->dtype, m->shape[1]), panel, lane,
+                        ML_LANES, ML_LANES };
 }
 
 /* The byte with the code of input k; one of 4 bits is its lower half for even k. */
-static int64_t byte_at(const ml_codes *f, int64_t lane, int64_t k) {
+static unsigned char *byte_at(const ml_codes *f, const row_codes *r, int64_t k) {
     if (f->bits == 8)
-        return k * ML_LANES + lane;
-    return (k / 8 * ML_LANES + lane) * 4 + k % 8 / 2;
+        return &r->code[k * r->code_step + r->lane];
+    return &r->code[(k / 8 * ML_LANES + r->lane) * 4 + k % 8 / 2];
 }
 
 void ml_codes_put(const ml_tensor *m, int64_t row, int64_t k, int64_t n,
                   const uint8_t *code) {
     const ml_codes *f = &formats[m->dtype];
-    unsigned char *out = codes_of(m, row);
+    const row_codes r = find_row(m, row);
 
     for (int64_t end = divide_up(k + n, 8) * 8, i = k; i < end; i++) {
         const uint8_t c = i < k + n ? code[i - k] : 0;
-        unsigned char *at = &out[byte_at(f, row % ML_LANES, i)];
+        unsigned char *at = byte_at(f, &r, i);
         *at = f->bits == 8 ? c : (uint8_t)(i % 2 ? (*at & 15) | c << 4 : c);
     }
 }
 
-static float scale_at(const ml_codes *f, const unsigned char *panel, int64_t i) {
+static float scale_at(const ml_codes *f, const row_codes *r, int64_t group) {
+    const int64_t i = group * r->step + r->lane;
     uint16_t h;
     float s;
 
     if (f->bf16_scale) {
-        memcpy(&h, panel + i * 2, sizeof h);
+        memcpy(&h, r->scale + i * 2, sizeof h);
         return ml_bf16_to_f32(h);
     }
-    memcpy(&s, panel + i * 4, sizeof s);
+    memcpy(&s, r->scale + i * 4, sizeof s);
     return s;
 }
 
 void ml_codes_put_scales(const ml_tensor *m, int64_t row, const float *scale) {
     const ml_codes *f = &formats[m->dtype];
     const int64_t n = divide_up(m->shape[1], f->group);
-    unsigned char *out = panel_of(m, row);
+    const row_codes r = find_row(m, row);
 
     for (int64_t g = 0; g < n; g++) {
-        const int64_t at = g * ML_LANES + row % ML_LANES;
+        const int64_t at = g * r.step + r.lane;
         const uint16_t h = ml_f32_to_bf16(scale[g]);
         if (f->bf16_scale)
-            memcpy(out + at * 2, &h, sizeof h);
+            memcpy(r.scale + at * 2, &h, sizeof h);
         else
-            memcpy(out + at * 4, &scale[g], sizeof *scale);
+            memcpy(r.scale + at * 4, &scale[g], sizeof *scale);
     }
 }
 
 void ml_codes_read(const ml_tensor *m, int64_t row, int64_t k, int64_t n, float *out) {
     const ml_codes *f = &formats[m->dtype];
-    const unsigned char *panel = panel_of(m, row), *code = codes_of(m, row);
-    const int64_t lane = row % ML_LANES;
+    const row_codes r = find_row(m, row);
 
     for (int64_t i = k; i < k + n; i++) {
-        const uint8_t c = code[byte_at(f, lane, i)];
+        const uint8_t c = *byte_at(f, &r, i);
         const uint8_t own = f->bits == 8 ? c : i % 2 ? c >> 4 : c & 15;
-        out[i - k] = ml_code_value(m->dtype, own) *
-                     scale_at(f, panel, i / f->group * ML_LANES + lane);
+        out[i - k] = ml_code_value(m->dtype, own) * scale_at(f, &r, i / f->group);
     }
 }
 

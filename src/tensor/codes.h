@@ -19,6 +19,11 @@
  *     codes  [ceil(K / 8)][8][16] bytes, or
  *            [ceil(K / 8)][16] words of 32 bits: eight inputs, the first in the lowest bits
  *
+ * An ML_FP8_BLOCKWISE weight whose layout is ML_ROWS (where other linear weights are row-major) is a sequence
+ * of rows, a multiple of 128 bytes each, of whole panels; 16 rows take the bytes of a panel:
+ *
+ *     codes [K], padded to 16 bytes; scales [ceil(K / 128)]
+ *
  * Integer codes of 4 bits are stored with 8 added, those of 8 bits as they are.  There are
  * codes past N and K, which nobody uses. */
 #ifndef ML_TENSOR_CODES_H
@@ -40,6 +45,12 @@ float ml_code_value(ml_dtype t, uint8_t code);
 
 size_t ml_codes_scale_bytes(ml_dtype t, int64_t cols); /* of a panel, before its codes */
 size_t ml_codes_panel_bytes(ml_dtype t, int64_t cols);
+
+/* Of a quantized weight, where other linear weights have the layout `linear`. */
+ml_layout ml_codes_layout(ml_dtype t, ml_layout linear);
+/* Bytes of a row of ML_FP8_BLOCKWISE in ML_ROWS, and those before its scales. */
+int64_t ml_codes_row_bytes(int64_t cols);
+int64_t ml_codes_row_scales(int64_t cols);
 
 /* Row `row` of a quantized matrix: n codes, one in a byte, from input k on (a multiple of 8);
  * and the scales of all its groups. */

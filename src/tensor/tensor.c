@@ -52,7 +52,7 @@ size_t ml_tensor_panel_bytes(const ml_tensor *t) {
 size_t ml_tensor_bytes(const ml_tensor *t) {
     int64_t n = ml_tensor_count(t), rows;
 
-    if (t->layout != ML_PANELS || n == 0)
+    if (n == 0 || (t->layout != ML_PANELS && !ml_dtype_codes(t->dtype)))
         return (size_t)n * ml_dtype_bytes(t->dtype);
     rows = t->shape[t->n_dim - 2];
     n /= rows * t->shape[t->n_dim - 1]; /* members of a stack */

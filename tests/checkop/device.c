@@ -157,11 +157,36 @@ static ml_tensor fetch_codes(device_run *r, const twin *t) {
     return o;
 }
 
+/* Codes of rows on the device, where panels have them here; poison in what pads them. */
+static void place_code_rows(device_run *r, twin *t) {
+    const int64_t rows = t->ours.shape[t->ours.n_dim - 2];
+    const int64_t members = t->ours.n_dim == 3 ? t->ours.shape[0] : 1;
+    ml_tensor m = { .dtype = t->ours.dtype,
+                    .layout = ML_ROWS,
+                    .n_dim = 2,
+                    .shape = { rows, t->ours.shape[t->ours.n_dim - 1] } };
+
+    t->theirs.layout = ML_ROWS;
+    t->at = reserve(r, ml_tensor_bytes(&t->theirs));
+    memset(r->image + t->at, POISON, ml_tensor_bytes(&t->theirs));
+    for (int64_t i = 0; i < members * rows; i++) {
+        const ck_fp8_row row = ck_fp8_weight(r->c->arena, &t->ours, i / rows, i % rows);
+        m.data = r->image + t->at + (size_t)(i / rows) * ml_tensor_bytes(&m);
+        ml_codes_put(&m, i % rows, 0, m.shape[1], row.code);
+        ml_codes_put_scales(&m, i % rows, row.scale);
+    }
+}
+
 static void place(device_run *r, twin *t, const ml_tensor *ours, ml_dtype dtype,
                   bool contents) {
     t->ours = t->theirs = *ours;
     if (ours->n_dim == 0)
         return;
+    if (ml_dtype_codes(ours->dtype) &&
+        ml_codes_layout(ours->dtype, r->be->linear) != ours->layout) {
+        place_code_rows(r, t);
+        return;
+    }
     if (ml_dtype_codes(ours->dtype)) { /* the same everywhere */
         t->at = reserve(r, ml_tensor_bytes(ours));
         memcpy(r->image + t->at, ours->data, ml_tensor_bytes(ours));

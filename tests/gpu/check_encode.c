@@ -57,7 +57,8 @@ static void read_rows(const void *ud, int64_t row, int64_t n, float *out) {
 
 static ml_tensor stack(const struct shape *s, ml_dtype dtype) {
     return (ml_tensor){ .dtype = dtype,
-                        .layout = ml_dtype_codes(dtype) ? ML_PANELS : ML_ROWS,
+                        .layout = ml_dtype_codes(dtype) ? ml_codes_layout(dtype, ML_ROWS)
+                                                        : ML_ROWS,
                         .n_dim = 3,
                         .shape = { s->members, s->n, s->k } };
 }
@@ -67,7 +68,7 @@ static ml_tensor stack(const struct shape *s, ml_dtype dtype) {
 static int differing_bytes(const ml_tensor *t, const unsigned char *theirs,
                            const uint16_t *x) {
     ml_tensor m = { .dtype = t->dtype,
-                    .layout = ML_PANELS,
+                    .layout = t->layout,
                     .n_dim = 2,
                     .shape = { t->shape[1], t->shape[2] } };
     const size_t bytes = ml_tensor_bytes(t);

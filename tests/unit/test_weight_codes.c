@@ -269,6 +269,41 @@ static void not_finite(void) {
     free(data);
 }
 
+/* Rows have the numbers of panels, in as many bytes; K is neither a multiple of 16 nor of 128. */
+static void rows_and_panels(void) {
+    enum { ROWS = 21, COLS = 200 };
+    static float x[ROWS * COLS], scale[ROWS * 2], out[2][COLS];
+    static uint8_t code[ROWS * COLS];
+    ml_tensor t[2];
+
+    for (int i = 0; i < ROWS * COLS; i++)
+        x[i] = sinf((float)i);
+    ml_quantize_rows(ML_FP8_BLOCKWISE, x, ROWS, COLS, code, scale);
+    for (int i = 0; i < 2; i++) {
+        t[i] = (ml_tensor){ .dtype = ML_FP8_BLOCKWISE,
+                            .layout =
+                                ml_codes_layout(ML_FP8_BLOCKWISE, i ? ML_ROWS : ML_PANELS),
+                            .n_dim = 2,
+                            .shape = { ROWS, COLS } };
+        t[i].data = calloc(1, ml_tensor_bytes(&t[i]));
+        for (int r = 0; r < ROWS; r++) {
+            ml_codes_put(&t[i], r, 0, COLS, code + r * COLS);
+            ml_codes_put_scales(&t[i], r, scale + r * 2);
+        }
+    }
+    CHECK(ml_codes_layout(ML_FP8, ML_ROWS) == ML_PANELS);
+    CHECK(ml_tensor_bytes(&t[0]) == ml_tensor_bytes(&t[1]));
+    CHECK(memcmp((uint8_t *)t[1].data + 20 * ml_codes_row_bytes(COLS), code + 20 * COLS,
+                 COLS) == 0);
+    for (int r = 0; r < ROWS; r++) {
+        for (int i = 0; i < 2; i++)
+            ml_codes_read(&t[i], r, 8, COLS - 8, out[i]);
+        CHECK(memcmp(out[0], out[1], (COLS - 8) * sizeof(float)) == 0);
+    }
+    free(t[0].data);
+    free(t[1].data);
+}
+
 /* ---- sets ---- */
 
 static void quantized_again(void) {
@@ -316,6 +351,7 @@ static const ml_test tests[] = {
     { "rows of a KV cache have the nearest codes", kv_rows_are_nearest, 60 },
     { "INT8 codes are the nearest", int8_is_nearest, 60 },
     { "a group with an infinity or NaN is NaN", not_finite, 60 },
+    { "rows of FP8 codes have the numbers of panels", rows_and_panels, 60 },
     { "a quantized copy of a weight set has the codes of a loaded one", quantized_again,
       60 },
     { "INT4 training quantizes the experts of a model that has them", experts_alone, 60 },

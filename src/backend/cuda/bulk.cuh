@@ -35,6 +35,26 @@ __device__ static inline void ml_barrier_arrive_copied(ml_barrier *b) {
 #endif
 }
 
+/* Arrives at the same barrier of another block of the cluster. */
+__device__ static inline void ml_barrier_arrive_at(ml_barrier *b, int block) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(
+                     ml_smem(b)),
+                 "r"(block)
+                 : "memory");
+#endif
+}
+
+/* Of all threads of the blocks of a cluster. */
+__device__ static inline void ml_cluster_sync(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+
 /* The initializing thread calls it after it initialized all barriers of the block; the
  * other threads wait for that thread. */
 __device__ static inline void ml_barrier_init_end(void) {
@@ -90,6 +110,43 @@ __device__ static inline void ml_tensor_copy(void *to, const CUtensorMap *map, i
 #endif
 }
 
+/* The same to the blocks of the cluster that `blocks` has bits of, where all of them have the same addresses;
+ * 0: to this block. */
+__device__ static inline void ml_tensor_copy_to(void *to, const CUtensorMap *map, int x,
+                                                int y, int z, ml_barrier *b,
+                                                unsigned blocks) {
+#if __CUDA_ARCH__ >= 900
+    if (!blocks)
+        ml_tensor_copy(to, map, x, y, z, b);
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ml_smem(to)),
+            "l"(map), "r"(x), "r"(y), "r"(z), "r"(ml_smem(b)), "h"((uint16_t)blocks)
+            : "memory");
+#endif
+}
+
+/* Panels of a matrix of bytes (ml_panel_box), from column x and panel y on; blocks as above. */
+__device__ static inline void ml_tensor_copy_panels(void *to, const CUtensorMap *map, int x,
+                                                    int y, ml_barrier *b, unsigned blocks) {
+#if __CUDA_ARCH__ >= 900
+    if (!blocks)
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(ml_smem(to)),
+            "l"(map), "r"(x), "r"(0), "r"(y), "r"(ml_smem(b))
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(
+                ml_smem(to)),
+            "l"(map), "r"(x), "r"(0), "r"(y), "r"(ml_smem(b)), "h"((uint16_t)blocks)
+            : "memory");
+#endif
+}
+
 /* Matrices for tensor copies: `count` of rows x cols; strides in numbers.  Those of bf16 arrive in
  * panels, words row after row. */
 typedef struct ml_tensor_box {
@@ -101,5 +158,15 @@ typedef struct ml_tensor_box {
 
 /* bulk.cu: fails where the driver has no tensor copies, or the strides do not fit. */
 cudaError_t ml_tensor_map(CUtensorMap *map, const ml_tensor_box *b);
+
+/* Rows of bytes, of which a copy brings 128 columns of whole panels of 16 rows in the 128-byte swizzle: of a
+ * panel the even rows, then the odd ones. */
+typedef struct ml_panel_box {
+    const void *at;
+    int64_t cols, row_stride, panels;
+    int box_panels;
+} ml_panel_box;
+
+cudaError_t ml_tensor_map_panels(CUtensorMap *map, const ml_panel_box *b);
 
 #endif

@@ -69,24 +69,34 @@ static inline void ml_cuda_launched(ml_cuda_stream *s, const char *doing) {
     ml_cuda_note(s, cudaGetLastError(), doing);
 }
 
-/* Launches a kernel, with PDL (programmatic dependent launch) or after the dependencies of
- * graph_edges.cuh. */
+/* Launches a kernel in clusters of blocks, with PDL (programmatic dependent launch) or after the
+ * dependencies of graph_edges.cuh. */
 template <class... P, class... A>
-static inline void ml_cuda_launch_as(ml_cuda_stream *s, const char *doing, bool pdl,
-                                     void (*kernel)(P...), dim3 grid, unsigned threads,
-                                     size_t smem, A... args) {
-    cudaLaunchAttribute early = {};
+static inline void ml_cuda_launch_clusters(ml_cuda_stream *s, const char *doing, bool pdl,
+                                           unsigned cluster, void (*kernel)(P...),
+                                           dim3 grid, unsigned threads, size_t smem,
+                                           A... args) {
+    cudaLaunchAttribute attribute[2] = {};
     cudaLaunchConfig_t c = {};
 
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim = { cluster, 1, 1 };
+    attribute[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[1].val.programmaticStreamSerializationAllowed = 1;
     c.gridDim = grid;
     c.blockDim = dim3(threads);
     c.dynamicSmemBytes = smem;
     c.stream = s->stream;
-    c.attrs = &early;
-    c.numAttrs = pdl ? 1 : 0;
+    c.attrs = cluster > 1 ? attribute : attribute + 1;
+    c.numAttrs = (cluster > 1 ? 1 : 0) + (pdl ? 1 : 0);
     ml_cuda_note(s, cudaLaunchKernelEx(&c, kernel, P(args)...), doing);
+}
+
+template <class... P, class... A>
+static inline void ml_cuda_launch_as(ml_cuda_stream *s, const char *doing, bool pdl,
+                                     void (*kernel)(P...), dim3 grid, unsigned threads,
+                                     size_t smem, A... args) {
+    ml_cuda_launch_clusters(s, doing, pdl, 1, kernel, grid, threads, smem, args...);
 }
 
 /* With PDL the kernel may begin before the previous one has ended.  It calls ml_grid_release as soon

@@ -93,6 +93,36 @@ template <int BITS> __global__ void dequantize(bf16 *out, const codes c) {
     }
 }
 
+/* Of rows (ML_FP8_BLOCKWISE): a thread has RUN inputs of an output. */
+__global__ void dequantize_rows(bf16 *out, const codes c, int64_t ld, int64_t before) {
+    int member = (int)blockIdx.z;
+    int64_t k = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN, row = blockIdx.y;
+    int64_t stored = (c.n + ML_LANES - 1) / ML_LANES * ML_LANES;
+    const unsigned char *from = c.at + (member * stored + row) * ld;
+    __align__(16) unsigned char code[RUN];
+    float scale, v[RUN];
+
+    if (k >= c.k || (c.start && c.start[member] == c.start[member + 1]))
+        return;
+    *(uint4 *)code = *(const uint4 *)(from + k);
+    scale = ((const float *)(from + before))[k / c.group];
+#pragma unroll
+    for (int i = 0; i < RUN; i++)
+        v[i] = value_of_byte(c, code[i]) * scale;
+    out += (member * c.n + row) * c.k + k;
+    if (c.k % RUN == 0) {
+        float half[2][RUN / 2];
+#pragma unroll
+        for (int i = 0; i < RUN; i++)
+            half[i / (RUN / 2)][i % (RUN / 2)] = v[i];
+        ml_store(out, half[0]);
+        ml_store(out + RUN / 2, half[1]);
+        return;
+    }
+    for (int i = 0; i < RUN && k + i < c.k; i++)
+        out[i] = ml_as<bf16>(v[i]);
+}
+
 static codes codes_of(const ml_tensor *w, const int32_t *start) {
     const ml_codes *f = ml_dtype_codes(w->dtype);
     codes c = {};
@@ -123,6 +153,14 @@ const void *ml_cuda_dense(ml_cuda_stream *s, const ml_op_args *a, const int32_t 
     if (!ml_dtype_codes(w->dtype))
         return w->data;
     c = codes_of(w, start);
+    if (w->layout == ML_ROWS) {
+        dequantize_rows<<<dim3(ml_cuda_blocks(c.k, THREADS * RUN), (unsigned)c.n,
+                               (unsigned)(w->n_dim == 3 ? w->shape[0] : 1)),
+                          THREADS, 0, s->stream>>>(
+            (bf16 *)a->scratch, c, ml_codes_row_bytes(c.k), ml_codes_row_scales(c.k));
+        ml_cuda_launched(s, "dequantized weights");
+        return a->scratch;
+    }
     grid = dim3(ml_cuda_blocks(c.k, WIDTH), ml_cuda_blocks(c.n, ML_LANES),
                 (unsigned)(w->n_dim == 3 ? w->shape[0] : 1));
     if (ml_dtype_codes(w->dtype)->bits == 4)

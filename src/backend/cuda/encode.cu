@@ -1,4 +1,4 @@
-/* encode.cu - quantizes bf16 matrices to panels of codes (tensor/codes.h), by the rules of
+/* encode.cu - quantizes bf16 matrices to panels or rows of codes (tensor/codes.h), by the rules of
  * io/quantize.h: the bytes are those of the host's.
  *
  * A block has a tile of 128 outputs and 128 inputs, whole groups of every format. */
@@ -18,6 +18,7 @@ struct encoding {
     const bf16 *from; /* row-major matrices of all members */
     unsigned char *to;
     size_t panel, scales; /* bytes of a panel, and of its scales */
+    int64_t ld, before;   /* of a row, and those before its scales; 0: panels */
     int64_t n, k;
 };
 
@@ -155,6 +156,26 @@ __device__ static void put_bytes(const tile_smem &smem, const encoding &c,
     }
 }
 
+/* Of rows: a thread has the codes of 16 inputs of an output. */
+template <ml_dtype D>
+__device__ static void put_rows(const tile_smem &smem, const encoding &c,
+                                unsigned char *panels, int64_t left, int64_t k0) {
+    for (int i = (int)threadIdx.x; i < TILE * TILE / 16; i += THREADS) {
+        int row = i / (TILE / 16), col = i % (TILE / 16) * 16;
+        uint32_t word[4] = {};
+        if (row >= left * ML_LANES || k0 + col >= c.before)
+            continue;
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            word[j / 4] |= (k0 + col + j < c.k ? code_at<D>(smem, row, col + j) : 0)
+                           << j % 4 * 8;
+        *(uint4 *)(panels + row * c.ld + k0 + col) =
+            make_uint4(word[0], word[1], word[2], word[3]);
+    }
+    for (int row = (int)threadIdx.x; row < TILE && row < left * ML_LANES; row += THREADS)
+        ((float *)(panels + row * c.ld + c.before))[k0 / TILE] = smem.scale[row][0];
+}
+
 /* A thread has the codes of eight inputs of an output: a word. */
 template <ml_dtype D>
 __device__ static void put_words(const tile_smem &smem, const encoding &c,
@@ -206,6 +227,10 @@ template <ml_dtype D> __global__ void __launch_bounds__(THREADS) encode(const en
 
     load_tile(smem, c, c.from + (int64_t)blockIdx.z * c.n * c.k, n0, k0);
     find_scales<D>(smem);
+    if (D == ML_FP8 && c.ld) {
+        put_rows<D>(smem, c, to, panels - first, k0);
+        return;
+    }
     if (format<D>::bits == 8)
         put_bytes<D>(smem, c, to, panels - first, k0);
     else
@@ -232,6 +257,10 @@ void ml_cuda_encode(ml_stream *stream, const ml_tensor *to, const ml_tensor *fro
     c.k = to->shape[to->n_dim - 1];
     c.panel = ml_codes_panel_bytes(to->dtype, c.k);
     c.scales = ml_codes_scale_bytes(to->dtype, c.k);
+    if (to->layout == ML_ROWS) {
+        c.ld = ml_codes_row_bytes(c.k);
+        c.before = ml_codes_row_scales(c.k);
+    }
     switch (to->dtype) {
     case ML_FP8:
     case ML_FP8_BLOCKWISE: run<ML_FP8>(s, c, members); break;

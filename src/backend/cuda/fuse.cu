@@ -246,7 +246,8 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
-/* Products of codes (fp8.cuh).  The codes are behind the largest weight, which a product may unpack. */
+/* Products of codes (fp8.cuh).  The codes are behind the memory of the largest weight, where a product may gather
+ * scales. */
 static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
     const ml_op_args *largest = &c->args;
     products p;

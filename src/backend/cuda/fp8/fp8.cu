@@ -161,8 +161,8 @@ ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void 
 
     g.x = x;
     g.w = (const unsigned char *)w->data;
-    g.panel = ml_codes_panel_bytes(w->dtype, k);
-    g.scales = ml_codes_scale_bytes(w->dtype, k);
+    g.ld = ml_codes_row_bytes(k);
+    g.scales = ml_codes_row_scales(k);
     g.y = (bf16 *)y;
     g.rows = (int)a->in[0].shape[0];
     g.n = (int)n;

@@ -24,13 +24,13 @@ typedef struct ml_fp8_input {
 /* Rounds the input of such a LINEAR or MOE_LINEAR to the op's scratch memory. */
 ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a);
 
-/* Codes times a weight in panels (tensor/codes.h). */
+/* Codes times a weight in rows (tensor/codes.h). */
 typedef struct ml_fp8_gemm {
     ml_fp8_input x;
     const unsigned char *w;
-    size_t panel, scales; /* bytes of a panel of 16 outputs, and of its scales */
-    bf16 *y;              /* [rows, n] */
-    const float *bias; /* of experts, [n_expert, n], added before the rounding; or NULL */
+    int64_t ld, scales; /* bytes of a row, and those before its scales */
+    bf16 *y;            /* [rows, n] */
+    const float *bias;  /* of experts, [n_expert, n], added before the rounding; or NULL */
     const int32_t *start; /* of the experts' rows; NULL: one weight */
     int n_expert, rows, n, k;
 } ml_fp8_gemm;

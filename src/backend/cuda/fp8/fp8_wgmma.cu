@@ -1,14 +1,18 @@
 /* fp8_wgmma.cu - the product of FP8 codes on Hopper's tensor cores (fp8.cuh).
  *
- * Weights are the 64-row operand of wgmma, in registers; tokens are its columns, in shared memory.
- * A warp has the 16 outputs of one panel: ldmatrix transposes pairs of outputs, and two byte
- * permutations of its registers make those of the operand.  Row r of a warp's m16 tile is output
- * 2 r, row r + 8 is output 2 r + 1, so that a thread's two rows are neighbours in memory.
+ * Weights are the 64-row operand of wgmma, tokens are its columns; both come from shared memory.  Tensor
+ * copies bring 16 outputs as two matrices of 8 rows: row r of a warp's m16 tile is output 2 r, row r + 8 is
+ * output 2 r + 1, so that a thread's two rows are neighbours in memory.
  *
- * A stage of shared memory has one group, 128 inputs, of a block's outputs and tokens.  One warp
- * issues the copies of the stages ahead; OUT teams (warpgroups) multiply 64 outputs each.  The partial
- * sums of groups do not depend on each other: with few tokens SPLIT teams share the outputs and
- * take groups in turn, then exchange the sums, and each continues the chains of some outputs. */
+ * A stage of shared memory has one group, 128 inputs, of a block's outputs and tokens.  One thread starts the
+ * copies of codes, and a warp those of the inputs' scales: the loops of both are short, because a warp alone takes
+ * several cycles for each of its instructions, and a stage has no more than 256 to 512.  The teams (warpgroups) of a block divide its outputs (OUT), its tokens (COLS)
+ * or the groups (SPLIT): the partial sums of groups do not depend on each other, so that with few tokens teams
+ * take groups in turn, then exchange the sums, and each continues the chains of some outputs.
+ *
+ * The L2 cache delivers each byte to all blocks of a cluster that need it: PEERS_X blocks with other outputs
+ * share the tokens, PEERS_W blocks with other tokens share the weights, and each copies a part of what they
+ * share for all of them. */
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -16,27 +20,44 @@
 enum {
     GROUP = 128,
     STEPS = GROUP / 32,            /* wgmma steps of a group */
-    TEAM_PANELS = 64 / ML_LANES,   /* panels of a team: one for each warp */
+    TEAM_PANELS = 64 / ML_LANES,   /* 16 outputs are a panel: one for each warp */
     PANEL_BYTES = GROUP * ML_LANES /* codes of a group of a panel */
 };
 
-template <int TOKENS, int OUT, int SPLIT, int STAGES> struct tile {
-    static const int teams = OUT * SPLIT, threads = teams * ML_WARPGROUP + 32;
+template <int TOKENS, int OUT, int COLS, int SPLIT, int STAGES, int PEERS_X = 1,
+          int PEERS_W = 1, int AHEAD = 0>
+struct tile {
+    static const int ahead =
+        AHEAD; /* groups that tensor cores compute while one is added */
+    static const int teams = OUT * COLS * SPLIT, threads = (teams + 1) * ML_WARPGROUP;
+    static const int tokens = TOKENS, split = SPLIT, stages = STAGES;
     static const int panels = OUT * TEAM_PANELS, outputs = OUT * 64;
-    static const int sums = TOKENS / 2;  /* partial sums of a thread */
-    static const int own = sums / SPLIT; /* of which it continues the chains */
+    static const int columns = TOKENS / COLS; /* of a team */
+    static const int sums = columns / 2;      /* partial sums of a thread */
+    static const int own = sums / SPLIT;      /* of which it continues the chains */
+    static const int cols = COLS;
+    static const int most_registers = SPLIT > 1 || teams == 1 ? 0 : teams == 2 ? 232 : 152;
     static const int per_sm = TOKENS == 8 && STAGES == 8 ? 2 : 1;
+    static const int peers_x = PEERS_X, peers_w = PEERS_W, peers = PEERS_X * PEERS_W;
+    static const int writers =
+        PEERS_X + PEERS_W - 1; /* blocks that fill a block's stages */
 
-    struct smem {
+    struct smem_type {
         struct {
             unsigned char x[TOKENS * GROUP], w[panels * PANEL_BYTES];
         } stage[STAGES];
         struct alignas(128) { /* teams still read them when the stage is released */
-            float w[panels][ML_LANES], x[TOKENS];
+            float x[TOKENS];
         } scale[2 * STAGES];
         float sum[SPLIT > 1 ? 2 * SPLIT *sums : 1][SPLIT > 1 ? ML_WARPGROUP : 1];
         ml_barrier full[STAGES], empty[STAGES];
     };
+    static_assert(SPLIT == 1 || OUT * COLS == 1, "teams share outputs or have their own");
+    static_assert(STAGES >= 2 * SPLIT && STAGES % SPLIT == 0,
+                  "scales are kept for two rounds");
+    static_assert(TOKENS * GROUP % 1024 == 0 && TOKENS / PEERS_X % 8 == 0 &&
+                      panels % PEERS_W == 0,
+                  "whole rows of the swizzle");
 };
 
 extern __shared__ __align__(1024) unsigned char fp8_bytes[];
@@ -50,35 +71,35 @@ extern __shared__ __align__(1024) unsigned char fp8_bytes[];
 #define ROWS_16(c) ML_WGMMA_ROW(c[0]), ML_WGMMA_ROW(c[1])
 #define ROWS_32(c) ROWS_16(c), ML_WGMMA_ROW(c[2]), ML_WGMMA_ROW(c[3])
 
-/* c = a b', or c += a b'; a 64 x 32 codes in registers, b N x 32 in shared memory.  A, B and ADD are the
- * numbers of their asm operands. */
-#define WGMMA_FP8(N, SUMS, ROWS, A0, A1, A2, A3, B, ADD)                                   \
-    asm volatile("{.reg .pred add; .reg .b64 b; setp.ne.b32 add, %" ADD ", 0;"             \
+/* c = a b', or c += a b'; a 64 x 32 and b N x 32 codes in shared memory.  A, B and ADD are the numbers of
+ * their asm operands. */
+#define WGMMA_FP8(N, SUMS, ROWS, A, B, ADD)                                                \
+    asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.b32 add, %" ADD ", 0;"          \
+                 "mov.b64 a, {%" A ", " ML_PANEL_HI "};"                                   \
                  "mov.b64 b, {%" B ", " ML_PANEL_HI "};"                                   \
-                 "wgmma.mma_async.sync.aligned.m64n" N "k32.f32.e4m3.e4m3 " SUMS "{%" A0   \
-                 ", %" A1 ", %" A2 ", %" A3 "}, b, add, 1, 1;}"                            \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k32.f32.e4m3.e4m3 " SUMS           \
+                 "a, b, add, 1, 1;}"                                                       \
                  : ROWS(c)                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"((int)add))
+                 : "r"(a), "r"(b), "r"((int)add))
 
-template <int TOKENS>
-__device__ static void multiply_step(float (&c)[TOKENS / 8][4], const uint32_t (&a)[4],
-                                     uint32_t b, bool add) {
-    if constexpr (TOKENS == 8)
-        WGMMA_FP8("8", SUMS_8, ROWS_8, "4", "5", "6", "7", "8", "9");
-    else if constexpr (TOKENS == 16)
-        WGMMA_FP8("16", SUMS_16, ROWS_16, "8", "9", "10", "11", "12", "13");
-    else if constexpr (TOKENS == 32)
-        WGMMA_FP8("32", SUMS_32, ROWS_32, "16", "17", "18", "19", "20", "21");
-    else if constexpr (TOKENS == 64)
-        WGMMA_FP8("64", ML_WGMMA_SUMS, ML_WGMMA_ROWS, "32", "33", "34", "35", "36", "37");
+template <int COLUMNS>
+__device__ static void multiply_step(float (&c)[COLUMNS / 8][4], uint32_t a, uint32_t b,
+                                     bool add) {
+    if constexpr (COLUMNS == 8)
+        WGMMA_FP8("8", SUMS_8, ROWS_8, "4", "5", "6");
+    else if constexpr (COLUMNS == 16)
+        WGMMA_FP8("16", SUMS_16, ROWS_16, "8", "9", "10");
+    else if constexpr (COLUMNS == 32)
+        WGMMA_FP8("32", SUMS_32, ROWS_32, "16", "17", "18");
+    else if constexpr (COLUMNS == 64)
+        WGMMA_FP8("64", ML_WGMMA_SUMS, ML_WGMMA_ROWS, "32", "33", "34");
     else
-        WGMMA_FP8("128", ML_WGMMA_SUMS_128, ML_WGMMA_ROWS_128, "64", "65", "66", "67", "68",
-                  "69");
+        WGMMA_FP8("128", ML_WGMMA_SUMS_128, ML_WGMMA_ROWS_128, "64", "65", "66");
 }
 
-/* Waits for all products; keeps the compiler from reading c earlier. */
-template <int N> __device__ static void wait_sums(float (&c)[N][4]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+/* Waits for the products of all groups but the last LATER; keeps the compiler from reading c earlier. */
+template <int LATER, int N> __device__ static void wait_sums(float (&c)[N][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
 #pragma unroll
     for (int j = 0; j < N; j++)
         asm volatile("" : ML_WGMMA_ROW(c[j])::"memory");
@@ -88,6 +109,26 @@ template <int N> __device__ static void wait_sums(float (&c)[N][4]) {
 __device__ static void arrive_with_copies(ml_barrier *b) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ml_smem(b))
                  : "memory");
+}
+
+/* ---- clusters ---- */
+
+template <class TILE> struct rank_of {
+    int x, w; /* among the blocks that share tokens, and weights */
+
+    __device__ rank_of(void) {
+        int rank = TILE::peers > 1 ? (int)(blockIdx.x % TILE::peers) : 0;
+        x = rank % TILE::peers_x;
+        w = rank / TILE::peers_x;
+    }
+};
+
+/* Of all threads of the blocks of a cluster. */
+template <class TILE> __device__ static void sync_cluster(void) {
+    if constexpr (TILE::peers > 1)
+        ml_cluster_sync();
+    else
+        __syncthreads();
 }
 
 /* ---- tiles ---- */
@@ -107,155 +148,228 @@ __host__ __device__ static int count_strips(const ml_fp8_gemm &g, int tokens) {
     return (g.rows + tokens - 1) / tokens + g.n_expert;
 }
 
+/* The tiles of a cluster's blocks are one tile here. */
+template <class TILE> __host__ __device__ static int count_tiles(const ml_fp8_gemm &g) {
+    const int outputs = TILE::outputs * TILE::peers_x;
+
+    return count_strips(g, TILE::tokens * TILE::peers_w) * ((g.n + outputs - 1) / outputs);
+}
+
 /* All threads call it where there are experts. */
-template <class TILE, int TOKENS>
-__device__ static place find_place(const ml_fp8_gemm &g, int tile) {
-    int panels = (g.n + ML_LANES - 1) / ML_LANES, strips = count_strips(g, TOKENS);
-    int across = (g.n + TILE::outputs - 1) / TILE::outputs;
+template <class TILE> __device__ static place find_place(const ml_fp8_gemm &g, int tile) {
+    const int tokens = TILE::tokens * TILE::peers_w,
+              outputs = TILE::outputs * TILE::peers_x;
+    int panels = (g.n + ML_LANES - 1) / ML_LANES, strips = count_strips(g, tokens);
+    int across = (g.n + outputs - 1) / outputs;
     int first = tile / (MOST_STRIPS * across) * MOST_STRIPS;
     int some = strips - first < MOST_STRIPS ? strips - first : MOST_STRIPS;
     int in = tile - first * across, strip = first + in % some;
+    const rank_of<TILE> rank;
     place t;
 
     if (g.start)
-        t.p = ml_find_piece(g.start, g.n_expert, 1, TOKENS, strip);
+        t.p = ml_find_piece(g.start, g.n_expert, 1, tokens, strip);
     else
         t.p = { 0, strip, 0, g.rows };
-    t.m0 = t.p.index * TOKENS;
-    t.n0 = in / some * TILE::outputs;
+    t.m0 = t.p.index * tokens + rank.w * TILE::tokens;
+    t.n0 = in / some * outputs + rank.x * TILE::outputs;
     t.panel0 = t.p.owner * panels + t.n0 / ML_LANES;
     return t;
 }
 
-/* A block's tiles one after the other, and its groups, counted through all of them. */
-template <class TILE, int TOKENS> struct walk {
+/* A block's tiles one after the other. */
+template <class TILE> struct walk {
     const ml_fp8_gemm &g;
     place t;
     int tile, tiles, groups;
-    unsigned done; /* groups before this tile */
 
     __device__ explicit walk(const ml_fp8_gemm &gemm)
-        : g(gemm), t(find_place<TILE, TOKENS>(gemm, (int)blockIdx.x)),
-          tile((int)blockIdx.x), tiles(count_strips(gemm, TOKENS) *
-                                       ((gemm.n + TILE::outputs - 1) / TILE::outputs)),
-          groups((gemm.k + GROUP - 1) / GROUP), done(0) {}
+        : g(gemm), t(find_place<TILE>(gemm, (int)blockIdx.x / TILE::peers)),
+          tile((int)blockIdx.x / TILE::peers), tiles(count_tiles<TILE>(gemm)),
+          groups((gemm.k + GROUP - 1) / GROUP) {}
 
     __device__ bool next(void) {
-        tile += (int)gridDim.x;
-        done += (unsigned)groups;
-        if (g.start || tile >= tiles) /* experts' tiles have a block each */
+        tile += (int)gridDim.x / TILE::peers;
+        if (TILE::split > 1 || g.start || tile >= tiles) /* these have a block each */
             return false;
-        t = find_place<TILE, TOKENS>(g, tile);
+        t = find_place<TILE>(g, tile);
         return true;
+    }
+};
+
+/* The stages, one after the other through all groups of all tiles. */
+template <class TILE> struct ring {
+    int slot = 0;
+    unsigned turn = 0; /* its parity */
+
+    __device__ void step(int n = 1) {
+        slot += n;
+        if (slot >= TILE::stages) {
+            slot -= TILE::stages;
+            turn ^= 1;
+        }
+    }
+
+    /* The scales of inputs, twice as many as stages. */
+    __device__ int scale(void) const {
+        return (turn ? TILE::stages : 0) + slot;
     }
 };
 
 /* ---- copies ---- */
 
-/* Tensor maps: pairs of input codes; 8 bytes of weight codes, and the scales, of each panel. */
+/* Tensor maps: pairs of input codes; weight codes. */
 struct maps {
-    CUtensorMap x, w, scale;
+    CUtensorMap x, w;
 };
 
-/* One thread calls it; n counts groups through all tiles. */
-template <class TILE, int STAGES, class SMEM>
-__device__ static void copy_weights(SMEM &smem, const maps &m, const place &t, int group,
-                                    unsigned n) {
-    unsigned at = n % STAGES, slot = n % (2 * STAGES);
+/* What one thread copies: the codes of a tile's groups. */
+template <class TILE> struct code_copies {
+    typename TILE::smem_type &smem;
+    const maps &m;
+    unsigned x_blocks,
+        w_blocks;       /* of the cluster, that get what this one copies; 0: itself */
+    int x_part, w_part; /* first row, and panel, of what it copies */
+    int row, panel;     /* of the tile */
 
-    ml_barrier_expect(&smem.full[at], sizeof smem.stage[0] + sizeof smem.scale[0].w);
-    ml_tensor_copy(smem.stage[at].w, &m.w, group * PANEL_BYTES / 8, t.panel0, 0,
-                   &smem.full[at]);
-    ml_tensor_copy(smem.scale[slot].w, &m.scale, group * ML_LANES, t.panel0, 0,
-                   &smem.full[at]);
-}
-
-template <int TOKENS, int STAGES, class SMEM>
-__device__ static void copy_inputs(SMEM &smem, const maps &m, const ml_fp8_gemm &g,
-                                   const place &t, int group, unsigned n) {
-    int lane = (int)threadIdx.x % 32;
-    const float *scale = g.x.scale + (int64_t)group * g.rows + t.p.first_row;
-    float *to = smem.scale[n % (2 * STAGES)].x;
-
-    if (lane == 0)
-        ml_tensor_copy(smem.stage[n % STAGES].x, &m.x, group * GROUP / 2,
-                       t.p.first_row + t.m0, 0, &smem.full[n % STAGES]);
-    for (int i = lane; i < TOKENS; i += 32) {
-        bool there = t.m0 + i < t.p.rows;
-        ml_copy_async4(to + i, there ? scale + t.m0 + i : g.x.scale, there);
+    __device__ code_copies(typename TILE::smem_type &to, const maps &from)
+        : smem(to), m(from), x_blocks(0), w_blocks(0) {
+        const rank_of<TILE> rank;
+        x_part = rank.x * (TILE::tokens / TILE::peers_x);
+        w_part = rank.w * (TILE::panels / TILE::peers_w);
+        if (TILE::peers_x > 1)
+            x_blocks = ((1u << TILE::peers_x) - 1) << rank.w * TILE::peers_x;
+        for (int i = 0; TILE::peers_w > 1 && i < TILE::peers_w; i++)
+            w_blocks |= 1u << (i * TILE::peers_x + rank.x);
     }
-    arrive_with_copies(&smem.full[n % STAGES]);
-}
 
-/* The copying warp.  The first weights are copied before the kernel in front has ended. */
-template <class TILE, int TOKENS, int STAGES, class SMEM>
-__device__ static void copy_stages(SMEM &smem, const maps &m, walk<TILE, TOKENS> w) {
-    int ahead = w.groups < STAGES ? w.groups : STAGES;
-    bool first = threadIdx.x % 32 == 0;
+    __device__ void enter(const place &t) {
+        row = t.p.first_row + t.m0 + x_part;
+        panel = t.panel0 + w_part;
+    }
 
-    for (int i = 0; first && i < ahead; i++)
-        copy_weights<TILE, STAGES>(smem, m, w.t, i, (unsigned)i);
-    __syncwarp();
+    __device__ void weights(int slot, int group) {
+        ml_barrier_expect(&smem.full[slot], sizeof smem.stage[0]);
+        ml_tensor_copy_panels(smem.stage[slot].w + w_part * PANEL_BYTES, &m.w,
+                              group * GROUP, panel, &smem.full[slot], w_blocks);
+    }
+
+    __device__ void inputs(int slot, int group) {
+        ml_tensor_copy_to(smem.stage[slot].x + x_part * GROUP, &m.x, group * (GROUP / 2),
+                          row, 0, &smem.full[slot], x_blocks);
+    }
+};
+
+/* One thread calls it.  The first weights are copied before the kernel in front has ended. */
+template <class TILE>
+__device__ static void copy_codes(typename TILE::smem_type &smem, const maps &m,
+                                  walk<TILE> w) {
+    code_copies<TILE> copy(smem, m);
+    int ahead = w.groups < TILE::stages ? w.groups : TILE::stages, first = ahead;
+    bool again = ahead == TILE::stages; /* stages have been used before */
+    ring<TILE> at;
+
+    copy.enter(w.t);
+    for (int i = 0; i < ahead; i++)
+        copy.weights(i, i);
     ml_grid_wait();
     for (int i = 0; i < ahead; i++)
-        copy_inputs<TOKENS, STAGES>(smem, m, w.g, w.t, i, (unsigned)i);
+        copy.inputs(i, i);
+    at.step(ahead);
     do {
-        for (int i = w.done ? 0 : ahead; i < w.groups; i++) {
-            unsigned n = w.done + (unsigned)i;
-            if (n >= STAGES)
-                ml_barrier_wait(&smem.empty[n % STAGES], (n / STAGES - 1) & 1);
-            if (first)
-                copy_weights<TILE, STAGES>(smem, m, w.t, i, n);
-            copy_inputs<TOKENS, STAGES>(smem, m, w.g, w.t, i, n);
+        copy.enter(w.t);
+        for (int i = first; i < w.groups; i++, at.step()) {
+            if (again)
+                ml_barrier_wait(&smem.empty[at.slot], at.turn ^ 1);
+            copy.weights(at.slot, i);
+            copy.inputs(at.slot, i);
+            again |= at.slot == TILE::stages - 1;
+        }
+        first = 0;
+    } while (w.next());
+}
+
+/* The scales of the inputs, by one warp. */
+template <class TILE>
+__device__ static void copy_scales(typename TILE::smem_type &smem, walk<TILE> w) {
+    const int each = (TILE::tokens + 31) / 32;
+    int lane = (int)threadIdx.x % 32;
+    bool again = false;
+    ring<TILE> at;
+
+    ml_grid_wait();
+    do {
+        const float *from = w.g.x.scale + w.t.p.first_row + w.t.m0 + lane;
+        int left = w.t.p.rows - w.t.m0 - lane;
+        for (int i = 0; i < w.groups; i++, at.step(), from += w.g.rows) {
+            float *to = smem.scale[at.scale()].x + lane;
+            if (again)
+                ml_barrier_wait(&smem.empty[at.slot], at.turn ^ 1);
+#pragma unroll
+            for (int j = 0; j < each; j++)
+                if (TILE::tokens % 32 == 0 || lane < TILE::tokens)
+                    ml_copy_async4(to + j * 32, j * 32 < left ? from + j * 32 : w.g.x.scale,
+                                   j * 32 < left);
+            arrive_with_copies(&smem.full[at.slot]);
+            again |= at.slot == TILE::stages - 1;
         }
     } while (w.next());
 }
 
 /* ---- products ---- */
 
-/* The operand of a group from a panel's codes.  The rows of a matrix that ldmatrix loads are in
- * different banks: lanes of the upper half of k get the two matrices of a step exchanged. */
-__device__ static void load_weights(uint32_t (&a)[STEPS][4], const unsigned char *panel) {
-    int lane = (int)threadIdx.x % 32, quad = lane % 8 / 2;
-    int k = lane / 16 * 16 + quad * 4 + lane % 2 + 2 * (lane / 8 % 2 ^ quad / 2);
-    bool swapped = lane % 4 >= 2;
-    uint32_t even = swapped ? 0x2064 : 0x6420, odd = swapped ? 0x3175 : 0x7531;
+/* By each warp that has read a stage: the blocks that fill it may do so again. */
+template <class TILE> __device__ static void release(ml_barrier *empty) {
+    int lane = (int)threadIdx.x % 32;
+    const rank_of<TILE> rank;
 
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        uint32_t r[4];
-        ml_ldmatrix4_trans(r, panel + (i * 32 + k) * ML_LANES);
-        a[i][0] = __byte_perm(r[0], r[1], even);
-        a[i][1] = __byte_perm(r[0], r[1], odd);
-        a[i][2] = __byte_perm(r[2], r[3], even);
-        a[i][3] = __byte_perm(r[2], r[3], odd);
+    __syncwarp();
+    if constexpr (TILE::peers == 1) {
+        if (lane == 0)
+            ml_barrier_arrive(empty);
+    } else if (
+        lane <
+        TILE::writers) { /* first those with its tokens, then the others with its weights */
+        int other = lane - TILE::peers_x;
+        int block = lane < TILE::peers_x
+                        ? rank.w * TILE::peers_x + lane
+                        : (other + (other >= rank.w)) * TILE::peers_x + rank.x;
+        ml_barrier_arrive_at(empty, block);
     }
 }
 
-/* By each warp that has read a stage. */
-__device__ static void release(ml_barrier *empty) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        ml_barrier_arrive(empty);
-}
+/* A team's part of a tile. */
+struct team_part {
+    int panel, column; /* of the warp; of the team */
+};
 
-/* The sums of a group, when its stage has arrived; n counts groups through all tiles.  Until they are
- * complete, wgmma reads the registers of the weights. */
-template <int TOKENS, int STAGES, class SMEM>
-__device__ static void multiply_group(float (&sum)[TOKENS / 8][4], SMEM &smem, int panel,
-                                      unsigned n) {
-    unsigned at = n % STAGES;
-    uint32_t a[STEPS][4], b = ml_panel((const bf16 *)smem.stage[at].x);
+/* Starts the sums of a group, when its stage has arrived. */
+template <class TILE>
+__device__ static void start_group(float (&sum)[TILE::columns / 8][4],
+                                   typename TILE::smem_type &smem, team_part part,
+                                   const ring<TILE> &at) {
+    int team_panel = part.panel / TEAM_PANELS * TEAM_PANELS;
+    const int stage = (int)sizeof smem.stage[0] >> 4;
+    uint32_t a = ml_panel((const bf16 *)(smem.stage[0].w + team_panel * PANEL_BYTES)) +
+                 (uint32_t)(at.slot * stage);
+    uint32_t b = ml_panel((const bf16 *)(smem.stage[0].x + part.column * GROUP)) +
+                 (uint32_t)(at.slot * stage);
 
-    ml_barrier_wait(&smem.full[at], n / STAGES & 1);
-    load_weights(a, smem.stage[at].w + panel * PANEL_BYTES);
-    ml_wgmma_fence(a);
+    ml_barrier_wait(&smem.full[at.slot], at.turn);
+    ml_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
-        multiply_step<TOKENS>(sum, a[i], ml_panel_columns(b, i), i > 0);
+        multiply_step<TILE::columns>(sum, ml_panel_columns(a, i), ml_panel_columns(b, i),
+                                     i > 0);
     ml_wgmma_commit();
-    wait_sums(sum);
-    release(&smem.empty[at]);
+}
+
+/* The sums of a group are complete, and those of LATER groups after it are not. */
+template <class TILE, int LATER>
+__device__ static void end_group(float (&sum)[TILE::columns / 8][4],
+                                 typename TILE::smem_type &smem, const ring<TILE> &at) {
+    wait_sums<LATER>(sum);
+    release<TILE>(&smem.empty[at.slot]);
 }
 
 /* Element e of a thread's sums: of token 8 (e / 4) + 2 (lane % 4) + e / 2 % 2, output e % 2. */
@@ -267,16 +381,55 @@ template <int N> __device__ static float &element(float (&sum)[N][4], int e) {
     return sum[e / 4][e % 2 * 2 + e / 2 % 2];
 }
 
-/* The scales of a thread's two outputs. */
-__device__ static float2 weight_scales(const float *panel) {
-    return *(const float2 *)(panel + threadIdx.x % 32 / 4 * 2);
-}
+/* The scales of a thread's two outputs, of four groups at a time: those of the next four are loaded while these
+ * are used. */
+struct weight_scales {
+    const float4 *row[2];
+    float4 now[2], next[2];
 
-template <int N, int TOKENS>
-__device__ static void add_group(float (&acc)[N], const float (&sum)[TOKENS / 8][4],
-                                 const float *scale, float2 weight) {
+    __device__ weight_scales(const ml_fp8_gemm &g, const place &t, int panel) {
+        int panels = (g.n + ML_LANES - 1) / ML_LANES, there = t.n0 / ML_LANES + panel;
+        int64_t at = (int64_t)t.panel0 + (there < panels ? panel : 0);
+        const unsigned char *first =
+            g.w + (at * ML_LANES + threadIdx.x % 32 / 4 * 2) * g.ld + g.scales;
+
+        row[0] = (const float4 *)first;
+        row[1] = (const float4 *)(first + g.ld);
+        load(0);
+    }
+
+    __device__ void load(int four) {
+        next[0] = __ldg(row[0] + four);
+        next[1] = __ldg(row[1] + four);
+    }
+
+    /* When group 4 `four` begins, of `groups`. */
+    __device__ void step(int four, int groups) {
+        now[0] = next[0];
+        now[1] = next[1];
+        if (4 * four + 4 < groups)
+            load(four + 1);
+    }
+
+    /* Group i of the four. */
+    __device__ float2 at(int i) const {
+        return make_float2(pick(now[0], i), pick(now[1], i));
+    }
+
+    __device__ static float pick(const float4 &v, int i) {
+        return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+    }
+};
+
+template <class TILE>
+__device__ static void add_group(float (&acc)[TILE::own],
+                                 const float (&sum)[TILE::columns / 8][4],
+                                 typename TILE::smem_type &smem, team_part part,
+                                 const ring<TILE> &at, float2 weight) {
+    const float *scale = smem.scale[at.scale()].x + part.column;
+
 #pragma unroll
-    for (int j = 0; j < TOKENS / 8; j++) {
+    for (int j = 0; j < TILE::columns / 8; j++) {
         float2 s = *(const float2 *)(scale + j * 8 + threadIdx.x % 4 * 2);
         acc[4 * j] = fmaf(sum[j][0], s.x * weight.x, acc[4 * j]);
         acc[4 * j + 1] = fmaf(sum[j][2], s.x * weight.y, acc[4 * j + 1]);
@@ -286,16 +439,59 @@ __device__ static void add_group(float (&acc)[N], const float (&sum)[TOKENS / 8]
 }
 
 /* One team has all groups. */
-template <class TILE, int TOKENS, int STAGES, class SMEM>
-__device__ static void multiply(float (&acc)[TILE::own], SMEM &smem,
-                                const walk<TILE, TOKENS> &w, int panel) {
-    float sum[TOKENS / 8][4] = {};
+template <class TILE>
+__device__ static void multiply(float (&acc)[TILE::own], typename TILE::smem_type &smem,
+                                const walk<TILE> &w, team_part part, ring<TILE> &at) {
+    weight_scales weight(w.g, w.t, part.panel);
+    float sum[TILE::columns / 8][4];
 
-    for (int i = 0; i < w.groups; i++) {
-        unsigned n = w.done + (unsigned)i;
-        multiply_group<TOKENS, STAGES>(sum, smem, panel, n);
-        add_group<TILE::own, TOKENS>(acc, sum, smem.scale[n % (2 * STAGES)].x,
-                                     weight_scales(smem.scale[n % (2 * STAGES)].w[panel]));
+    for (int first = 0; first < w.groups; first += 4) {
+        weight.step(first / 4, w.groups);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (first + i >= w.groups)
+                break;
+            start_group<TILE>(sum, smem, part, at);
+            end_group<TILE, 0>(sum, smem, at);
+            add_group<TILE>(acc, sum, smem, part, at, weight.at(i));
+            at.step();
+        }
+    }
+}
+
+/* The same; tensor cores compute a group while the one before it is added.  ptxas serializes wgmma where sums are
+ * read while those of a group that was started in an earlier turn of the loop are pending: so four groups are a
+ * turn. */
+template <class TILE>
+__device__ static void multiply_ahead(float (&acc)[TILE::own],
+                                      typename TILE::smem_type &smem, const walk<TILE> &w,
+                                      team_part part, ring<TILE> &at) {
+    weight_scales weight(w.g, w.t, part.panel);
+    float sum[2][TILE::columns / 8][4];
+    int first = 0;
+
+    for (; first + 4 <= w.groups; first += 4) {
+        weight.step(first / 4, w.groups);
+        start_group<TILE>(sum[0], smem, part, at);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ring<TILE> now = at;
+            at.step();
+            if (i < 3) {
+                start_group<TILE>(sum[(i + 1) % 2], smem, part, at);
+                end_group<TILE, 1>(sum[i % 2], smem, now);
+            } else {
+                end_group<TILE, 0>(sum[i % 2], smem, now);
+            }
+            add_group<TILE>(acc, sum[i % 2], smem, part, now, weight.at(i));
+        }
+    }
+    if (first < w.groups)
+        weight.step(first / 4, w.groups);
+    for (int i = first; i < w.groups; i++, at.step()) {
+        start_group<TILE>(sum[0], smem, part, at);
+        end_group<TILE, 0>(sum[0], smem, at);
+        add_group<TILE>(acc, sum[0], smem, part, at, weight.at(i - first));
     }
 }
 
@@ -306,36 +502,42 @@ template <class TILE> __device__ static void sync_teams(void) {
 
 /* Teams take groups in turn.  When the scales of a group are overwritten, all teams are two rounds
  * further. */
-template <class TILE, int TOKENS, int SPLIT, int STAGES, class SMEM>
-__device__ static void multiply_split(float (&acc)[TILE::own], SMEM &smem,
-                                      const walk<TILE, TOKENS> &w, int panel, int team) {
+template <class TILE>
+__device__ static void multiply_split(float (&acc)[TILE::own],
+                                      typename TILE::smem_type &smem, const walk<TILE> &w,
+                                      team_part part, int team) {
+    const int split = TILE::split;
     int thread = (int)threadIdx.x % ML_WARPGROUP;
-    float sum[TOKENS / 8][4] = {};
+    weight_scales weight(w.g, w.t, part.panel);
+    float sum[TILE::columns / 8][4];
+    ring<TILE> round; /* of the first team's group */
 
-    for (int first = 0, buf = 0; first < w.groups; first += SPLIT, buf ^= 1) {
-        unsigned n = (unsigned)(first + team);
-        float(*to)[ML_WARPGROUP] = smem.sum + (buf * SPLIT + team) * TILE::sums;
+    for (int first = 0, buf = 0; first < w.groups;
+         first += split, buf ^= 1, round.step(split)) {
+        float(*to)[ML_WARPGROUP] = smem.sum + (buf * split + team) * TILE::sums;
+        if (first % 4 == 0)
+            weight.step(first / 4, w.groups);
         if (first + team < w.groups) {
-            multiply_group<TOKENS, STAGES>(sum, smem, panel, n);
+            ring<TILE> at = round;
+            at.slot += team;
+            start_group<TILE>(sum, smem, part, at);
+            end_group<TILE, 0>(sum, smem, at);
 #pragma unroll
             for (int e = 0; e < TILE::sums; e++)
                 to[e][thread] = element(sum, e);
         }
         sync_teams<TILE>();
 #pragma unroll
-        for (int i = 0; i < SPLIT; i++) {
-            const float(*from)[ML_WARPGROUP] = smem.sum + (buf * SPLIT + i) * TILE::sums;
-            int slot = (first + i) % (2 * STAGES);
+        for (int i = 0; i < split; i++) {
+            const float(*from)[ML_WARPGROUP] = smem.sum + (buf * split + i) * TILE::sums;
+            float2 scale = weight.at(first % 4 + i);
             if (first + i >= w.groups)
                 break;
 #pragma unroll
             for (int j = 0; j < TILE::own; j++) {
                 int e = team * TILE::own + j;
-                float2 weight = weight_scales(smem.scale[slot].w[panel]);
-                acc[j] =
-                    fmaf(from[e][thread],
-                         smem.scale[slot].x[token_of(e)] * (e % 2 ? weight.y : weight.x),
-                         acc[j]);
+                float x = smem.scale[round.scale() + i].x[token_of(e)];
+                acc[j] = fmaf(from[e][thread], x * (e % 2 ? scale.y : scale.x), acc[j]);
             }
         }
     }
@@ -350,12 +552,12 @@ __device__ static float biased(const ml_fp8_gemm &g, const place &t, float sum, 
 /* A thread's elements from `first` on. */
 template <int N>
 __device__ static void put(const float (&acc)[N], const ml_fp8_gemm &g, const place &t,
-                           int panel, int first) {
-    int col = t.n0 + panel * ML_LANES + (int)threadIdx.x % 32 / 4 * 2;
+                           team_part part, int first) {
+    int col = t.n0 + part.panel * ML_LANES + (int)threadIdx.x % 32 / 4 * 2;
 
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        int row = t.m0 + token_of(first + i), at = col + (first + i) % 2;
+        int row = t.m0 + part.column + token_of(first + i), at = col + (first + i) % 2;
         bf16 *y = g.y + (int64_t)(t.p.first_row + row) * g.n + at;
         if (row >= t.p.rows || at >= g.n)
             continue;
@@ -370,44 +572,56 @@ __device__ static void put(const float (&acc)[N], const ml_fp8_gemm &g, const pl
     }
 }
 
-template <int TOKENS, int OUT, int SPLIT, int STAGES>
-__global__ void __launch_bounds__(tile<TOKENS, OUT, SPLIT, STAGES>::threads,
-                                  tile<TOKENS, OUT, SPLIT, STAGES>::per_sm)
+template <class TILE>
+__global__ void __launch_bounds__(TILE::threads, TILE::per_sm)
     fp8_kernel(const __grid_constant__ maps m, const ml_fp8_gemm g) {
-    typedef tile<TOKENS, OUT, SPLIT, STAGES> tl;
-    static_assert(SPLIT == 1 || OUT == 1, "teams share outputs or have their own");
-    static_assert(STAGES >= 2 * SPLIT, "scales are kept for two rounds");
-    typename tl::smem &smem = *(typename tl::smem *)fp8_bytes;
+    typename TILE::smem_type &smem = *(typename TILE::smem_type *)fp8_bytes;
     int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
-    int panel = (SPLIT > 1 ? 0 : team * TEAM_PANELS) + (int)threadIdx.x / 32 % TEAM_PANELS;
+    int out = TILE::split > 1 ? 0 : team / TILE::cols;
+    team_part part = { out * TEAM_PANELS + (int)threadIdx.x / 32 % TEAM_PANELS,
+                       TILE::split > 1 ? 0 : team % TILE::cols * TILE::columns };
 
     ml_grid_release();
     if (g.start)
         ml_grid_wait(); /* for the experts' rows */
-    walk<tl, TOKENS> w(g);
+    walk<TILE> w(g);
     if (w.t.p.index < 0)
         return;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < TILE::stages; i++) {
             ml_barrier_init(&smem.full[i], 1 + 32);
-            ml_barrier_init(&smem.empty[i], OUT * ML_WARPGROUP / 32);
+            ml_barrier_init(&smem.empty[i], (unsigned)(TILE::teams / TILE::split *
+                                                       ML_WARPGROUP / 32 * TILE::writers));
         }
         ml_barrier_init_end();
     }
-    __syncthreads();
-    if (team == tl::teams) {
-        copy_stages<tl, TOKENS, STAGES>(smem, m, w);
-        return;
+    sync_cluster<TILE>();
+    if (team == TILE::teams) {
+        if constexpr (TILE::most_registers)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x % ML_WARPGROUP == 0)
+            copy_codes<TILE>(smem, m, w);
+        else if (threadIdx.x % ML_WARPGROUP / 32 == 1)
+            copy_scales<TILE>(smem, w);
+        __syncwarp();
+    } else {
+        if constexpr (TILE::most_registers)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TILE::most_registers));
+        ring<TILE> at;
+        ml_grid_wait();
+        do {
+            float acc[TILE::own] = {};
+            if constexpr (TILE::split == 1 && TILE::ahead)
+                multiply_ahead<TILE>(acc, smem, w, part, at);
+            else if constexpr (TILE::split == 1)
+                multiply<TILE>(acc, smem, w, part, at);
+            else
+                multiply_split<TILE>(acc, smem, w, part, team);
+            put(acc, g, w.t, part, TILE::split > 1 ? team * TILE::own : 0);
+        } while (w.next());
     }
-    ml_grid_wait();
-    do {
-        float acc[tl::own] = {};
-        if constexpr (SPLIT == 1)
-            multiply<tl, TOKENS, STAGES>(acc, smem, w, panel);
-        else
-            multiply_split<tl, TOKENS, SPLIT, STAGES>(acc, smem, w, panel, team);
-        put(acc, g, w.t, panel, SPLIT > 1 ? team * tl::own : 0);
-    } while (SPLIT == 1 && w.next());
+    if constexpr (TILE::peers > 1)
+        sync_cluster<TILE>(); /* others still copy to, and arrive at, this block's memory */
 }
 
 /* ---- launching ---- */
@@ -436,38 +650,36 @@ static ml_tensor_box box_of(const void *at, int word, int64_t cols, int64_t rows
     return b;
 }
 
-static maps make_maps(ml_cuda_stream *s, const ml_fp8_gemm &g, int tokens, int panels) {
-    int64_t width = ml_cuda_fp8_width(g.k), all = ml_cuda_blocks(g.n, ML_LANES);
+static maps make_maps(ml_cuda_stream *s, const ml_fp8_gemm &g, int box_tokens,
+                      int box_panels) {
+    int64_t width = ml_cuda_fp8_width(g.k), panels = ml_cuda_blocks(g.n, ML_LANES);
     const ml_tensor_box x =
-        box_of(g.x.code, 0, width / 2, g.rows, width / 2, GROUP / 2, tokens);
-    const int64_t stacked = all * (g.n_expert ? g.n_expert : 1);
-    const ml_tensor_box w = box_of(g.w + g.scales, 8, (g.k + 7) / 8 * 8 * ML_LANES / 8,
-                                   stacked, (int64_t)g.panel / 8, PANEL_BYTES / 8, panels);
-    const ml_tensor_box scale = box_of(g.w, 4, width / GROUP * ML_LANES, stacked,
-                                       (int64_t)g.panel / 4, ML_LANES, panels);
+        box_of(g.x.code, 0, width / 2, g.rows, width / 2, GROUP / 2, box_tokens);
+    const ml_panel_box w = { g.w, g.k, g.ld, panels * (g.n_expert ? g.n_expert : 1),
+                             box_panels };
     maps m;
 
     ml_cuda_note(s, ml_tensor_map(&m.x, &x), "an FP8 product");
-    ml_cuda_note(s, ml_tensor_map(&m.w, &w), "an FP8 product");
-    ml_cuda_note(s, ml_tensor_map(&m.scale, &scale), "an FP8 product");
+    ml_cuda_note(s, ml_tensor_map_panels(&m.w, &w), "an FP8 product");
     return m;
 }
 
-template <int TOKENS, int OUT, int SPLIT, int STAGES>
-static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
-    typedef tile<TOKENS, OUT, SPLIT, STAGES> tl;
+template <class TILE> static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
     static const int sms = count_sms();
-    auto kernel = fp8_kernel<TOKENS, OUT, SPLIT, STAGES>;
-    int tiles = count_strips(g, TOKENS) * (int)ml_cuda_blocks(g.n, tl::outputs);
+    const int most = TILE::per_sm * sms / TILE::peers;
+    const int bytes = (int)sizeof(typename TILE::smem_type);
+    auto kernel = fp8_kernel<TILE>;
+    int tiles = count_tiles<TILE>(g);
 
-    if (SPLIT == 1 && !g.start && tiles > tl::per_sm * sms)
-        tiles = tl::per_sm * sms;
-    ml_cuda_note(s,
-                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)sizeof(typename tl::smem)),
-                 "an FP8 product");
-    ml_cuda_launch(s, "an FP8 product", kernel, dim3((unsigned)tiles), tl::threads,
-                   sizeof(typename tl::smem), make_maps(s, g, TOKENS, tl::panels), g);
+    if (TILE::split == 1 && !g.start && tiles > most)
+        tiles = most;
+    ml_cuda_note(
+        s, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "an FP8 product");
+    ml_cuda_launch_clusters(
+        s, "an FP8 product", s->early, TILE::peers, kernel,
+        dim3((unsigned)(tiles * TILE::peers)), TILE::threads, (size_t)bytes,
+        make_maps(s, g, TILE::tokens / TILE::peers_x, TILE::panels / TILE::peers_w), g);
 }
 
 enum { ONE_WAVE = 132 * 64 }; /* outputs of the SMs of an H200, in tiles of 64 */
@@ -480,15 +692,16 @@ void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
     if (g->rows == 0 || g->n == 0)
         return;
     if (each <= 8 && !g->start && g->n <= ONE_WAVE)
-        launch<8, 1, 4, 16>(s, *g); /* an SM has one block, which copies further ahead */
+        launch<tile<8, 1, 1, 4, 16>>(
+            s, *g); /* an SM has one block, which copies further ahead */
     else if (each <= 8)
-        launch<8, 1, 4, 8>(s, *g);
+        launch<tile<8, 1, 1, 4, 8>>(s, *g);
     else if (each <= 16)
-        launch<16, 1, 4, 12>(s, *g);
+        launch<tile<16, 1, 1, 4, 12>>(s, *g);
     else if (each <= 32)
-        launch<32, 1, 2, 12>(s, *g);
+        launch<tile<32, 1, 1, 2, 12>>(s, *g);
     else if (each <= 64)
-        launch<64, 1, 2, 8>(s, *g);
+        launch<tile<64, 1, 1, 2, 8>>(s, *g);
     else
-        launch<128, 2, 1, 6>(s, *g);
+        launch<tile<128, 2, 1, 1, 6>>(s, *g);
 }

@@ -3,7 +3,7 @@
  *
  * Without split-K and fast accumulation its outputs have the contract of fp8.cuh.  When a plan is made
  * its candidates are compared with our kernel for each (N, K), and the fastest with the same bits is
- * used.  It reads row-major codes: the weight is unpacked from its panels to scratch memory first. */
+ * used.  The scales of a weight's blocks are gathered from its rows to scratch memory first. */
 #include "backend/cuda/gemm/gemm_fp8.cuh"
 
 #include <cublasLt.h>
@@ -34,63 +34,26 @@ struct ml_gemm_fp8_cache {
     int n_entry;
 };
 
-/* ---- unpacking ---- */
+/* ---- scales ---- */
 
-/* Four words of four outputs each, for four inputs, become words of four inputs. */
-__device__ static void transpose(uint32_t (&v)[4]) {
-    uint32_t a = __byte_perm(v[0], v[1], 0x5140), b = __byte_perm(v[2], v[3], 0x5140);
-    uint32_t c = __byte_perm(v[0], v[1], 0x7362), d = __byte_perm(v[2], v[3], 0x7362);
+/* The scale of a block is that of its first output. */
+__global__ void gather_scales(float *scale, const unsigned char *w, int64_t ld,
+                              int64_t before, int groups, int count) {
+    int i = (int)(blockIdx.x * THREADS + threadIdx.x);
 
-    v[0] = __byte_perm(a, b, 0x5410);
-    v[1] = __byte_perm(a, b, 0x7632);
-    v[2] = __byte_perm(c, d, 0x5410);
-    v[3] = __byte_perm(c, d, 0x7632);
+    if (i < count)
+        scale[i] =
+            ((const float *)(w + (int64_t)(i / groups) * BLOCK * ld + before))[i % groups];
 }
 
-/* A block of 128 outputs and 128 inputs: 8 panels, of which a thread has four inputs.  The scale is that
- * of its first output. */
-__global__ void unpack(unsigned char *code, float *scale, const unsigned char *w,
-                       size_t panel_bytes, size_t scale_bytes, int64_t k) {
-    __shared__ uint32_t tile[BLOCK][BLOCK / 4];
-    int panel = (int)threadIdx.x / 32, quad = (int)threadIdx.x % 32;
-    int64_t k0 = (int64_t)blockIdx.x * BLOCK, n0 = (int64_t)blockIdx.y * BLOCK;
-    const unsigned char *from = w + (n0 / ML_LANES + panel) * panel_bytes;
-    const uint4 *in = (const uint4 *)(from + scale_bytes) + k0 + quad * 4;
-    uint32_t v[4][4];
-
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint4 x = in[i];
-        v[0][i] = x.x;
-        v[1][i] = x.y;
-        v[2][i] = x.z;
-        v[3][i] = x.w;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        transpose(v[i]);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            tile[panel * ML_LANES + i * 4 + j][quad] = v[i][j];
-    }
-    if (threadIdx.x == 0)
-        scale[blockIdx.y * gridDim.x + blockIdx.x] =
-            ((const float *)from)[(int64_t)blockIdx.x * ML_LANES];
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < BLOCK * BLOCK / 16; i += THREADS)
-        *(uint4 *)(code + (n0 + i / 8) * k + k0 + i % 8 * 16) =
-            *(const uint4 *)&tile[i / 8][i % 8 * 4];
-}
-
-/* The same weight as a row-major matrix. */
 static ml_fp8_rows rows_of(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch) {
-    unsigned char *code = (unsigned char *)scratch;
-    float *scale = (float *)(code + ml_cuda_align((size_t)g->n * (size_t)g->k));
+    int groups = g->k / BLOCK, count = groups * (g->n / BLOCK);
+    float *scale = (float *)scratch;
 
-    unpack<<<dim3((unsigned)(g->k / BLOCK), (unsigned)(g->n / BLOCK)), THREADS, 0,
-             s->stream>>>(code, scale, g->w, g->panel, g->scales, g->k);
-    ml_cuda_launched(s, "unpacked weights");
-    return { code, g->k, scale };
+    gather_scales<<<ml_cuda_blocks(count, THREADS), THREADS, 0, s->stream>>>(
+        scale, g->w, g->ld, g->scales, groups, count);
+    ml_cuda_launched(s, "scales of blocks");
+    return { g->w, g->ld, scale };
 }
 
 ml_fp8_rows ml_cuda_fp8_rows(ml_cuda_stream *s, const ml_op_args *a, void *scratch) {
@@ -129,7 +92,7 @@ static void describe(lt_call *c, const ml_fp8_gemm *g, const ml_fp8_rows *w) {
     cublasLtMatrixLayoutInit(&c->y, CUDA_R_16BF, (uint64_t)g->n, (uint64_t)g->rows, g->n);
 }
 
-/* With the unpacking of the weight. */
+/* With the gathering of the scales. */
 static bool run(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch,
                 const cublasLtMatmulAlgo_t *algo) {
     const float one = 1.0f, zero = 0.0f;
@@ -176,7 +139,7 @@ __global__ static void fill_codes(unsigned char *code, int64_t n, uint32_t seed)
         code[i] = (x & 127) == 127 ? 126 : x;
 }
 
-/* Between 1 and 2; all outputs of a block have the same if the scales are those of panels. */
+/* Between 1 and 2. */
 __device__ static float scale_number(uint64_t i, uint32_t seed) {
     return 1.0f + (float)(random_of(i, seed) >> 8) * 0x1p-24f;
 }
@@ -188,13 +151,14 @@ __global__ static void fill_scales(float *scale, int64_t n, uint32_t seed) {
         scale[i] = scale_number((uint64_t)i, seed);
 }
 
-__global__ static void fill_panel_scales(unsigned char *w, size_t panel_bytes, int groups,
-                                         uint32_t seed) {
-    float *scale = (float *)(w + blockIdx.x * panel_bytes);
+/* Of the rows of a weight: all outputs of a block have the same. */
+__global__ static void fill_row_scales(unsigned char *w, int64_t ld, int64_t before,
+                                       int groups, uint32_t seed) {
+    float *scale = (float *)(w + blockIdx.x * ld + before);
 
-    for (int i = (int)threadIdx.x; i < groups * ML_LANES; i += THREADS)
-        scale[i] = scale_number(
-            (uint64_t)(blockIdx.x / 8) * 65536u + (unsigned)(i / ML_LANES), seed);
+    for (int i = (int)threadIdx.x; i < groups; i += THREADS)
+        scale[i] =
+            scale_number((uint64_t)(blockIdx.x / BLOCK) * 65536u + (unsigned)i, seed);
 }
 
 __global__ static void compare(int *differ, const uint16_t *a, const uint16_t *b,
@@ -210,7 +174,7 @@ __global__ static void compare(int *differ, const uint16_t *a, const uint16_t *b
 typedef struct trial {
     ml_cuda_stream *s;
     ml_fp8_gemm g;
-    unsigned char *x, *w, *unpacked;
+    unsigned char *x, *w, *scratch;
     float *x_scale;
     bf16 *y[2]; /* ours, cuBLASLt's */
     int *differ;
@@ -220,30 +184,29 @@ typedef struct trial {
 static ml_status open_trial(trial *t, int64_t n, int64_t k, ml_err *err) {
     size_t x = ml_cuda_align((size_t)(TRIAL_ROWS * k));
     size_t scale = ml_cuda_align((size_t)(TRIAL_ROWS * k / BLOCK) * sizeof(float));
-    size_t panel = ml_codes_panel_bytes(ML_FP8_BLOCKWISE, k);
-    size_t w = ml_cuda_align((size_t)(n / ML_LANES) * panel);
+    size_t w = ml_cuda_align((size_t)(n * ml_codes_row_bytes(k)));
     size_t y = ml_cuda_align((size_t)(TRIAL_ROWS * n) * sizeof(bf16));
-    size_t unpacked = ml_cuda_align((size_t)(2 * n * k));
+    size_t scratch = ml_cuda_align((size_t)(n / BLOCK * k / BLOCK) * sizeof(float));
     unsigned char *all;
 
-    if (cudaMalloc((void **)&all, x + scale + w + unpacked + 2 * y + 256) != cudaSuccess) {
+    if (cudaMalloc((void **)&all, x + scale + w + scratch + 2 * y + 256) != cudaSuccess) {
         cudaGetLastError();
         return ml_fail(err, ML_ENOMEM,
                        "out of GPU memory: cannot allocate %.1f MiB for autotuning FP8 "
                        "products; free some GPU memory",
-                       (double)(x + scale + w + unpacked + 2 * y) / 0x1p20);
+                       (double)(x + scale + w + scratch + 2 * y) / 0x1p20);
     }
     t->x = all;
     t->x_scale = (float *)(all + x);
     t->w = all + x + scale;
-    t->unpacked = t->w + w;
-    t->y[0] = (bf16 *)(t->unpacked + unpacked);
+    t->scratch = t->w + w;
+    t->y[0] = (bf16 *)(t->scratch + scratch);
     t->y[1] = (bf16 *)((unsigned char *)t->y[0] + y);
     t->differ = (int *)((unsigned char *)t->y[1] + y);
     t->g.x = { t->x, t->x_scale };
     t->g.w = t->w;
-    t->g.panel = panel;
-    t->g.scales = ml_codes_scale_bytes(ML_FP8_BLOCKWISE, k);
+    t->g.ld = ml_codes_row_bytes(k);
+    t->g.scales = ml_codes_row_scales(k);
     t->g.rows = TRIAL_ROWS;
     t->g.n = (int)n;
     t->g.k = (int)k;
@@ -261,17 +224,15 @@ static void close_trial(trial *t) {
 
 static void fill_trial(trial *t, int turn) {
     uint32_t seed = 4 * (uint32_t)turn;
-    int64_t x = (int64_t)TRIAL_ROWS * t->g.k, scales = x / BLOCK,
-            panels = t->g.n / ML_LANES;
-    int64_t w = panels * (int64_t)t->g.panel;
+    int64_t x = (int64_t)TRIAL_ROWS * t->g.k, scales = x / BLOCK, w = t->g.n * t->g.ld;
     cudaStream_t s = t->s->stream;
 
     fill_codes<<<ml_cuda_blocks(x, THREADS), THREADS, 0, s>>>(t->x, x, seed);
     fill_scales<<<ml_cuda_blocks(scales, THREADS), THREADS, 0, s>>>(t->x_scale, scales,
                                                                     seed + 1);
     fill_codes<<<ml_cuda_blocks(w, THREADS), THREADS, 0, s>>>(t->w, w, seed + 2);
-    fill_panel_scales<<<(unsigned)panels, THREADS, 0, s>>>(t->w, t->g.panel, t->g.k / BLOCK,
-                                                           seed + 3);
+    fill_row_scales<<<(unsigned)t->g.n, THREADS, 0, s>>>(t->w, t->g.ld, t->g.scales,
+                                                         t->g.k / BLOCK, seed + 3);
 }
 
 static ml_fp8_gemm gemm_of(const trial *t, int rows, int y) {
@@ -290,7 +251,7 @@ static bool same_bits(trial *t, int rows, const cublasLtMatmulAlgo_t *algo) {
 
     cudaMemsetAsync(t->y[1], 0xff, (size_t)count * sizeof(bf16), t->s->stream);
     cudaMemsetAsync(t->differ, 0, sizeof differ, t->s->stream);
-    if (!run(t->s, &g, t->unpacked, algo))
+    if (!run(t->s, &g, t->scratch, algo))
         return false;
     compare<<<ml_cuda_blocks(count, THREADS), THREADS, 0, t->s->stream>>>(
         t->differ, (const uint16_t *)t->y[0], (const uint16_t *)t->y[1], count);
@@ -323,7 +284,7 @@ static float time_of(trial *t, const cublasLtMatmulAlgo_t *algo) {
         if (i == 1)
             cudaEventRecord(t->start, t->s->stream);
         if (algo)
-            run(t->s, &g, t->unpacked, algo);
+            run(t->s, &g, t->scratch, algo);
         else
             ml_fp8_gemm_run(t->s, &g);
     }
@@ -337,7 +298,7 @@ static float time_of(trial *t, const cublasLtMatmulAlgo_t *algo) {
 static void choose(trial *t, fp8_entry *e) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     ml_fp8_gemm g = gemm_of(t, TRIAL_ROWS, 1);
-    int n = candidates(t->s, &g, t->unpacked, found);
+    int n = candidates(t->s, &g, t->scratch, found);
     float best;
 
     fill_trial(t, 0);

@@ -13,15 +13,15 @@ typedef struct ml_fp8_rows {
     const float *scale;
 } ml_fp8_rows;
 
-/* Of the weight of a LINEAR that ml_fp8_takes.  scratch: n * k bytes aligned to 256, then 4 bytes for each
- * block; the bytes of the weight in bf16 are always enough. */
+/* Of the weight of a LINEAR that ml_fp8_takes: the codes are the weight's own; the scales are gathered to
+ * scratch, 4 bytes for each block. */
 ml_fp8_rows ml_cuda_fp8_rows(ml_cuda_stream *s, const ml_op_args *a, void *scratch);
 
 /* Autotunes LINEARs with this (n, k) and up to about `rows` rows. */
 ml_status ml_gemm_fp8_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k,
                           ml_err *err);
-/* False: our kernel has to run.  The weight is unpacked to the scratch memory in which a quantized
- * weight is dequantized otherwise. */
+/* False: our kernel has to run.  Scales are gathered to the scratch memory in which a quantized weight is
+ * dequantized otherwise. */
 bool ml_gemm_fp8(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_gemm *g);
 void ml_gemm_fp8_close(ml_cuda_stream *s);
 
