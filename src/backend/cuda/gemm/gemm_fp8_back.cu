@@ -126,7 +126,7 @@ static void run(ml_cuda_stream *s, const product *g) {
 
 typedef struct operands {
     ml_fp8_operand w, dy, tail, dy_cols, x_cols;
-    void *weight, *tail_dx;
+    void *w_scale, *tail_dx;
     int64_t n, k, rows, tail_rows;
     bool e5m2;
 } operands;
@@ -146,7 +146,7 @@ static operands operands_of(const ml_op_args *a) {
     o.tail = operand_at(a, at.tail);
     o.dy_cols = operand_at(a, at.dy_cols);
     o.x_cols = operand_at(a, at.x_cols);
-    o.weight = (char *)a->scratch + at.weight;
+    o.w_scale = (char *)a->scratch + at.w_scale;
     o.tail_dx = (char *)a->scratch + at.tail_dx;
     o.n = a->w[0].shape[0];
     o.k = a->w[0].shape[1];
@@ -230,7 +230,7 @@ static void back_tail(ml_cuda_stream *s, const ml_op_args *a, const operands *o)
 }
 
 static void back_input(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
-    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, o->weight);
+    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, o->w_scale);
     const product g = input_product(a, o, false);
 
     ml_fp8_transpose(s, &o->w, &w, o->n, o->k);
