@@ -470,9 +470,7 @@ typedef struct ml_op_args {
     const ml_lora_table *lora; /* LORA: the adapters; NULL: none */
     int32_t loss_rows; /* LMHEAD: rows processed at a time; 0: the backend decides */
     ml_grad_format grad_format;
-    bool
-        same_input; /* backward of LINEAR: the call before it was one with the same in[0] */
-    void *scratch;  /* at least ml_ops.scratch() bytes, aligned to 64 */
+    void *scratch; /* at least ml_ops.scratch() bytes, aligned to 64 */
 } ml_op_args;
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);
@@ -515,6 +513,9 @@ typedef struct ml_ops {
      * returns how many calls it ran; 0: run the first call alone.  Outputs that only
      * these calls read need not be written.  NULL: no fusion. */
     int (*together)(ml_stream *s, const ml_op_call *call, int n);
+    /* The same of backward: n calls of LINEAR with one input, in the order in which they run.  Their scratch
+     * memory is that of one call with all their outputs.  0: run them one by one.  NULL: no fusion. */
+    int (*together_back)(ml_stream *s, const ml_op_call *call, int n);
     /* Scratch bytes for a call with these shapes (data pointers are not read). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);
     /* Called once for each call of a plan, with its largest shapes: the backend rejects

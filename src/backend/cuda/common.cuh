@@ -43,10 +43,6 @@ typedef struct ml_cuda_stream {
     struct {              /* consecutive LINEARs of the plan being made, as one GEMM */
         int64_t n, k;
     } joint;
-    struct { /* x whose codes the last backward of LINEAR left in its scratch memory */
-        const void *x, *scratch;
-        int64_t rows;
-    } rounded;
     ml_cuda_host host;
     bool early; /* PDL: kernels may begin before the previous one has ended (sm_90) */
     bool wgmma; /* the card and this library have the kernels of Hopper */
@@ -162,6 +158,8 @@ ML_CUDA_OP(stream_mix)  /* streams.cu */
 ML_CUDA_OP(hyper_coef)  /* streams.cu */
 ML_CUDA_OP(lora)        /* lora.cu */
 #undef ML_CUDA_OP
+/* ml_ops.together_back: linear.cu */
+int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *call, int n);
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* copies.cu */
 
 /* y [n] += the sum of part [n_part, n], in order.  elementwise.cu */

@@ -99,7 +99,7 @@ __device__ static place find_place(const ml_fp8_rounding &o, int64_t row0) {
     float *scale = in_tail ? o.tail.scale : o.along_rows.scale;
 
     at = in_tail ? at : row0;
-    return { code && (!in_tail || at < ML_FP8_TAIL) ? code + at * o.cols : NULL, scale + at,
+    return { code && (!in_tail || at < ML_FP8_TAIL) ? code + at * o.ld : NULL, scale + at,
              in_tail ? ML_FP8_TAIL : before };
 }
 
@@ -107,7 +107,7 @@ __device__ static place find_place(const ml_fp8_rounding &o, int64_t row0) {
  * i % 8. */
 template <bool E5M2>
 __device__ static void round_rows(const place &p, const uint4 (&v)[EIGHT], int64_t col0,
-                                  int64_t cols) {
+                                  int64_t ld) {
     int lane = (int)threadIdx.x % 32, mine = lane % EIGHT;
     uint32_t amax[EIGHT / 2], own = 0;
     float scale, inverse;
@@ -134,7 +134,7 @@ __device__ static void round_rows(const place &p, const uint4 (&v)[EIGHT], int64
             code[j] = two_codes<E5M2>(low_of(pair) * by, high_of(pair) * by);
         }
         if (p.code)
-            *(uint2 *)(p.code + i * cols + col0) =
+            *(uint2 *)(p.code + i * ld + col0) =
                 make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
     }
 }
@@ -183,7 +183,7 @@ __device__ static void scale_columns(const ml_fp8_rounding &o, float (&inverse)[
     }
     if (threadIdx.x < TILE / 2) {
         if (!BLOCKS)
-            *(float2 *)(o.along_cols.scale + blockIdx.y * o.cols + blockIdx.x * TILE +
+            *(float2 *)(o.along_cols.scale + blockIdx.y * o.ld + blockIdx.x * TILE +
                         2 * threadIdx.x) = s;
         inverse[2 * threadIdx.x] = 1.0f / s.x;
         inverse[2 * threadIdx.x + 1] = 1.0f / s.y;
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o
         v[i] = row0 + i < o.rows ? *(const uint4 *)(o.x + (row0 + i) * o.cols + col0)
                                  : make_uint4(0, 0, 0, 0);
     if (o.along_rows.code)
-        round_rows<E5M2>(find_place(o, row0), v, col0, o.cols);
+        round_rows<E5M2>(find_place(o, row0), v, col0, o.ld);
     scale_columns<E5M2, BLOCKS>(o, inverse, v);
 #pragma unroll
     for (int j = 0; j < EIGHT; j++)
@@ -255,7 +255,7 @@ __device__ static void transpose_words(uint32_t (&v)[4]) {
 }
 
 __global__ void __launch_bounds__(THREADS)
-    transpose_codes(const ml_fp8_operand to, const ml_fp8_rows w, int64_t n,
+    transpose_codes(const ml_fp8_operand to, const ml_fp8_rows w, int64_t ld,
                     int padded_groups) {
     __shared__ __align__(16) code_tile tile;
     int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
@@ -281,15 +281,15 @@ __global__ void __launch_bounds__(THREADS)
         to.scale[(int64_t)blockIdx.x * padded_groups + blockIdx.y] =
             w.scale[(int64_t)blockIdx.y * gridDim.x + blockIdx.x];
     __syncthreads();
-    write_columns(to.code + (int64_t)blockIdx.x * TILE * n + (int64_t)blockIdx.y * TILE, n,
-                  tile);
+    write_columns(to.code + (int64_t)blockIdx.x * TILE * ld + (int64_t)blockIdx.y * TILE,
+                  ld, tile);
 }
 
 void ml_fp8_transpose(ml_cuda_stream *s, const ml_fp8_operand *to, const ml_fp8_rows *w,
-                      int64_t n, int64_t k) {
+                      int64_t n, int64_t k, int64_t ld) {
     dim3 grid((unsigned)(k / TILE), (unsigned)(n / TILE));
 
-    transpose_codes<<<grid, THREADS, 0, s->stream>>>(*to, *w, n,
-                                                     (int)((n / TILE + 3) / 4 * 4));
+    transpose_codes<<<grid, THREADS, 0, s->stream>>>(*to, *w, ld,
+                                                     (int)((ld / TILE + 3) / 4 * 4));
     ml_cuda_launched(s, "transposed weights");
 }

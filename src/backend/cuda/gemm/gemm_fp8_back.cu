@@ -124,163 +124,226 @@ static void run(ml_cuda_stream *s, const product *g) {
 
 /* ---- the gradients ---- */
 
-typedef struct operands {
+/* Of LINEARs with one input: their outputs are side by side, as those of one. */
+typedef struct gradients {
+    const ml_op_args *linear[ML_FP8_JOINT]; /* in the order of their weight gradients */
+    int n_linear;
+    int64_t n, k, rows, tail_rows; /* n: outputs of all */
+    bool e5m2, add;                /* add: to dx */
     ml_fp8_operand w, dy, tail, dy_cols, x_cols;
-    void *w_scale, *tail_dx;
-    int64_t n, k, rows, tail_rows;
-    bool e5m2;
-} operands;
+    void *w_scale, *tail_dx, *dx, *dw;
+} gradients;
 
-static ml_fp8_operand operand_at(const ml_op_args *a, ml_fp8_place at) {
-    char *scratch = (char *)a->scratch;
-
+static ml_fp8_operand operand_at(char *scratch, ml_fp8_place at) {
     return { (unsigned char *)scratch + at.code, (float *)(scratch + at.scale) };
 }
 
-static operands operands_of(const ml_op_args *a) {
-    const ml_fp8_back_scratch at = ml_cuda_fp8_back_scratch(a);
-    operands o = {};
+static void place_operands(gradients *g) {
+    ml_op_args joint = *g->linear[0];
+    ml_fp8_back_scratch at;
+    char *scratch = (char *)joint.scratch;
 
-    o.w = operand_at(a, at.w);
-    o.dy = operand_at(a, at.dy);
-    o.tail = operand_at(a, at.tail);
-    o.dy_cols = operand_at(a, at.dy_cols);
-    o.x_cols = operand_at(a, at.x_cols);
-    o.w_scale = (char *)a->scratch + at.w_scale;
-    o.tail_dx = (char *)a->scratch + at.tail_dx;
-    o.n = a->w[0].shape[0];
-    o.k = a->w[0].shape[1];
-    o.rows = a->dout[0].shape[0];
-    o.tail_rows = o.rows % ML_FP8_TAIL;
-    o.e5m2 = a->grad_format == ML_GRAD_E5M2;
-    return o;
+    joint.w[0].shape[0] = g->n;
+    at = ml_cuda_fp8_back_scratch(&joint);
+    g->w = operand_at(scratch, at.w);
+    g->dy = operand_at(scratch, at.dy);
+    g->tail = operand_at(scratch, at.tail);
+    g->dy_cols = operand_at(scratch, at.dy_cols);
+    g->x_cols = operand_at(scratch, at.x_cols);
+    g->w_scale = scratch + at.w_scale;
+    g->tail_dx = scratch + at.tail_dx;
+}
+
+/* linear: in the order of their weight gradients; the last runs first. */
+static gradients gradients_of(const ml_op_args *const *linear, int n) {
+    const ml_op_args *first = linear[0];
+    gradients g = {};
+
+    g.n_linear = n;
+    for (int i = 0; i < n; i++) {
+        g.linear[i] = linear[i];
+        g.n += linear[i]->w[0].shape[0];
+    }
+    g.k = first->w[0].shape[1];
+    g.rows = first->in[0].shape[0];
+    g.tail_rows = g.rows % ML_FP8_TAIL;
+    g.e5m2 = first->grad_format == ML_GRAD_E5M2;
+    g.add = linear[n - 1]->din_add[0];
+    g.dx = first->din[0].data;
+    g.dw = first->dw[0].data;
+    place_operands(&g);
+    return g;
 }
 
 /* dx' (k x m) = w' (k x n) dy' (n x m), of the rows before the tail or of the tail. */
-static product input_product(const ml_op_args *a, const operands *o, bool tail) {
-    product g = {};
+static product input_product(const gradients *g, bool tail) {
+    product c = {};
 
-    g.p = o->k;
-    g.q = tail ? ML_FP8_TAIL : o->rows - o->tail_rows;
-    g.k = o->n;
-    g.e5m2 = o->e5m2;
-    g.add = a->din_add[0];
-    g.a = o->w;
-    g.b = tail ? o->tail : o->dy;
-    g.c = tail ? o->tail_dx : a->din[0].data;
-    return g;
+    c.p = g->k;
+    c.q = tail ? ML_FP8_TAIL : g->rows - g->tail_rows;
+    c.k = g->n;
+    c.e5m2 = g->e5m2;
+    c.add = g->add;
+    c.a = g->w;
+    c.b = tail ? g->tail : g->dy;
+    c.c = tail ? g->tail_dx : g->dx;
+    return c;
 }
 
 /* dw' (k x n) += x' (k x m) dy (m x n). */
-static product weight_product(const ml_op_args *a, const operands *o) {
-    product g = {};
+static product weight_product(const gradients *g) {
+    product c = {};
 
-    g.p = o->k;
-    g.q = o->n;
-    g.k = ml_cuda_fp8_width(o->rows);
-    g.e5m2 = o->e5m2;
-    g.f32 = true;
-    g.add = true;
-    g.a = o->x_cols;
-    g.b = o->dy_cols;
-    g.c = a->dw[0].data;
-    return g;
+    c.p = g->k;
+    c.q = g->n;
+    c.k = ml_cuda_fp8_width(g->rows);
+    c.e5m2 = g->e5m2;
+    c.f32 = true;
+    c.add = true;
+    c.a = g->x_cols;
+    c.b = g->dy_cols;
+    c.c = g->dw;
+    return c;
 }
 
-static void round_gradient(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
+/* Of a LINEAR whose outputs begin at column `at`. */
+static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
+                           int64_t at) {
+    const int64_t group = at / 128, before = g->rows - g->tail_rows;
     ml_fp8_rounding r = {};
 
     r.x = (const bf16 *)a->dout[0].data;
-    r.rows = o->rows;
-    r.cols = o->n;
-    r.e5m2 = o->e5m2;
-    if (a->din[0].data)
-        r.along_rows = o->dy;
-    if (a->din[0].data && o->tail_rows)
-        r.tail = o->tail;
-    r.along_cols = o->dy_cols;
+    r.rows = g->rows;
+    r.cols = a->w[0].shape[0];
+    r.ld = g->n;
+    r.e5m2 = g->e5m2;
+    if (g->dx)
+        r.along_rows = { g->dy.code + at, g->dy.scale + group * before };
+    if (g->dx && g->tail_rows)
+        r.tail = { g->tail.code + at, g->tail.scale + group * ML_FP8_TAIL };
+    r.along_cols = { g->dy_cols.code + at * ml_cuda_fp8_width(g->rows),
+                     g->dy_cols.scale + at };
     ml_fp8_round_operand(s, &r);
 }
 
-static void round_input(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
+static void transpose_weight(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
+                             int64_t at) {
+    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, g->w_scale);
+    const ml_fp8_operand to = { g->w.code + at, g->w.scale + at / 128 };
+
+    ml_fp8_transpose(s, &to, &w, a->w[0].shape[0], g->k, g->n);
+}
+
+static void round_input(ml_cuda_stream *s, const gradients *g) {
     ml_fp8_rounding r = {};
 
-    r.x = (const bf16 *)a->in[0].data;
-    r.rows = o->rows;
-    r.cols = o->k;
+    r.x = (const bf16 *)g->linear[0]->in[0].data;
+    r.rows = g->rows;
+    r.cols = r.ld = g->k;
     r.blocks = true;
-    r.along_cols = o->x_cols;
+    r.along_cols = g->x_cols;
     ml_fp8_round_operand(s, &r);
 }
 
 /* The rows of the tail pass through scratch memory: dx has no room for the others. */
-static void back_tail(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
-    const product g = input_product(a, o, true);
-    const size_t bytes = (size_t)(o->tail_rows * o->k) * sizeof(bf16);
-    bf16 *dx = (bf16 *)a->din[0].data + (o->rows - o->tail_rows) * o->k;
+static void back_tail(ml_cuda_stream *s, const gradients *g) {
+    const product c = input_product(g, true);
+    const size_t bytes = (size_t)(g->tail_rows * g->k) * sizeof(bf16);
+    const char *doing = "the last rows of an FP8 gradient";
+    bf16 *dx = (bf16 *)g->dx + (g->rows - g->tail_rows) * g->k;
 
-    if (g.add)
+    if (c.add)
         ml_cuda_note(
-            s, cudaMemcpyAsync(o->tail_dx, dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
-            "the last rows of an FP8 gradient");
-    run(s, &g);
+            s, cudaMemcpyAsync(g->tail_dx, dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+            doing);
+    run(s, &c);
     ml_cuda_note(
-        s, cudaMemcpyAsync(dx, o->tail_dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
-        "the last rows of an FP8 gradient");
+        s, cudaMemcpyAsync(dx, g->tail_dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+        doing);
 }
 
-static void back_input(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
-    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, o->w_scale);
-    const product g = input_product(a, o, false);
+static void back_input(ml_cuda_stream *s, const gradients *g) {
+    const product c = input_product(g, false);
+    int64_t at = 0;
 
-    ml_fp8_transpose(s, &o->w, &w, o->n, o->k);
-    if (g.q)
-        run(s, &g);
-    if (o->tail_rows)
-        back_tail(s, a, o);
+    for (int i = 0; i < g->n_linear; i++) {
+        transpose_weight(s, g, g->linear[i], at);
+        at += g->linear[i]->w[0].shape[0];
+    }
+    if (c.q)
+        run(s, &c);
+    if (g->tail_rows)
+        back_tail(s, g);
 }
 
-static void back_weight(ml_cuda_stream *s, const ml_op_args *a, const operands *o,
-                        bool rounded) {
-    const product g = weight_product(a, o);
+static void back_weight(ml_cuda_stream *s, const gradients *g) {
+    const product c = weight_product(g);
 
-    if (!rounded)
-        round_input(s, a, o);
-    s->rounded.x = a->in[0].data;
-    s->rounded.scratch = a->scratch;
-    s->rounded.rows = o->rows;
-    run(s, &g);
+    round_input(s, g);
+    run(s, &c);
 }
 
 /* Whether cuBLASLt has all products that these gradients need. */
-static bool has_products(ml_cuda_stream *s, const ml_op_args *a, const operands *o) {
-    const product main = input_product(a, o, false), tail = input_product(a, o, true);
-    const product weight = weight_product(a, o);
+static bool has_products(ml_cuda_stream *s, const gradients *g) {
+    const product main = input_product(g, false), tail = input_product(g, true);
+    const product weight = weight_product(g);
 
-    return (!main.q || algo_of(s, &main)) && (!o->tail_rows || algo_of(s, &tail)) &&
+    return (!main.q || algo_of(s, &main)) && (!g->tail_rows || algo_of(s, &tail)) &&
            algo_of(s, &weight);
 }
 
-bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a) {
-    const bool rounded = a->same_input && s->rounded.x == a->in[0].data &&
-                         s->rounded.scratch == a->scratch &&
-                         s->rounded.rows == a->in[0].shape[0];
-    operands o;
+static bool back(ml_cuda_stream *s, const gradients *g) {
+    int64_t at = 0;
 
-    s->rounded.x = NULL;
-    if (!ml_cuda_linear_fp8_back(a) || !ml_fp8_takes(s, a->w[0].dtype))
-        return false;
-    o = operands_of(a);
-    if (o.rows == 0)
+    if (g->rows == 0)
         return true;
-    if (!has_products(s, a, &o))
+    if (!has_products(s, g))
         return false;
-    round_gradient(s, a, &o);
-    if (a->din[0].data)
-        back_input(s, a, &o);
-    if (a->dw[0].data)
-        back_weight(s, a, &o, rounded);
+    for (int i = 0; i < g->n_linear; i++) {
+        round_gradient(s, g, g->linear[i], at);
+        at += g->linear[i]->w[0].shape[0];
+    }
+    if (g->dx)
+        back_input(s, g);
+    if (g->dw)
+        back_weight(s, g);
     return true;
+}
+
+static bool takes(const ml_cuda_stream *s, const ml_op_args *a) {
+    return ml_cuda_linear_fp8_back(a) && ml_fp8_takes(s, a->w[0].dtype);
+}
+
+bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a) {
+    gradients g;
+
+    if (!takes(s, a))
+        return false;
+    g = gradients_of(&a, 1);
+    return back(s, &g);
+}
+
+/* Does b, which runs before a, have the input of a, and the weight gradient after that of a? */
+static bool is_next(const ml_op_args *a, const ml_op_args *b) {
+    return a->in[0].data == b->in[0].data && a->din[0].data == b->din[0].data &&
+           a->din_add[0] && a->dw[0].data && a->scratch == b->scratch &&
+           (char *)a->dw[0].data + ml_tensor_bytes(&a->dw[0]) == (char *)b->dw[0].data;
+}
+
+bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
+    const ml_op_args *linear[ML_FP8_JOINT] = {};
+    gradients g;
+
+    if (n > ML_FP8_JOINT)
+        return false;
+    for (int i = 0; i < n; i++) {
+        linear[n - 1 - i] = &call[i].args;
+        if (!takes(s, &call[i].args) ||
+            (i > 0 && !is_next(&call[i].args, &call[i - 1].args)))
+            return false;
+    }
+    g = gradients_of(linear, n);
+    return back(s, &g);
 }
 
 void ml_gemm_fp8_back_close(ml_cuda_stream *s) {
