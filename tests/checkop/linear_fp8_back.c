@@ -2,6 +2,7 @@
  *
  * The reference rounds the operands as the kernels do, and multiplies in f64. */
 #include <math.h>
+#include <string.h>
 
 #include "tests/checkop/checkop.h"
 
@@ -137,6 +138,149 @@ static void same_as_reference(ck_env *e, const ck_case *c) {
                 0x1p-10);
 }
 
+/* ---- LINEARs with one input ---- */
+
+/* The case's LINEAR on the device, which two with its first outputs and the others must equal. */
+typedef struct split {
+    const ck_case *c;
+    ml_backend *be;
+    ml_buf memory;
+    size_t used;
+    ml_op_args whole;
+} split;
+
+static void *take(split *s, size_t bytes) {
+    void *at = (unsigned char *)s->memory.ptr + s->used;
+
+    s->used += (bytes + 255) / 256 * 256;
+    return at;
+}
+
+/* Columns [begin, end) of a matrix, in bf16. */
+static ml_tensor send_columns(split *s, const ml_tensor *t, int64_t begin, int64_t end) {
+    ml_tensor to = ck_mat(t->shape[0], end - begin);
+    const float *from = t->data;
+    uint16_t *x = ML_NEW(s->c->arena, uint16_t, ml_tensor_count(&to));
+
+    to.dtype = ML_BF16;
+    to.data = take(s, ml_tensor_bytes(&to));
+    for (int64_t i = 0; i < ml_tensor_count(&to); i++)
+        x[i] = ml_f32_to_bf16(
+            from[i / (end - begin) * t->shape[1] + begin + i % (end - begin)]);
+    s->be->dev->copy_in(s->be->stream, to.data, x, ml_tensor_bytes(&to));
+    return to;
+}
+
+static ml_tensor send_zeros(split *s, ml_dtype dtype, int64_t rows, int64_t cols) {
+    ml_tensor to = ck_mat(rows, cols);
+
+    to.dtype = dtype;
+    to.data = take(s, ml_tensor_bytes(&to));
+    s->be->dev->copy_in(s->be->stream, to.data,
+                        ML_NEW(s->c->arena, unsigned char, (int64_t)ml_tensor_bytes(&to)),
+                        ml_tensor_bytes(&to));
+    return to;
+}
+
+static ml_tensor send_codes(split *s, const ml_tensor *w) {
+    ml_tensor to = *w;
+    unsigned char *rows;
+
+    to.layout = ml_codes_layout(w->dtype, s->be->linear);
+    rows = ML_NEW(s->c->arena, unsigned char, (int64_t)ml_tensor_bytes(&to));
+    to.data = rows;
+    for (int64_t i = 0; i < w->shape[0]; i++) {
+        const ck_fp8_row row = ck_fp8_weight(s->c->arena, w, 0, i);
+        ml_codes_put(&to, i, 0, w->shape[1], row.code);
+        ml_codes_put_scales(&to, i, row.scale);
+    }
+    to.data = take(s, ml_tensor_bytes(&to));
+    s->be->dev->copy_in(s->be->stream, to.data, rows, ml_tensor_bytes(&to));
+    return to;
+}
+
+/* Rows [begin, end) of a matrix on the device; whole panels. */
+static ml_tensor rows_of(const ml_tensor *t, int64_t begin, int64_t end) {
+    ml_tensor before = *t, rows = *t;
+
+    before.shape[0] = begin;
+    rows.shape[0] = end - begin;
+    rows.data = (unsigned char *)t->data + ml_tensor_bytes(&before);
+    return rows;
+}
+
+/* Outputs [begin, end) of the whole. */
+static ml_op_call part_of(split *s, int64_t begin, int64_t end, const ml_tensor *dx,
+                          const ml_tensor *dw, bool add) {
+    ml_op_call part = { .op = ML_OP_LINEAR, .args = s->whole };
+
+    part.args.w[0] = rows_of(&s->whole.w[0], begin, end);
+    part.args.dw[0] = rows_of(dw, begin, end);
+    part.args.dout[0] = send_columns(s, &s->c->dout[0], begin, end);
+    part.args.out[0] = part.args.dout[0];
+    part.args.din[0] = *dx;
+    part.args.din_add[0] = add;
+    return part;
+}
+
+static bool open_split(split *s, ck_env *e, const ck_case *c) {
+    const int64_t m = c->in[0].shape[0], n = c->w[0].shape[0], k = c->w[0].shape[1];
+    ml_err err;
+
+    *s = (split){ .c = c, .be = &e->backend[0] };
+    if (s->be->dev->alloc(s->be->dev, &s->memory, (size_t)64 << 20, ML_MEM_ACT, &err)) {
+        ck_fail(e, "%s", err.msg);
+        return false;
+    }
+    s->whole =
+        (ml_op_args){ .attr = &c->attr, .rows = &c->rows, .grad_format = c->grad_format };
+    s->whole.in[0] = send_columns(s, &c->in[0], 0, k);
+    s->whole.w[0] = send_codes(s, &c->w[0]);
+    s->whole.dout[0] = s->whole.out[0] = send_columns(s, &c->dout[0], 0, n);
+    s->whole.din[0] = send_zeros(s, ML_BF16, m, k);
+    s->whole.dw[0] = send_zeros(s, ML_F32, n, k);
+    return true;
+}
+
+static bool same_bytes(split *s, const ml_tensor *a, const ml_tensor *b) {
+    const size_t bytes = ml_tensor_bytes(a);
+    unsigned char *x = ML_NEW(s->c->arena, unsigned char, 2 * (int64_t)bytes);
+    ml_err err;
+
+    s->be->dev->copy_out(s->be->stream, x, a->data, bytes);
+    s->be->dev->copy_out(s->be->stream, x + bytes, b->data, bytes);
+    return s->be->dev->sync(s->be->stream, &err) == ML_OK &&
+           memcmp(x, x + bytes, bytes) == 0;
+}
+
+/* Backward of two LINEARs with one input as one piece of work has the bits of one LINEAR with all outputs. */
+static void same_as_whole(ck_env *e, const ck_case *c) {
+    const int64_t m = c->in[0].shape[0], n = c->w[0].shape[0], k = c->w[0].shape[1];
+    ml_tensor dx, dw;
+    ml_op_call part[2];
+    split s;
+
+    if (n == GROUP || !open_split(&s, e, c))
+        return;
+    dx = send_zeros(&s, ML_BF16, m, k);
+    dw = send_zeros(&s, ML_F32, n, k);
+    part[0] = part_of(&s, GROUP, n, &dx, &dw, false);
+    part[1] = part_of(&s, 0, GROUP, &dx, &dw, true);
+    s.whole.scratch = take(&s, 0);
+    part[0].args.scratch = part[1].args.scratch = s.whole.scratch;
+    s.be->ops->backward[ML_OP_LINEAR](s.be->stream, &s.whole);
+    if (s.be->ops->together_back(s.be->stream, part, 2) != 2)
+        ck_fail(e, "two products with one input are not computed together");
+    else if (!same_bytes(&s, &s.whole.din[0], &dx) || !same_bytes(&s, &s.whole.dw[0], &dw))
+        ck_fail(e, "gradients of two products with one input differ from those of one");
+    s.be->dev->free(&s.memory);
+}
+
+static void also(ck_env *e, const ck_case *c) {
+    same_as_reference(e, c);
+    same_as_whole(e, c);
+}
+
 const ck_suite ck_linear_fp8_back = {
     .op = ML_OP_LINEAR,
     .n_case = sizeof variants / sizeof *variants,
@@ -147,5 +291,5 @@ const ck_suite ck_linear_fp8_back = {
     .rounds = true,
     .row_out = 1,
     .device_only = true,
-    .also = same_as_reference,
+    .also = also,
 };
