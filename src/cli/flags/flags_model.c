@@ -181,9 +181,9 @@ const ml_flag ml_flags_model[] = {
       .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
       .from = ML_FROM_OURS,
       .help = "Compute the gradients of linear layers as FP8 products, too, where both "
-              "widths are multiples of 128: gradients and weights in groups of outputs, "
-              "gradients and inputs in groups of 128 tokens.  Needs --fp8-format, "
-              "--fp8-recipe blockwise and a GPU with wgmma (Hopper)." },
+              "widths are multiples of 128: gradients in groups of 128 outputs or tokens, "
+              "inputs in blocks of 128x128.  Needs --fp8-format, --fp8-recipe blockwise "
+              "and a GPU with wgmma (Hopper)." },
     { .name = "first-last-layers-bf16",
       .type = ML_FLAG_BOOL,
       ML_AT(run.high_precision.ends),
