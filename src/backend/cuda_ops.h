@@ -141,16 +141,13 @@ typedef struct ml_fp8_place {
     size_t code, scale;
 } ml_fp8_place;
 
-/* Rows of dx that cuBLASLt computes: a multiple of 16. */
-static inline int64_t ml_cuda_fp8_rows_padded(int64_t rows) {
-    return (rows + 15) / 16 * 16;
-}
+enum { ML_FP8_TAIL = 16 }; /* rows of dx, of which cuBLASLt computes multiples */
 
-/* Operands of these products: x by columns; the weight's scales, and its transpose; dy by rows and by columns; dx, if it
- * has fewer rows than are computed. */
+/* Operands of these products: x by columns first, where the next LINEAR with this input finds it; the weight's
+ * scales, and its transpose; dy by rows and by columns; the last rows of dy and of dx. */
 typedef struct ml_fp8_back_scratch {
-    ml_fp8_place x_cols, w, dy, dy_cols;
-    size_t w_scale, dx, total;
+    ml_fp8_place x_cols, w, dy, dy_cols, tail;
+    size_t w_scale, tail_dx, total;
 } ml_fp8_back_scratch;
 
 static inline ml_fp8_place ml_cuda_fp8_place(size_t *at, int64_t codes, int64_t scales) {
@@ -164,7 +161,6 @@ static inline ml_fp8_place ml_cuda_fp8_place(size_t *at, int64_t codes, int64_t 
 
 static inline ml_fp8_back_scratch ml_cuda_fp8_back_scratch(const ml_op_args *a) {
     int64_t rows = a->in[0].shape[0], padded = ml_cuda_fp8_width(rows);
-    int64_t computed = ml_cuda_fp8_rows_padded(rows);
     int64_t n = a->w[0].shape[0], k = a->w[0].shape[1];
     ml_fp8_back_scratch s;
 
@@ -173,10 +169,11 @@ static inline ml_fp8_back_scratch ml_cuda_fp8_back_scratch(const ml_op_args *a) 
     s.w_scale = s.total;
     s.total += ml_cuda_align((size_t)(n / 128 * (k / 128)) * sizeof(float));
     s.w = ml_cuda_fp8_place(&s.total, n * k, k / 128 * ((n / 128 + 3) / 4 * 4));
-    s.dy = ml_cuda_fp8_place(&s.total, computed * n, computed * n / 128);
+    s.dy = ml_cuda_fp8_place(&s.total, rows * n, rows * n / 128);
     s.dy_cols = ml_cuda_fp8_place(&s.total, padded * n, padded * n / 128);
-    s.dx = s.total;
-    s.total += ml_cuda_align((size_t)(computed * k) * ml_dtype_bytes(ML_BF16));
+    s.tail = ml_cuda_fp8_place(&s.total, ML_FP8_TAIL * n, ML_FP8_TAIL * n / 128);
+    s.tail_dx = s.total;
+    s.total += ml_cuda_align((size_t)(ML_FP8_TAIL * k) * ml_dtype_bytes(ML_BF16));
     if (s.total < ml_cuda_dense_bytes(a)) /* should cuBLASLt not have them */
         s.total = ml_cuda_dense_bytes(a);
     return s;

@@ -86,12 +86,29 @@ __device__ static uint32_t largest_of_rows(const uint4 &first, const uint4 &seco
     return larger_of(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
 }
 
-/* A thread's eight rows from row0 on, of 128 numbers, of which 16 lanes have eight each.  Lane i of them computes
- * the scale of row i % 8. */
+/* Where a thread's eight rows are: among those before the tail, in it, or in neither. */
+struct place {
+    unsigned char *code; /* of the first of them; NULL: nowhere */
+    float *scale;
+    int64_t groups; /* from the scales of a group to those of the next */
+};
+
+__device__ static place find_place(const ml_fp8_rounding &o, int64_t row0) {
+    int64_t before = o.rows - o.rows % ML_FP8_TAIL, at = row0 - before;
+    bool in_tail = at >= 0;
+    unsigned char *code = in_tail ? o.tail.code : o.along_rows.code;
+    float *scale = in_tail ? o.tail.scale : o.along_rows.scale;
+
+    at = in_tail ? at : row0;
+    return { code && (!in_tail || at < ML_FP8_TAIL) ? code + at * o.ld : NULL, scale + at,
+             in_tail ? ML_FP8_TAIL : before };
+}
+
+/* Eight rows of 128 numbers, of which 16 lanes have eight each.  Lane i of them computes the scale of row
+ * i % 8. */
 template <bool E5M2>
-__device__ static void round_rows(const ml_fp8_rounding &o, const uint4 (&v)[EIGHT],
-                                  int64_t row0, int64_t col0) {
-    bool there = row0 < o.padded;
+__device__ static void round_rows(const place &p, const uint4 (&v)[EIGHT], int64_t col0,
+                                  int64_t ld) {
     int lane = (int)threadIdx.x % 32, mine = lane % EIGHT;
     uint32_t amax[EIGHT / 2], own = 0;
     float scale, inverse;
@@ -106,8 +123,8 @@ __device__ static void round_rows(const ml_fp8_rounding &o, const uint4 (&v)[EIG
     }
     scale = scale_of<E5M2>(mine % 2 ? high_of(own) : low_of(own));
     inverse = 1.0f / scale;
-    if (there && lane % ACROSS < EIGHT)
-        o.along_rows.scale[col0 / TILE * o.padded + row0 + mine] = scale;
+    if (p.code && lane % ACROSS < EIGHT)
+        p.scale[col0 / TILE * p.groups + mine] = scale;
 #pragma unroll
     for (int i = 0; i < EIGHT; i++) {
         float by = __shfl_sync(0xffffffffu, inverse, (lane & ACROSS) + i);
@@ -117,8 +134,8 @@ __device__ static void round_rows(const ml_fp8_rounding &o, const uint4 (&v)[EIG
             uint32_t pair = word_of(v[i], j);
             code[j] = two_codes<E5M2>(low_of(pair) * by, high_of(pair) * by);
         }
-        if (there)
-            *(uint2 *)(o.along_rows.code + (row0 + i) * o.ld + col0) =
+        if (p.code)
+            *(uint2 *)(p.code + i * ld + col0) =
                 make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
     }
 }
@@ -204,7 +221,7 @@ __device__ static void round_tile(const ml_fp8_rounding &o, const uint4 (&v)[EIG
     int64_t padded = (int64_t)gridDim.y * TILE;
 
     if (o.along_rows.code)
-        round_rows<E5M2>(o, v, first + r * EIGHT, left + c * EIGHT);
+        round_rows<E5M2>(find_place(o, first + r * EIGHT), v, left + c * EIGHT, o.ld);
     scale_columns<E5M2, BLOCKS>(o, m.inverse, v);
 #pragma unroll
     for (int j = 0; j < EIGHT; j++)

@@ -20,8 +20,9 @@ typedef struct ml_fp8_rounding {
     int64_t rows, cols;
     int64_t ld; /* columns of all matrices whose codes are side by side */
     bool e5m2;
-    ml_fp8_operand along_rows; /* [padded, ld], zeros past `rows`; no code: not wanted */
-    int64_t padded;            /* a multiple of 8 */
+    /* cuBLASLt takes multiples of ML_FP8_TAIL rows: [rows - tail rows, cols], and a tail [ML_FP8_TAIL, cols]
+     * that is filled up with zeros.  No code: not wanted; no tail, or no rows before it. */
+    ml_fp8_operand along_rows, tail;
     /* [cols, ml_cuda_fp8_width(rows)], zeros past `rows`; scales are [groups][ld].  blocks: e4m3 with a scale for each block of
      * 128 x 128, [cols / 128][groups of rows rounded up to four]. */
     ml_fp8_operand along_cols;

@@ -130,10 +130,10 @@ typedef struct gradients {
     int n_linear;
     const ml_op_args
         *glu; /* of the outputs of two, whose gradients it has not computed; or NULL */
-    int64_t n, k, rows, computed; /* n: outputs of all; computed: rows of dx */
-    bool e5m2, add;               /* add: to dx */
-    ml_fp8_operand w, dy, dy_cols, x_cols;
-    void *w_scale, *padded_dx, *dx, *dw;
+    int64_t n, k, rows, tail_rows; /* n: outputs of all */
+    bool e5m2, add;                /* add: to dx */
+    ml_fp8_operand w, dy, tail, dy_cols, x_cols;
+    void *w_scale, *tail_dx, *dx, *dw;
 } gradients;
 
 static ml_fp8_operand operand_at(char *scratch, ml_fp8_place at) {
@@ -149,10 +149,11 @@ static void place_operands(gradients *g) {
     at = ml_cuda_fp8_back_scratch(&joint);
     g->w = operand_at(scratch, at.w);
     g->dy = operand_at(scratch, at.dy);
+    g->tail = operand_at(scratch, at.tail);
     g->dy_cols = operand_at(scratch, at.dy_cols);
     g->x_cols = operand_at(scratch, at.x_cols);
     g->w_scale = scratch + at.w_scale;
-    g->padded_dx = scratch + at.dx;
+    g->tail_dx = scratch + at.tail_dx;
 }
 
 /* linear: in the order of their weight gradients; the last runs first. */
@@ -167,7 +168,7 @@ static gradients gradients_of(const ml_op_args *const *linear, int n) {
     }
     g.k = first->w[0].shape[1];
     g.rows = first->in[0].shape[0];
-    g.computed = ml_cuda_fp8_rows_padded(g.rows);
+    g.tail_rows = g.rows % ML_FP8_TAIL;
     g.e5m2 = first->grad_format == ML_GRAD_E5M2;
     g.add = linear[n - 1]->din_add[0];
     g.dx = first->din[0].data;
@@ -176,18 +177,18 @@ static gradients gradients_of(const ml_op_args *const *linear, int n) {
     return g;
 }
 
-/* dx' (k x m) = w' (k x n) dy' (n x m). */
-static product input_product(const gradients *g) {
+/* dx' (k x m) = w' (k x n) dy' (n x m), of the rows before the tail or of the tail. */
+static product input_product(const gradients *g, bool tail) {
     product c = {};
 
     c.p = g->k;
-    c.q = g->computed;
+    c.q = tail ? ML_FP8_TAIL : g->rows - g->tail_rows;
     c.k = g->n;
     c.e5m2 = g->e5m2;
     c.add = g->add;
     c.a = g->w;
-    c.b = g->dy;
-    c.c = g->computed == g->rows ? g->dx : g->padded_dx;
+    c.b = tail ? g->tail : g->dy;
+    c.c = tail ? g->tail_dx : g->dx;
     return c;
 }
 
@@ -209,16 +210,18 @@ static product weight_product(const gradients *g) {
 
 /* Of a LINEAR whose outputs begin at column `at`. */
 static ml_fp8_rounding rounding_of(const gradients *g, const ml_op_args *a, int64_t at) {
+    const int64_t group = at / 128, before = g->rows - g->tail_rows;
     ml_fp8_rounding r = {};
 
     r.x = (const bf16 *)a->dout[0].data;
     r.rows = g->rows;
     r.cols = a->w[0].shape[0];
     r.ld = g->n;
-    r.padded = g->computed;
     r.e5m2 = g->e5m2;
     if (g->dx)
-        r.along_rows = { g->dy.code + at, g->dy.scale + at / 128 * g->computed };
+        r.along_rows = { g->dy.code + at, g->dy.scale + group * before };
+    if (g->dx && g->tail_rows)
+        r.tail = { g->tail.code + at, g->tail.scale + group * ML_FP8_TAIL };
     r.along_cols = { g->dy_cols.code + at * ml_cuda_fp8_width(g->rows),
                      g->dy_cols.scale + at };
     return r;
@@ -262,27 +265,35 @@ static void round_input(ml_cuda_stream *s, const gradients *g) {
     ml_fp8_round_operand(s, &r);
 }
 
-static void copy_rows(ml_cuda_stream *s, const gradients *g, void *to, const void *from) {
-    const size_t bytes = (size_t)(g->rows * g->k) * sizeof(bf16);
+/* The rows of the tail pass through scratch memory: dx has no room for the others. */
+static void back_tail(ml_cuda_stream *s, const gradients *g) {
+    const product c = input_product(g, true);
+    const size_t bytes = (size_t)(g->tail_rows * g->k) * sizeof(bf16);
+    const char *doing = "the last rows of an FP8 gradient";
+    bf16 *dx = (bf16 *)g->dx + (g->rows - g->tail_rows) * g->k;
 
-    ml_cuda_note(s, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s->stream),
-                 "an input's gradient");
+    if (c.add)
+        ml_cuda_note(
+            s, cudaMemcpyAsync(g->tail_dx, dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+            doing);
+    run(s, &c);
+    ml_cuda_note(
+        s, cudaMemcpyAsync(dx, g->tail_dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+        doing);
 }
 
-/* More rows than dx has pass through scratch memory. */
 static void back_input(ml_cuda_stream *s, const gradients *g) {
-    const product c = input_product(g);
+    const product c = input_product(g, false);
     int64_t at = 0;
 
     for (int i = 0; i < g->n_linear; i++) {
         transpose_weight(s, g, g->linear[i], at);
         at += g->linear[i]->w[0].shape[0];
     }
-    if (c.c != g->dx && c.add)
-        copy_rows(s, g, c.c, g->dx);
-    run(s, &c);
-    if (c.c != g->dx)
-        copy_rows(s, g, g->dx, c.c);
+    if (c.q)
+        run(s, &c);
+    if (g->tail_rows)
+        back_tail(s, g);
 }
 
 static void back_weight(ml_cuda_stream *s, const gradients *g) {
@@ -294,9 +305,11 @@ static void back_weight(ml_cuda_stream *s, const gradients *g) {
 
 /* Whether cuBLASLt has all products that these gradients need. */
 static bool has_products(ml_cuda_stream *s, const gradients *g) {
-    const product input = input_product(g), weight = weight_product(g);
+    const product main = input_product(g, false), tail = input_product(g, true);
+    const product weight = weight_product(g);
 
-    return algo_of(s, &input) && algo_of(s, &weight);
+    return (!main.q || algo_of(s, &main)) && (!g->tail_rows || algo_of(s, &tail)) &&
+           algo_of(s, &weight);
 }
 
 static bool back(ml_cuda_stream *s, const gradients *g) {
