@@ -654,26 +654,16 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
 }
 
-/* A GLU of the outputs of the two LINEARs before it. */
-static bool gates_joint(const ml_plan *p, int32_t node, int32_t first) {
-    const ml_node *n = &p->spec->node[node];
-
-    return n->op == ML_OP_GLU && !n->attr.glu.fused && node - 2 >= first &&
-           n_joint(p, node - 1, first) == 2 && n[-1].out[0] == n->in[1] &&
-           n[-2].out[0] == n->in[0] && p->call[node].backward_runs &&
-           p->call[node].unit == p->call[node - 1].unit;
-}
-
 /* Returns how many nodes it ran, from this one down. */
 static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run *r) {
-    ml_op_call call[MOST_JOINT + 1] = { 0 };
-    int32_t n = gates_joint(p, node, first) ? 3 : n_joint(p, node, first);
+    ml_op_call call[MOST_JOINT] = { 0 };
+    int32_t n = n_joint(p, node, first);
     double start = ml_clock_s();
 
     if (n == 0 || !p->be->ops->together_back || is_left_out(p, node, r))
         return 0;
     for (int32_t k = 0; k < n; k++) {
-        call[k].op = p->spec->node[node - k].op;
+        call[k].op = ML_OP_LINEAR;
         bind_backward(p, node - k, r, &call[k].args);
     }
     n = p->be->ops->together_back(p->be->stream, call, n);

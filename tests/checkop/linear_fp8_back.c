@@ -276,47 +276,9 @@ static void same_as_whole(ck_env *e, const ck_case *c) {
     s.be->dev->free(&s.memory);
 }
 
-/* A GLU of two LINEARs: with its backward as a part of the work, gradients have the same bits. */
-static void same_after_glu(ck_env *e, const ck_case *c) {
-    const int64_t m = c->in[0].shape[0], n = c->w[0].shape[0], k = c->w[0].shape[1];
-    const ml_op_attr attr = { .glu = { .act = ML_ACT_SILU } };
-    ml_op_call call[2][3];
-    ml_op_args glu = { .attr = &attr, .rows = &c->rows };
-    split s;
-
-    if (n % (2 * GROUP) || !open_split(&s, e, c))
-        return;
-    glu.dout[0] = send_columns(&s, &c->in[0], 0, n / 2);
-    glu.in[0] = send_columns(&s, &c->dout[0], 0, n / 2);
-    glu.in[1] = send_columns(&s, &c->dout[0], n / 2, n);
-    glu.din[0] = send_zeros(&s, ML_BF16, m, n / 2);
-    glu.din[1] = send_zeros(&s, ML_BF16, m, n / 2);
-    for (int i = 0; i < 2; i++) {
-        ml_tensor dx = send_zeros(&s, ML_BF16, m, k), dw = send_zeros(&s, ML_F32, n, k);
-        call[i][0] = (ml_op_call){ .op = ML_OP_GLU, .args = glu };
-        call[i][1] = part_of(&s, n / 2, n, &dx, &dw, false);
-        call[i][2] = part_of(&s, 0, n / 2, &dx, &dw, true);
-        call[i][1].args.dout[0] = glu.din[1];
-        call[i][2].args.dout[0] = glu.din[0];
-    }
-    for (int i = 0; i < 6; i++)
-        call[i / 3][i % 3].args.scratch = take(&s, 0);
-    if (s.be->ops->together_back(s.be->stream, call[0], 3) != 3)
-        ck_fail(e, "a GLU of two products is not computed with them");
-    s.be->ops->backward[ML_OP_GLU](s.be->stream, &glu);
-    if (s.be->ops->together_back(s.be->stream, call[1] + 1, 2) != 2)
-        ck_fail(e, "two products after a GLU are not computed together");
-    if (!same_bytes(&s, &call[0][1].args.din[0], &call[1][1].args.din[0]) ||
-        !same_bytes(&s, &call[0][1].args.dw[0], &call[1][1].args.dw[0]) ||
-        !same_bytes(&s, &call[0][2].args.dw[0], &call[1][2].args.dw[0]))
-        ck_fail(e, "gradients differ with the backward of a GLU as a part of the work");
-    s.be->dev->free(&s.memory);
-}
-
 static void also(ck_env *e, const ck_case *c) {
     same_as_reference(e, c);
     same_as_whole(e, c);
-    same_after_glu(e, c);
 }
 
 const ck_suite ck_linear_fp8_back = {

@@ -56,8 +56,7 @@ line seed "${precisions[@]}"
 for seed in "$@"; do
   row=()
   for precision in "${precisions[@]}"; do
-    accuracy=$(train "$seed" "$precision" "$([ "$precision" = bf16 ] || echo "$dir/$seed-bf16")")
-    row+=("$accuracy")
+    row+=("$(train "$seed" "$precision" "$([ "$precision" = bf16 ] || echo "$dir/$seed-bf16")")")
   done
   line "$seed" "${row[@]}" | tee -a "$dir/table"
 done

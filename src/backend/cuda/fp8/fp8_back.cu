@@ -6,7 +6,6 @@
 #include <cuda_fp8.h>
 
 #include "backend/cuda/fp8/fp8_back.cuh"
-#include "backend/cuda/glu.cuh"
 
 enum {
     TILE = 128,
@@ -206,49 +205,28 @@ __device__ static uint2 column_codes(const uint4 (&v)[EIGHT], int j, float by) {
     return make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
 }
 
-/* Shared memory of a block. */
-struct round_smem {
-    __align__(16) code_tile tile;
-    float inverse[TILE];
-};
-
-/* The block's numbers, of which a thread has v. */
-template <bool E5M2, bool BLOCKS>
-__device__ static void round_tile(const ml_fp8_rounding &o, const uint4 (&v)[EIGHT],
-                                  round_smem &m) {
-    int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
-    int64_t first = (int64_t)blockIdx.y * TILE, left = (int64_t)blockIdx.x * TILE;
-    int64_t padded = (int64_t)gridDim.y * TILE;
-
-    if (o.along_rows.code)
-        round_rows<E5M2>(find_place(o, first + r * EIGHT), v, left + c * EIGHT, o.ld);
-    scale_columns<E5M2, BLOCKS>(o, m.inverse, v);
-#pragma unroll
-    for (int j = 0; j < EIGHT; j++)
-        put_column(m.tile, c, r, j, column_codes<E5M2>(v, j, m.inverse[c * EIGHT + j]));
-    __syncthreads();
-    write_columns(o.along_cols.code + left * padded + first, padded, m.tile);
-}
-
-/* Where the numbers of a thread's row i are; -1: past the last row. */
-__device__ static int64_t number_at(const ml_fp8_rounding &o, int i) {
-    int64_t row = (int64_t)blockIdx.y * TILE + (int)threadIdx.x / ACROSS * EIGHT + i;
-    int64_t col = (int64_t)blockIdx.x * TILE + (int)threadIdx.x % ACROSS * EIGHT;
-
-    return row < o.rows ? row * o.cols + col : -1;
-}
-
 template <bool E5M2, bool BLOCKS>
 __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o) {
-    __shared__ round_smem m;
+    __shared__ __align__(16) code_tile tile;
+    __shared__ float inverse[TILE];
+    int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
+    int64_t first = (int64_t)blockIdx.y * TILE, row0 = first + r * EIGHT;
+    int64_t left = (int64_t)blockIdx.x * TILE, col0 = left + c * EIGHT;
+    int64_t padded = (int64_t)gridDim.y * TILE;
     uint4 v[EIGHT];
 
 #pragma unroll
-    for (int i = 0; i < EIGHT; i++) {
-        int64_t at = number_at(o, i);
-        v[i] = at >= 0 ? *(const uint4 *)(o.x + at) : make_uint4(0, 0, 0, 0);
-    }
-    round_tile<E5M2, BLOCKS>(o, v, m);
+    for (int i = 0; i < EIGHT; i++)
+        v[i] = row0 + i < o.rows ? *(const uint4 *)(o.x + (row0 + i) * o.cols + col0)
+                                 : make_uint4(0, 0, 0, 0);
+    if (o.along_rows.code)
+        round_rows<E5M2>(find_place(o, row0), v, col0, o.ld);
+    scale_columns<E5M2, BLOCKS>(o, inverse, v);
+#pragma unroll
+    for (int j = 0; j < EIGHT; j++)
+        put_column(tile, c, r, j, column_codes<E5M2>(v, j, inverse[c * EIGHT + j]));
+    __syncthreads();
+    write_columns(o.along_cols.code + left * padded + first, padded, tile);
 }
 
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
@@ -261,56 +239,6 @@ void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
     else
         round_operand<false, false><<<grid, THREADS, 0, s->stream>>>(*r);
     ml_cuda_launched(s, "rounded gradients");
-}
-
-/* ---- gradients of a GLU ---- */
-
-__device__ static uint4 packed(const float (&x)[EIGHT]) {
-    ml_pack<bf16, EIGHT> p;
-
-#pragma unroll
-    for (int i = 0; i < EIGHT; i++)
-        p.v[i] = ml_as<bf16>(x[i]);
-    return *(const uint4 *)&p;
-}
-
-template <bool E5M2>
-__global__ void __launch_bounds__(THREADS)
-    round_glu(const ml_fp8_glu x, const ml_fp8_rounding gate, const ml_fp8_rounding up) {
-    __shared__ round_smem m;
-    uint4 dg[EIGHT], du[EIGHT];
-
-#pragma unroll
-    for (int i = 0; i < EIGHT; i++) {
-        int64_t at = number_at(gate, i);
-        float dy[EIGHT] = {}, g[EIGHT] = {}, u[EIGHT] = {};
-        if (at >= 0) {
-            ml_load(dy, x.dy + at);
-            ml_load(g, x.gate + at);
-            ml_load(u, x.up + at);
-        }
-#pragma unroll
-        for (int k = 0; k < EIGHT; k++) {
-            ml_gate a = ml_gate_of(g[k], u[k], x.act, x.limit);
-            g[k] = (dy[k] * a.up) * a.slope;
-            u[k] = (dy[k] * a.act) * a.keep;
-        }
-        dg[i] = packed(g);
-        du[i] = packed(u);
-    }
-    round_tile<E5M2, false>(gate, dg, m);
-    round_tile<E5M2, false>(up, du, m);
-}
-
-void ml_fp8_round_glu(ml_cuda_stream *s, const ml_fp8_glu *glu, const ml_fp8_rounding *gate,
-                      const ml_fp8_rounding *up) {
-    dim3 grid((unsigned)(gate->cols / TILE), ml_cuda_blocks(gate->rows, TILE));
-
-    if (gate->e5m2)
-        round_glu<true><<<grid, THREADS, 0, s->stream>>>(*glu, *gate, *up);
-    else
-        round_glu<false><<<grid, THREADS, 0, s->stream>>>(*glu, *gate, *up);
-    ml_cuda_launched(s, "rounded gradients of a GLU");
 }
 
 /* ---- the weight ---- */

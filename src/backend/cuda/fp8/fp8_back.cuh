@@ -31,17 +31,6 @@ typedef struct ml_fp8_rounding {
 
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r);
 
-/* The gradients of both inputs of a GLU, rounded to bf16 and then as above, without being stored in between;
- * their x is not read. */
-typedef struct ml_fp8_glu {
-    const bf16 *dy, *gate, *up;
-    ml_act act;
-    float limit;
-} ml_fp8_glu;
-
-void ml_fp8_round_glu(ml_cuda_stream *s, const ml_fp8_glu *glu, const ml_fp8_rounding *gate,
-                      const ml_fp8_rounding *up);
-
 /* The codes [k, n] of a weight [n, k], and the scales of their blocks, [k / 128][n / 128], in rows of ld codes and
  * of ld / 128 scales, rounded up to four as cuBLASLt reads them. */
 void ml_fp8_transpose(ml_cuda_stream *s, const ml_fp8_operand *to, const ml_fp8_rows *w,

@@ -128,8 +128,6 @@ static void run(ml_cuda_stream *s, const product *g) {
 typedef struct gradients {
     const ml_op_args *linear[ML_FP8_JOINT]; /* in the order of their weight gradients */
     int n_linear;
-    const ml_op_args
-        *glu; /* of the outputs of two, whose gradients it has not computed; or NULL */
     int64_t n, k, rows, tail_rows; /* n: outputs of all */
     bool e5m2, add;                /* add: to dx */
     ml_fp8_operand w, dy, tail, dy_cols, x_cols;
@@ -209,7 +207,8 @@ static product weight_product(const gradients *g) {
 }
 
 /* Of a LINEAR whose outputs begin at column `at`. */
-static ml_fp8_rounding rounding_of(const gradients *g, const ml_op_args *a, int64_t at) {
+static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
+                           int64_t at) {
     const int64_t group = at / 128, before = g->rows - g->tail_rows;
     ml_fp8_rounding r = {};
 
@@ -224,26 +223,7 @@ static ml_fp8_rounding rounding_of(const gradients *g, const ml_op_args *a, int6
         r.tail = { g->tail.code + at, g->tail.scale + group * ML_FP8_TAIL };
     r.along_cols = { g->dy_cols.code + at * ml_cuda_fp8_width(g->rows),
                      g->dy_cols.scale + at };
-    return r;
-}
-
-static void round_gradients(ml_cuda_stream *s, const gradients *g) {
-    ml_fp8_rounding r[ML_FP8_JOINT];
-    int64_t at = 0;
-
-    for (int i = 0; i < g->n_linear; i++) {
-        r[i] = rounding_of(g, g->linear[i], at);
-        at += g->linear[i]->w[0].shape[0];
-        if (!g->glu)
-            ml_fp8_round_operand(s, &r[i]);
-    }
-    if (g->glu) {
-        const ml_fp8_glu glu = { (const bf16 *)g->glu->dout[0].data,
-                                 (const bf16 *)g->glu->in[0].data,
-                                 (const bf16 *)g->glu->in[1].data, g->glu->attr->glu.act,
-                                 g->glu->attr->glu.limit };
-        ml_fp8_round_glu(s, &glu, &r[0], &r[1]);
-    }
+    ml_fp8_round_operand(s, &r);
 }
 
 static void transpose_weight(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
@@ -313,11 +293,16 @@ static bool has_products(ml_cuda_stream *s, const gradients *g) {
 }
 
 static bool back(ml_cuda_stream *s, const gradients *g) {
+    int64_t at = 0;
+
     if (g->rows == 0)
         return true;
     if (!has_products(s, g))
         return false;
-    round_gradients(s, g);
+    for (int i = 0; i < g->n_linear; i++) {
+        round_gradient(s, g, g->linear[i], at);
+        at += g->linear[i]->w[0].shape[0];
+    }
     if (g->dx)
         back_input(s, g);
     if (g->dw)
@@ -345,23 +330,10 @@ static bool is_next(const ml_op_args *a, const ml_op_args *b) {
            (char *)a->dw[0].data + ml_tensor_bytes(&a->dw[0]) == (char *)b->dw[0].data;
 }
 
-/* Are the outputs of the two LINEARs the inputs of this GLU, and has nothing else use for their gradients? */
-static bool is_gated(const ml_op_args *glu, const ml_op_args *gate, const ml_op_args *up) {
-    return !glu->attr->glu.fused && glu->din[0].data == gate->dout[0].data &&
-           glu->din[1].data == up->dout[0].data && glu->din[0].data != glu->din[1].data &&
-           !glu->din_add[0] && !glu->din_add[1] && !gate->dw[1].data && !up->dw[1].data &&
-           gate->w[0].shape[0] == up->w[0].shape[0];
-}
-
 bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
-    const ml_op_args *linear[ML_FP8_JOINT] = {}, *glu = NULL;
+    const ml_op_args *linear[ML_FP8_JOINT] = {};
     gradients g;
 
-    if (call->op == ML_OP_GLU) {
-        glu = &call->args;
-        call++;
-        n--;
-    }
     if (n > ML_FP8_JOINT)
         return false;
     for (int i = 0; i < n; i++) {
@@ -370,10 +342,7 @@ bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
             (i > 0 && !is_next(&call[i].args, &call[i - 1].args)))
             return false;
     }
-    if (glu && (n != 2 || !is_gated(glu, linear[0], linear[1])))
-        return false;
     g = gradients_of(linear, n);
-    g.glu = glu;
     return back(s, &g);
 }
 

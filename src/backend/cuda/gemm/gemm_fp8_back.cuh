@@ -8,8 +8,7 @@
  * compute them. */
 bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a);
 /* The same of up to ML_FP8_JOINT LINEARs with one input, in the order in which they run, as one product of each
- * kind: it needs adjacent weight gradients, of which that of the first LINEAR is the last.  A GLU of two of them
- * may come before. */
+ * kind: it needs adjacent weight gradients, of which that of the first LINEAR is the last. */
 enum { ML_FP8_JOINT = 3 };
 bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n);
 void ml_gemm_fp8_back_close(ml_cuda_stream *s);

@@ -172,7 +172,7 @@ int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *c, int n) {
     if (!ml_gemm_fp8_back_joint(ml_cuda(s), c, n))
         return 0;
     for (int i = 0; i < n; i++)
-        if (c[i].op == ML_OP_LINEAR && c[i].args.dw[1].data)
+        if (c[i].args.dw[1].data)
             back_bias(s, &c[i].args);
     return n;
 }
