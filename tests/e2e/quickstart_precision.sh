@@ -56,7 +56,8 @@ line seed "${precisions[@]}"
 for seed in "$@"; do
   row=()
   for precision in "${precisions[@]}"; do
-    row+=("$(train "$seed" "$precision" "$([ "$precision" = bf16 ] || echo "$dir/$seed-bf16")")")
+    accuracy=$(train "$seed" "$precision" "$([ "$precision" = bf16 ] || echo "$dir/$seed-bf16")")
+    row+=("$accuracy")
   done
   line "$seed" "${row[@]}" | tee -a "$dir/table"
 done
