@@ -1,7 +1,7 @@
 /* bench_gpu.c - whole training steps on a GPU: forward, backward, clipping and AdamW; and decode
  * with many adapters.
  *
- *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK [FORMAT]]]
+ *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK [FORMAT [GRADIENTS]]]]
  *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
  *     bench_gpu MODEL_DIR quantized STREAMS IN OUT
  *     bench_gpu MODEL_DIR kv STREAMS IN OUT
@@ -13,7 +13,8 @@
  * has) + 6 x layers x heads x head size x T per token, memory as planned and as used, and how long
  * weights take to be published.  With a rank, an adapter on all linear layers is trained: 4 x matmul
  * parameters, since the weights have no gradients, and the adapter alone is published.  With a
- * format (and rank 0), passes read a quantized copy, as with --fp8-format.
+ * format (and rank 0), passes read a quantized copy, as with --fp8-format; GRADIENTS is e4m3 or e5m2, as
+ * with --fp8-backward.
  *
  * Decode: tokens per second of decode steps alone, of the weights, and with an adapter for each
  * stream, in turn, in the same batch.
@@ -554,6 +555,14 @@ static ml_weight_dtype format_named(const char *name) {
     die("FORMAT is fp8-blockwise, mxfp8 or another quantized format");
 }
 
+static ml_grad_format gradients_named(const char *name) {
+    if (strcmp(name, "e4m3") == 0)
+        return ML_GRAD_E4M3;
+    if (strcmp(name, "e5m2") == 0)
+        return ML_GRAD_E5M2;
+    die("GRADIENTS is e4m3 or e5m2");
+}
+
 /* The quantized copy that a trainer of these weights reads. */
 static void quantize(ml_weights *out, const ml_weights *w, ml_spec *spec,
                      ml_weight_dtype format, ml_backend *be, ml_arena *a) {
@@ -578,6 +587,7 @@ static int bench_train(int argc, char **argv) {
         .lr = { .train_iters = 1000, .global_batch_size = n_seq, .lr = 1e-4 },
         .batch = { .global_batch_size = n_seq, .dynamic = true, .max_tokens = max_tokens },
         .keep_logits = true,
+        .grad_format = argc > 8 ? gradients_named(argv[8]) : ML_GRAD_PLAIN,
         .stop_on_bad = true,
     };
     ml_arena a;
@@ -594,7 +604,7 @@ static int bench_train(int argc, char **argv) {
 
     if (n_seq < 1 || len < 2 || n_step < 1 || n_step > MAX_STEPS)
         die("usage: bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK "
-            "[FORMAT]]]");
+            "[FORMAT [GRADIENTS]]]]");
     ml_arena_init(&a, "bench");
     if (ml_spec_open(&spec, argv[1], &err) ||
         ml_backend_open(

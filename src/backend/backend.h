@@ -46,6 +46,7 @@ typedef struct ml_backend {
     bool async;              /* the device computes while the host prepares the next work */
     bool bf16_adapters; /* LORA rounds adapters to bf16 where both widths of a layer are
                                 multiples of 8, and reads rounded ones as well */
+    bool fp8_grads;     /* LINEAR has gradients as FP8 products (ml_grad_format) */
     int n_thread;
     void (*close)(struct ml_backend *b);
     void *priv;

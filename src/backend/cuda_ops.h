@@ -128,7 +128,65 @@ static inline size_t ml_cuda_input_bytes(const ml_op_args *a) {
     return codes > values ? codes : values;
 }
 
-/* The weight is first, then the rounded inputs. */
+/* Whether a LINEAR's gradients are FP8 products (gemm_fp8_back.cu): of whole blocks of 128 x 128. */
+static inline bool ml_cuda_linear_fp8_back(const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0];
+
+    return a->grad_format != ML_GRAD_PLAIN && w->dtype == ML_FP8_BLOCKWISE &&
+           w->shape[0] % 128 == 0 && w->shape[1] % 128 == 0;
+}
+
+/* Byte offsets of codes and their scales. */
+typedef struct ml_fp8_place {
+    size_t code, scale;
+} ml_fp8_place;
+
+enum { ML_FP8_TAIL = 16 }; /* rows of dx, of which cuBLASLt computes multiples */
+
+/* Operands of these products: x by columns first, where the next LINEAR with this input finds it; the weight's
+ * scales, and its transpose; dy by rows and by columns; the last rows of dy and of dx. */
+typedef struct ml_fp8_back_scratch {
+    ml_fp8_place x_cols, w, dy, dy_cols, tail;
+    size_t w_scale, tail_dx, total;
+} ml_fp8_back_scratch;
+
+static inline ml_fp8_place ml_cuda_fp8_place(size_t *at, int64_t codes, int64_t scales) {
+    ml_fp8_place p;
+
+    p.code = *at;
+    p.scale = p.code + ml_cuda_align((size_t)codes);
+    *at = p.scale + ml_cuda_align((size_t)scales * sizeof(float));
+    return p;
+}
+
+static inline ml_fp8_back_scratch ml_cuda_fp8_back_scratch(const ml_op_args *a) {
+    int64_t rows = a->in[0].shape[0], padded = ml_cuda_fp8_width(rows);
+    int64_t n = a->w[0].shape[0], k = a->w[0].shape[1];
+    ml_fp8_back_scratch s;
+
+    s.total = 0;
+    s.x_cols = ml_cuda_fp8_place(&s.total, padded * k, padded * k / 128);
+    s.w_scale = s.total;
+    s.total += ml_cuda_align((size_t)(n / 128 * (k / 128)) * sizeof(float));
+    s.w = ml_cuda_fp8_place(&s.total, n * k, k / 128 * ((n / 128 + 3) / 4 * 4));
+    s.dy = ml_cuda_fp8_place(&s.total, rows * n, rows * n / 128);
+    s.dy_cols = ml_cuda_fp8_place(&s.total, padded * n, padded * n / 128);
+    s.tail = ml_cuda_fp8_place(&s.total, ML_FP8_TAIL * n, ML_FP8_TAIL * n / 128);
+    s.tail_dx = s.total;
+    s.total += ml_cuda_align((size_t)(ML_FP8_TAIL * k) * ml_dtype_bytes(ML_BF16));
+    if (s.total < ml_cuda_dense_bytes(a)) /* should cuBLASLt not have them */
+        s.total = ml_cuda_dense_bytes(a);
+    return s;
+}
+
+/* Backward: where the partial sums of the bias are, after all else. */
+static inline size_t ml_cuda_linear_bias_at(const ml_op_args *a) {
+    if (ml_cuda_linear_fp8_back(a))
+        return ml_cuda_fp8_back_scratch(a).total;
+    return ml_cuda_dense_bytes(a) + ml_cuda_linear_product_scratch(a);
+}
+
+/* Forward: the weight is first, then the rounded inputs. */
 static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0];
     int64_t parts = (rows + ML_BIAS_ROWS - 1) / ML_BIAS_ROWS;
@@ -137,9 +195,7 @@ static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) 
         return ml_cuda_dense_bytes(a) + ml_cuda_input_bytes(a) +
                (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
                    ml_dtype_bytes(a->out[0].dtype);
-    /* Partial sums of the bias come last. */
-    return ml_cuda_dense_bytes(a) + ml_cuda_linear_product_scratch(a) +
-           (size_t)(parts * n) * sizeof(float);
+    return ml_cuda_linear_bias_at(a) + (size_t)(parts * n) * sizeof(float);
 }
 
 /* LMHEAD: gathered rows (twice in backward: their gradients), gradients of the logits,

@@ -450,6 +450,13 @@ static inline const ml_rows *ml_key_rows(const ml_rows *r) {
     return r->context ? &r->context->whole : r;
 }
 
+/* How backward of LINEAR rounds gradients, and the other operands of their products. */
+typedef enum ml_grad_format {
+    ML_GRAD_PLAIN, /* it does not */
+    ML_GRAD_E4M3,  /* FP8, if the weight is ML_FP8_BLOCKWISE */
+    ML_GRAD_E5M2   /* the same, with gradients in e5m2 */
+} ml_grad_format;
+
 typedef struct ml_op_args {
     const ml_op_attr *attr;
     const ml_rows *rows;
@@ -462,7 +469,8 @@ typedef struct ml_op_args {
     ml_tensor given;
     const ml_lora_table *lora; /* LORA: the adapters; NULL: none */
     int32_t loss_rows; /* LMHEAD: rows processed at a time; 0: the backend decides */
-    void *scratch;     /* at least ml_ops.scratch() bytes, aligned to 64 */
+    ml_grad_format grad_format;
+    void *scratch; /* at least ml_ops.scratch() bytes, aligned to 64 */
 } ml_op_args;
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);
@@ -505,6 +513,9 @@ typedef struct ml_ops {
      * returns how many calls it ran; 0: run the first call alone.  Outputs that only
      * these calls read need not be written.  NULL: no fusion. */
     int (*together)(ml_stream *s, const ml_op_call *call, int n);
+    /* The same of backward: n calls of LINEAR with one input, in the order in which they run.  Their scratch
+     * memory is that of one call with all their outputs.  0: run them one by one.  NULL: no fusion. */
+    int (*together_back)(ml_stream *s, const ml_op_call *call, int n);
     /* Scratch bytes for a call with these shapes (data pointers are not read). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);
     /* Called once for each call of a plan, with its largest shapes: the backend rejects

@@ -48,6 +48,7 @@ typedef struct ml_config {
     int quantization, rollout_quantization, fake_quantization;
     int kv_cache; /* of --kv-cache-dtype */
     const char *fp8_format, *fp8_recipe;
+    bool fp8_backward;
     int log_level; /* ml_log_level */
     bool chat_check;
     int64_t reward_seed;

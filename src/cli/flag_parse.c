@@ -539,6 +539,10 @@ static void take_quantization(ml_config *c) {
         c->run.qat = c->fp8_recipe && strcmp(c->fp8_recipe, "mxfp8") == 0
                          ? ML_WEIGHT_MXFP8
                          : ML_WEIGHT_FP8_BLOCKWISE;
+    if (c->fp8_backward)
+        c->run.trainer.grad_format = c->fp8_format && strcmp(c->fp8_format, "hybrid") == 0
+                                         ? ML_GRAD_E5M2
+                                         : ML_GRAD_E4M3;
 }
 
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,

@@ -125,6 +125,7 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
     if (n->dp && r->rows->dp)
         a->rows = &r->rows->dp->rows;
     a->loss_rows = p->opts.loss_rows;
+    a->grad_format = p->opts.grad_format;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
 }
@@ -180,6 +181,30 @@ static void need_scratch(ml_plan *p, size_t bytes) {
         p->scratch_bytes = bytes;
 }
 
+enum { MOST_JOINT = 3 }; /* q, k and v */
+
+/* How many LINEARs with the input of this node backward runs one after the other, from this one down to node
+ * `first`; 0: they run one by one. */
+static int32_t n_joint(const ml_plan *p, int32_t node, int32_t first) {
+    const ml_node *n = &p->spec->node[node];
+    int32_t k = 0;
+
+    if (!p->opts.grad_format || p->params || p->dump)
+        return 0;
+    while (k < MOST_JOINT && node - k >= first && n[-k].op == ML_OP_LINEAR &&
+           n[-k].in[0] == n->in[0] && p->call[node - k].backward_runs &&
+           p->call[node - k].experts == ML_NONE &&
+           p->call[node - k].unit == p->call[node].unit)
+        k++;
+    return k > 1 ? k : 0;
+}
+
+/* Together they need what one with all their outputs does. */
+static void join_outputs(const ml_plan *p, int32_t node, ml_op_args *a) {
+    for (int32_t k = 1; k < n_joint(p, node, 0); k++)
+        a->w[0].shape[0] += p->spec->param[p->spec->node[node - k].w[0]].shape[0];
+}
+
 static ml_status size_scratch(ml_plan *p, ml_err *err) {
     const ml_ops *ops = p->be->ops;
     ml_rows full = ml_plan_full_rows(p), sent = full;
@@ -202,6 +227,8 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
                 st = ops->prepare(p->be->stream, n->op, &a, back != 0, err);
             if (st != ML_OK)
                 return st;
+            if (back)
+                join_outputs(p, i, &a);
             need_scratch(p, ops->scratch(p->be->stream, n->op, &a, back != 0));
         }
     return ML_OK;
@@ -635,6 +662,26 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
 }
 
+/* Returns how many nodes it ran, from this one down. */
+static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run *r) {
+    ml_op_call call[MOST_JOINT] = { 0 };
+    int32_t n = n_joint(p, node, first);
+    double start = ml_clock_s();
+
+    if (n == 0 || !p->be->ops->together_back || is_left_out(p, node, r))
+        return 0;
+    for (int32_t k = 0; k < n; k++) {
+        call[k].op = ML_OP_LINEAR;
+        bind_backward(p, node - k, r, &call[k].args);
+    }
+    n = p->be->ops->together_back(p->be->stream, call, n);
+    if (n == 0)
+        return 0;
+    p->stats.backward_s[ML_OP_LINEAR] += ml_clock_s() - start;
+    ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
+    return n;
+}
+
 static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool dentropy) {
     for (int32_t i = u->first; i < u->end; i++)
         if (p->call[i].rerun && p->call[i].experts != ML_NONE) {
@@ -644,7 +691,11 @@ static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool d
             ml_plan_spans_node(p, i, ML_PASS_AGAIN);
         }
     for (int32_t i = u->end - 1; i >= u->first; i--) {
-        int32_t layer = p->call[i].experts;
+        int32_t layer = p->call[i].experts, took = back_joint(p, i, u->first, r);
+        if (took) {
+            i -= took - 1;
+            continue;
+        }
         ml_plan_params_back(p, i);
         if (layer == ML_NONE)
             ml_plan_back_node(p, i, r, dentropy);

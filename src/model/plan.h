@@ -68,7 +68,8 @@ typedef struct ml_plan_opts {
     bool hidden; /* keep the rows that the LM head reads (ml_plan_hidden) */
     int32_t keep[ML_MODULE_LAYERS]; /* [n_keep] further values to keep (ml_plan_kept) */
     int32_t n_keep;
-    int32_t loss_rows; /* rows per chunk of logits; 0: the backend decides */
+    int32_t loss_rows;          /* rows per chunk of logits; 0: the backend decides */
+    ml_grad_format grad_format; /* of linear layers, with backward */
     /* KV pages are passed to each run (decode, chunked prefill), not owned by the plan */
     bool kv_shared;
     ml_recompute recompute;   /* with backward only */

@@ -157,6 +157,7 @@ static ml_status new_plan(ml_plan **out, const ml_job_request *req, const ml_job
                        .backward = train,
                        .logits = train && req->opts.keep_logits && last,
                        .loss_rows = req->opts.loss_rows,
+                       .grad_format = req->opts.grad_format,
                        .recompute = req->opts.recompute,
                        .first = s->first,
                        .end = s->end,

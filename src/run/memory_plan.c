@@ -180,6 +180,7 @@ static ml_status add_plan(ml_memory *m, plan_bytes *sum, const ml_memory_request
                           .frozen = req->opts.lora && (!spec->critic || spec->reward),
                           .logits = train && req->opts.keep_logits && !spec->critic,
                           .loss_rows = req->opts.loss_rows,
+                          .grad_format = req->opts.grad_format,
                           .recompute = req->opts.recompute };
     ml_spec pieces = { 0 };
     const int32_t *stage = req->opts.stage;

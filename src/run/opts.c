@@ -271,9 +271,16 @@ static const char *optimizer_name(const ml_optim_rule_opts *o) {
 }
 
 static const char *quantization_of(const ml_run_opts *o, ml_arena *a) {
+    static const char *const gradients[] = { [ML_GRAD_PLAIN] = "",
+                                             [ML_GRAD_E4M3] =
+                                                 ", \"fp8_gradients\": \"e4m3\"",
+                                             [ML_GRAD_E5M2] =
+                                                 ", \"fp8_gradients\": \"e5m2\"" };
+
     if (o->qat)
-        return ml_arena_printf(a, ", \"fake_quantization\": \"%s\"",
-                               ml_weight_dtype_name(o->qat));
+        return ml_arena_printf(a, ", \"fake_quantization\": \"%s\"%s",
+                               ml_weight_dtype_name(o->qat),
+                               gradients[o->trainer.grad_format]);
     if (o->dtype >= ML_WEIGHT_STORED)
         return ml_arena_printf(a, ", \"base_quantization\": \"%s\"",
                                ml_weight_dtype_name(o->dtype));

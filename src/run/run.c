@@ -307,6 +307,14 @@ static ml_status keep_precision(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+static ml_status check_grad_format(const ml_train_run *r, ml_err *err) {
+    if (!r->opts.trainer.grad_format || r->be.fp8_grads)
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "--fp8-backward needs a GPU with wgmma (Hopper, compute capability 9.0) "
+                   "and bf16 activations: remove it");
+}
+
 static ml_status open_head(ml_train_run *r, ml_err *err) {
     ml_status st;
 
@@ -389,6 +397,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *er
         share_ops(r);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
+    if (st == ML_OK)
+        st = check_grad_format(r, err);
     if (st == ML_OK && ml_run_has_lora(opts))
         st = open_lora(r, err);
     if (st == ML_OK && ml_run_ranks_trains(&opts->ranks))

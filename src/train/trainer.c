@@ -389,6 +389,7 @@ ml_status ml_trainer_grow(ml_trainer *t, ml_runner *r, bool backward, ml_batch_c
                           .recompute = t->opts.recompute,
                           .logits = logits && !t->spec->critic,
                           .loss_rows = t->opts.loss_rows,
+                          .grad_format = t->opts.grad_format,
                           .first = r->first,
                           .end = r->end,
                           .n_set = r->n_set,

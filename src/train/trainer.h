@@ -59,6 +59,7 @@ typedef struct ml_trainer_opts {
                           per loss row */
     int32_t loss_rows; /* rows whose logits are computed at a time; 0: the backend's
                           choice */
+    ml_grad_format grad_format; /* of linear layers */
     /* Dumps of intermediate results, for scoring and training; NULL: none. */
     ml_plan_dump *dump_score, *dump_train;
     ml_timeline *spans_score, *spans_train; /* record when ops ran; NULL: none */

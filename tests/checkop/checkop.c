@@ -58,6 +58,7 @@ static const ck_suite *const suites[] = {
     &ck_lora_experts,
     &ck_linear_codes,
     &ck_linear_fp8,
+    &ck_linear_fp8_back,
     &ck_moe_linear_codes,
     &ck_moe_linear_fp8,
 };
@@ -324,6 +325,8 @@ static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashe
 
 static void walk_suite(const options *o, const ck_suite *s, const ck_hashes *known,
                        ck_hashes *fresh, int count[3]) {
+    if (s->device_only && !o->device)
+        return;
     if (!env.backend[0].ops->forward[s->op]) {
         printf("skipped: backend %s has no op %s\n", env.backend[0].name,
                ml_op_infos[s->op].name);

@@ -33,6 +33,7 @@ typedef struct ck_case {
     ml_tensor given; /* given selections, or absent */
     bool exact;      /* weights and outputs are f32 on every backend */
     bool exact_grad; /* so are the cotangents */
+    ml_grad_format grad_format;
     /* Filled by the harness: cotangents, and the initial contents of added gradients. */
     ml_tensor dout[ML_OP_OUT], din[ML_OP_IN], dw[ML_OP_W];
 } ck_case;
@@ -54,6 +55,7 @@ struct ck_suite {
     unsigned ref_out;  /* bit i: forward fills r->out[i], which is compared */
     unsigned grad_out; /* bit i: out[i] has a cotangent */
     bool frozen;       /* weights have no gradient */
+    bool device_only;  /* the CPU has no such kernels */
     bool rounds; /* forward rounds its input: there are no differences to compare with */
     unsigned row_out; /* bit i: row t of out[i] depends on row t of in[] only; 0: none */
     void (*also)(ck_env *e, const ck_case *c); /* further checks, or NULL */
@@ -61,11 +63,11 @@ struct ck_suite {
 
 extern const ck_suite ck_embed, ck_rmsnorm, ck_rope_table, ck_rope, ck_add, ck_glu,
     ck_moe_route, ck_moe_gather, ck_moe_combine, ck_attn, ck_lmhead, ck_linear,
-    ck_moe_linear, ck_linear_codes, ck_linear_fp8, ck_moe_linear_codes, ck_moe_linear_fp8,
-    ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur, ck_row_gate, ck_scale,
-    ck_moe_scale, ck_layernorm, ck_index, ck_attn_chosen, ck_moe_weigh, ck_merge, ck_split,
-    ck_order, ck_col_scale, ck_tanh, ck_cutoff, ck_match_rms, ck_stream_mix, ck_hyper_coef,
-    ck_compress, ck_lora, ck_lora_experts;
+    ck_moe_linear, ck_linear_codes, ck_linear_fp8, ck_linear_fp8_back, ck_moe_linear_codes,
+    ck_moe_linear_fp8, ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur,
+    ck_row_gate, ck_scale, ck_moe_scale, ck_layernorm, ck_index, ck_attn_chosen,
+    ck_moe_weigh, ck_merge, ck_split, ck_order, ck_col_scale, ck_tanh, ck_cutoff,
+    ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_compress, ck_lora, ck_lora_experts;
 
 /* ---- building cases (build.c) ---- */
 
@@ -105,6 +107,9 @@ void ck_round(ck_case *c);
 ck_case ck_special(const ck_case *c);
 /* Row t of a case as a separate case, for outputs in suite->row_out. */
 ck_case ck_row(const ck_case *c, int32_t t);
+
+/* LINEAR whose input is rounded to FP8 (linear.c). */
+void ck_forward_rounded(const ck_case *c, ck_ref *r);
 
 /* ---- FP8 on tensor cores (wgmma_model.c) ---- */
 

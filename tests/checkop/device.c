@@ -359,6 +359,7 @@ static size_t place_scratch(device_run *r, bool backward) {
 
     a.attr = &r->c->attr;
     a.rows = &r->rows;
+    a.grad_format = r->c->grad_format;
     for (int i = 0; i < ML_OP_IN; i++)
         a.in[i] = r->in[i].theirs;
     for (int i = 0; i < ML_OP_OUT; i++)
@@ -404,6 +405,7 @@ static void bind(device_run *r, size_t scratch) {
     }
     r->args.given = bound(r, &r->given);
     r->args.attr = &r->c->attr;
+    r->args.grad_format = r->c->grad_format;
     r->args.scratch = scratch ? (unsigned char *)r->buf.ptr + scratch : NULL;
     if (r->c->suite->bind)
         r->c->suite->bind(r->c, &r->args);
@@ -505,6 +507,10 @@ bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
     if (ml_dtype_codes(c->w[0].dtype) && be->act != ML_BF16) {
         ml_fail(err, ML_EUNSUP, "backend %s has no quantized weights for f32 rows",
                 be->name);
+        return false;
+    }
+    if (c->grad_format && !be->fp8_grads) {
+        ml_fail(err, ML_EUNSUP, "backend %s has no gradients as FP8 products", be->name);
         return false;
     }
     if (ml_dtype_codes(c->w[0].dtype))

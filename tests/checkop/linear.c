@@ -317,7 +317,7 @@ static ck_case round_input(const ck_case *c) {
     return r;
 }
 
-static void forward_rounded(const ck_case *c, ck_ref *r) {
+void ck_forward_rounded(const ck_case *c, ck_ref *r) {
     const ck_case x = round_input(c);
 
     memcpy(r->in[0], ck_values(c->arena, &x.in[0]),
@@ -395,7 +395,7 @@ const ck_suite ck_linear_fp8 = {
     .op = ML_OP_LINEAR,
     .n_case = sizeof rounded / sizeof *rounded,
     .build = build_rounded,
-    .forward = forward_rounded,
+    .forward = ck_forward_rounded,
     .ref_out = 1,
     .grad_out = 1,
     .frozen = true,

@@ -4,7 +4,7 @@
 # GRPO with a mixture of experts: those that the rollout chose are replayed, and the profile has
 # the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers; memory in
 # turns, or optimizer state in a file, gives the same bytes.  GRPO with adapters, of experts too, and of a
-# quantized base; with a KV cache in 8 bits; FP8 products and INT4 quantization-aware training; with top-p and top-k, over sampling
+# quantized base; with a KV cache in 8 bits; FP8 products, also of gradients, and INT4 quantization-aware training; with top-p and top-k, over sampling
 # supports.  In every round the log-probs of training are those of the rollout, except with
 # --rollout-quantization.
 set -euo pipefail
@@ -42,6 +42,8 @@ fp8=(--advantage-estimator grpo --fp8-format e4m3 --fp8-recipe)
 train fp8 qwen3 "${fp8[@]}" blockwise --use-kl-loss --kl-loss-coef 0.01
 train fp8-moe qwen3_moe "${fp8[@]}" blockwise --use-rollout-routing-replay
 train mxfp8 qwen3 "${fp8[@]}" mxfp8
+train fp8-back qwen3 "${fp8[@]}" blockwise --fp8-backward
+train fp8-hybrid qwen3_moe --advantage-estimator grpo --fp8-format hybrid --fp8-recipe blockwise --fp8-backward
 train qat qwen3 --advantage-estimator grpo --fake-quantization int4
 train qat-moe qwen3_moe --advantage-estimator grpo --fake-quantization int4
 agreeing=0 train coarse qwen3 --advantage-estimator grpo --rollout-quantization int4 --use-tis

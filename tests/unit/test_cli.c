@@ -253,6 +253,11 @@ static const struct {
     { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe delayed" },
     { "fp8-recipe", ROUND "--fp8-format e4m3 --fp8-recipe tensorwise" },
     { "fp8-format", ROUND "--fp8-format hybrid --fp8-recipe blockwise" },
+    { "fp8-format", ROUND "--fp8-format e5m2 --fp8-recipe blockwise --fp8-backward" },
+    { "fp8-backward", ROUND "--fp8-backward" },
+    { "fp8-backward", ROUND "--fp8-format e4m3 --fp8-recipe mxfp8 --fp8-backward" },
+    { "fake-others", ROUND "--fp8-format hybrid --fp8-recipe blockwise --fp8-backward "
+                           "--lora-rank 4 --target-modules q_proj" },
     { "high-precision-names", ROUND "--fp8-format e4m3 --fp8-recipe mxfp8 "
                                     "--extra-high-precision-layers-megatron linear_fc1" },
     { "high-precision-layers", ROUND "--fp8-format e4m3 --fp8-recipe mxfp8 "

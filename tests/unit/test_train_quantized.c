@@ -205,6 +205,7 @@ static void fp8(void) {
     ml_toy_run_inputs();
     must_run("train", save, ROUNDS, FP8);
     check_exact(save, ROUNDS);
+    must_refuse(FP8 "--fp8-backward", "--fp8-backward needs a GPU");
 }
 
 static void mxfp8(void) {

@@ -22,11 +22,12 @@ extern "C" {
 
 typedef __nv_bfloat16 bf16;
 
-struct ml_gemm_algo_cache; /* gemm.cu: the algorithm cache */
-struct ml_gemm_fp8_cache;  /* gemm_fp8.cu: the same of FP8 products */
-struct ml_sample_stage;    /* sample.cu */
-struct ml_staging_ring;    /* staging.cu */
-struct ml_cuda_clock;      /* timers.cu */
+struct ml_gemm_algo_cache;     /* gemm.cu: the algorithm cache */
+struct ml_gemm_fp8_cache;      /* gemm_fp8.cu: the same of FP8 products */
+struct ml_gemm_fp8_back_cache; /* gemm_fp8_back.cu: and of FP8 gradients */
+struct ml_sample_stage;        /* sample.cu */
+struct ml_staging_ring;        /* staging.cu */
+struct ml_cuda_clock;          /* timers.cu */
 
 typedef struct ml_cuda_stream {
     ml_stream base; /* first: an ml_stream * of this backend is an ml_cuda_stream * */
@@ -34,7 +35,8 @@ typedef struct ml_cuda_stream {
     cudaError_t error; /* the first error since the last sync, and the operation */
     const char *doing;
     ml_gemm_algo_cache *gemm;
-    ml_gemm_fp8_cache *gemm_fp8; /* NULL: none yet */
+    ml_gemm_fp8_cache *gemm_fp8;           /* NULL: none yet */
+    ml_gemm_fp8_back_cache *gemm_fp8_back; /* likewise */
     ml_sample_stage *sample;
     ml_staging_ring *staging;
     ml_cuda_clock *clock; /* NULL: not used yet */
@@ -147,6 +149,8 @@ ML_CUDA_OP(stream_mix)  /* streams.cu */
 ML_CUDA_OP(hyper_coef)  /* streams.cu */
 ML_CUDA_OP(lora)        /* lora.cu */
 #undef ML_CUDA_OP
+/* ml_ops.together_back: linear.cu */
+int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *call, int n);
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* copies.cu */
 
 /* y [n] += the sum of part [n_part, n], in order.  elementwise.cu */

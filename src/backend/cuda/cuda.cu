@@ -3,6 +3,7 @@
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_fp8.cuh"
+#include "backend/cuda/gemm/gemm_fp8_back.cuh"
 #include "backend/cuda/gemm/lmhead.cuh"
 #include "backend/cuda/moe/moe.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
@@ -235,6 +236,7 @@ static ml_ops table(void) {
     o.scratch = ml_cuda_op_scratch;
     o.prepare = op_prepare;
     o.together = ml_cuda_together;
+    o.together_back = ml_cuda_linear_together_back;
     o.sample_scratch = ml_cuda_sample_scratch;
     o.sample = ml_cuda_sample;
     o.sampled = ml_cuda_sampled;
@@ -284,6 +286,7 @@ static const ml_replay cuda_replay = { begin_recording, end_recording, run_recor
 static void cuda_close(ml_backend *b) {
     cuda *c = (cuda *)b->priv;
 
+    ml_gemm_fp8_back_close(&c->stream);
     ml_gemm_fp8_close(&c->stream);
     ml_gemm_close(&c->stream);
     ml_cuda_sample_close(&c->stream);
@@ -369,6 +372,7 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
     b->marks = &ml_cuda_marks;
     b->async = true;
     b->bf16_adapters = !f32;
+    b->fp8_grads = !f32 && c->stream.wgmma;
     b->n_thread = c->stream.host.cpu.n_thread;
     b->close = cuda_close;
     b->priv = c;

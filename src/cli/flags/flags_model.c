@@ -160,7 +160,9 @@ const ml_flag ml_flags_model[] = {
       .help =
           "e4m3: the linear layers multiply FP8 weights with inputs that are rounded to "
           "FP8, in rollouts and in the forward passes of training; backward passes are not "
-          "rounded.  Needs --fp8-recipe." },
+          "rounded without --fp8-backward, whose gradients are e4m3, too.  hybrid: the "
+          "same "
+          "with gradients in e5m2.  Needs --fp8-recipe." },
     { .name = "fp8-recipe",
       .type = ML_FLAG_TEXT,
       ML_AT(fp8_recipe),
@@ -172,6 +174,16 @@ const ml_flag ml_flags_model[] = {
           "Scales of --fp8-format.  blockwise: in f32, for blocks of 128x128 weights and "
           "groups of 128 inputs; mxfp8: powers of two, for groups of 32 weights and "
           "inputs." },
+    { .name = "fp8-backward",
+      .type = ML_FLAG_BOOL,
+      ML_AT(fp8_backward),
+      .group = "model",
+      .cmds = ML_CMD_SFT | ML_CMD_TRAIN,
+      .from = ML_FROM_OURS,
+      .help = "Compute the gradients of linear layers as FP8 products, too, where both "
+              "widths are multiples of 128: gradients in groups of 128 outputs or tokens, "
+              "inputs in blocks of 128x128.  Needs --fp8-format, --fp8-recipe blockwise "
+              "and a GPU with wgmma (Hopper)." },
     { .name = "first-last-layers-bf16",
       .type = ML_FLAG_BOOL,
       ML_AT(run.high_precision.ends),

@@ -137,7 +137,13 @@ static bool fp8_recipe(const ml_config *c) {
 
 static bool fp8_format(const ml_config *c) {
     return (c->fp8_format || c->fp8_recipe) &&
-           (!c->fp8_format || strcmp(c->fp8_format, "e4m3") != 0);
+           (!c->fp8_format || (strcmp(c->fp8_format, "e4m3") != 0 &&
+                               (strcmp(c->fp8_format, "hybrid") != 0 || !c->fp8_backward)));
+}
+
+static bool fp8_backward(const ml_config *c) {
+    return c->fp8_backward &&
+           (!c->fp8_format || !c->fp8_recipe || strcmp(c->fp8_recipe, "blockwise") != 0);
 }
 
 static bool megatron_names_alone(const ml_config *c) {
@@ -518,8 +524,11 @@ const ml_rule ml_rules_train[] = {
       "tensorwise scale activations by the whole tensor, so that a row would depend on its "
       "batch" },
     { "fp8-format", ML_CMD_SFT | ML_CMD_TRAIN, fp8_format,
-      "--fp8-recipe needs --fp8-format e4m3: gradients are not rounded, so that hybrid and "
-      "e5m2 have no use" },
+      "--fp8-recipe needs --fp8-format e4m3, or hybrid with --fp8-backward: without it "
+      "gradients are not rounded, so that hybrid and e5m2 have no use" },
+    { "fp8-backward", ML_CMD_SFT | ML_CMD_TRAIN, fp8_backward,
+      "--fp8-backward needs --fp8-format e4m3 or hybrid and --fp8-recipe blockwise: "
+      "products of mxfp8 run in bf16" },
     { "high-precision-names", ML_CMD_SFT | ML_CMD_TRAIN, megatron_names_alone,
       "--extra-high-precision-layers-megatron: the checkpoint has Hugging Face's names: "
       "name "

@@ -420,7 +420,8 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g) {
 }
 
 ml_gemm_lt ml_gemm_lt_of(ml_cuda_stream *s) {
-    return { s->gemm->lt, s->gemm->forward, s->gemm->workspace, WORKSPACE };
+    return { s->gemm->lt, s->gemm->forward, s->gemm->backward, s->gemm->workspace,
+             WORKSPACE };
 }
 
 /* ---- open and close ---- */

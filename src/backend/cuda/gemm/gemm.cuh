@@ -51,10 +51,10 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g);
 ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_dtype in,
                       ml_dtype out, ml_err *err);
 
-/* cuBLASLt, for other files that call it: its handle, the preference of forward GEMMs (no split-K), and
- * the workspace. */
+/* cuBLASLt, for other files that call it: its handle, the preferences of forward GEMMs (no split-K) and of
+ * backward GEMMs, and the workspace. */
 typedef struct ml_gemm_lt {
-    void *handle, *forward, *workspace;
+    void *handle, *forward, *backward, *workspace;
     size_t bytes;
 } ml_gemm_lt;
 

@@ -3,6 +3,7 @@
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_codes.cuh"
 #include "backend/cuda/gemm/gemm_fp8.cuh"
+#include "backend/cuda/gemm/gemm_fp8_back.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = ML_BIAS_ROWS };
@@ -135,8 +136,7 @@ static void back_weight(ml_stream *s, const ml_op_args *a) {
 static void back_bias(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *dy = &a->dout[0];
     int64_t rows = dy->shape[0], n = dy->shape[1];
-    float *part = (float *)((char *)a->scratch + ml_cuda_dense_bytes(a) +
-                            ml_cuda_linear_product_scratch(a));
+    float *part = (float *)((char *)a->scratch + ml_cuda_linear_bias_at(a));
     unsigned parts = bias_parts(rows), blocks = ml_cuda_blocks(n, THREADS);
 
     if (rows == 0)
@@ -148,15 +148,31 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
     ml_cuda_add_parts(ml_cuda(s), (float *)a->dw[1].data, part, (int)parts, n);
 }
 
-void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
+/* dx and dw. */
+static void back_products(ml_stream *s, const ml_op_args *a) {
+    if (ml_gemm_fp8_back(ml_cuda(s), a))
+        return;
     if (has_f32_weights(a)) {
         ml_cuda_linear_f32_out_backward(s, a);
-    } else {
-        if (a->din[0].data)
-            back_input(s, a);
-        if (a->dw[0].data)
-            back_weight(s, a);
+        return;
     }
+    if (a->din[0].data)
+        back_input(s, a);
+    if (a->dw[0].data)
+        back_weight(s, a);
+}
+
+void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
+    back_products(s, a);
     if (a->dw[1].data)
         back_bias(s, a);
+}
+
+int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *c, int n) {
+    if (!ml_gemm_fp8_back_joint(ml_cuda(s), c, n))
+        return 0;
+    for (int i = 0; i < n; i++)
+        if (c[i].args.dw[1].data)
+            back_bias(s, &c[i].args);
+    return n;
 }

@@ -1,0 +1,352 @@
+/* gemm_fp8_back.cu - gradients of LINEAR as FP8 products, by cuBLASLt.
+ *
+ *     dx [m, k]  = dy [m, n] w [n, k]      sums over n: groups of a row of dy, blocks of 128 x 128 of w
+ *     dw [n, k] += dy' [n, m] x [m, k]     sums over m: groups of 128 tokens of a column of dy, blocks of x
+ *
+ * Blocks of x, instead of groups: cuBLASLt's product of groups with groups is a fifth slower.  Tokens are filled
+ * up with zeros to whole groups.  Gradients only need to repeat from run to run: the heuristic's first algorithm
+ * is used, whatever its speed, also with split-K where partial sums are stored and added in a second step. */
+#include "backend/cuda/gemm/gemm_fp8_back.cuh"
+
+#include <cublasLt.h>
+#include <stdlib.h>
+
+#include "backend/cuda/fp8/fp8_back.cuh"
+
+enum { MAX_ENTRIES = 256 };
+
+/* Column-major: c (p x q) = a' (p x k) b (k x q), of codes with k first; a in e4m3 has scales of blocks, b of
+ * groups. */
+typedef struct product {
+    int64_t p, q, k;
+    bool e5m2; /* b */
+    bool f32;  /* c; else bf16 */
+    bool add;
+    ml_fp8_operand a, b;
+    void *c;
+} product;
+
+typedef struct entry {
+    product shape;
+    bool found;
+    cublasLtMatmulAlgo_t algo;
+} entry;
+
+/* The oldest entry is replaced. */
+struct ml_gemm_fp8_back_cache {
+    entry entry[MAX_ENTRIES];
+    int n_entry, next;
+};
+
+/* ---- cuBLASLt ---- */
+
+typedef struct lt_call {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a, b, c;
+} lt_call;
+
+static void set(lt_call *c, cublasLtMatmulDescAttributes_t which, const void *value,
+                size_t size) {
+    cublasLtMatmulDescSetAttribute(&c->desc, which, value, size);
+}
+
+static void describe(lt_call *c, const product *g) {
+    const int32_t transposed = CUBLAS_OP_T;
+    const int32_t blocks = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    const int32_t groups = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+
+    cublasLtMatmulDescInit(&c->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    set(c, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks, sizeof blocks);
+    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &groups, sizeof groups);
+    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->a.scale, sizeof g->a.scale);
+    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->b.scale, sizeof g->b.scale);
+    cublasLtMatrixLayoutInit(&c->a, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->p, g->k);
+    cublasLtMatrixLayoutInit(&c->b, g->e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3,
+                             (uint64_t)g->k, (uint64_t)g->q, g->k);
+    cublasLtMatrixLayoutInit(&c->c, g->f32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)g->p,
+                             (uint64_t)g->q, g->p);
+}
+
+static void find_algo(ml_cuda_stream *s, entry *e) {
+    cublasLtMatmulHeuristicResult_t found;
+    ml_gemm_lt lt = ml_gemm_lt_of(s);
+    lt_call c;
+    int n = 0;
+
+    describe(&c, &e->shape);
+    e->found =
+        cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &c.desc, &c.a, &c.b,
+                                       &c.c, &c.c, (cublasLtMatmulPreference_t)lt.backward,
+                                       1, &found, &n) == CUBLAS_STATUS_SUCCESS &&
+        n > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+    if (e->found)
+        e->algo = found.algo;
+}
+
+static bool same_shape(const product *a, const product *b) {
+    return a->p == b->p && a->q == b->q && a->k == b->k && a->e5m2 == b->e5m2 &&
+           a->f32 == b->f32;
+}
+
+/* NULL: cuBLASLt has no algorithm. */
+static const cublasLtMatmulAlgo_t *algo_of(ml_cuda_stream *s, const product *g) {
+    ml_gemm_fp8_back_cache *b = s->gemm_fp8_back;
+    entry *e;
+
+    for (int i = 0; b && i < b->n_entry; i++)
+        if (same_shape(&b->entry[i].shape, g))
+            return b->entry[i].found ? &b->entry[i].algo : NULL;
+    if (!b)
+        b = s->gemm_fp8_back = (ml_gemm_fp8_back_cache *)calloc(1, sizeof *b);
+    if (!b)
+        return NULL;
+    e = &b->entry[b->next];
+    b->next = (b->next + 1) % MAX_ENTRIES;
+    b->n_entry += b->n_entry < MAX_ENTRIES;
+    e->shape = *g;
+    find_algo(s, e);
+    return e->found ? &e->algo : NULL;
+}
+
+static void run(ml_cuda_stream *s, const product *g) {
+    const float one = 1.0f, beta = g->add ? 1.0f : 0.0f;
+    const cublasLtMatmulAlgo_t *algo = algo_of(s, g);
+    ml_gemm_lt lt = ml_gemm_lt_of(s);
+    lt_call c;
+
+    describe(&c, g);
+    if (cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, g->a.code, &c.a,
+                       g->b.code, &c.b, &beta, g->c, &c.c, g->c, &c.c, algo, lt.workspace,
+                       lt.bytes, s->stream) != CUBLAS_STATUS_SUCCESS)
+        ml_cuda_note(s, cudaErrorUnknown, "an FP8 gradient");
+}
+
+/* ---- the gradients ---- */
+
+/* Of LINEARs with one input: their outputs are side by side, as those of one. */
+typedef struct gradients {
+    const ml_op_args *linear[ML_FP8_JOINT]; /* in the order of their weight gradients */
+    int n_linear;
+    int64_t n, k, rows, tail_rows; /* n: outputs of all */
+    bool e5m2, add;                /* add: to dx */
+    ml_fp8_operand w, dy, tail, dy_cols, x_cols;
+    void *w_scale, *tail_dx, *dx, *dw;
+} gradients;
+
+static ml_fp8_operand operand_at(char *scratch, ml_fp8_place at) {
+    return { (unsigned char *)scratch + at.code, (float *)(scratch + at.scale) };
+}
+
+static void place_operands(gradients *g) {
+    ml_op_args joint = *g->linear[0];
+    ml_fp8_back_scratch at;
+    char *scratch = (char *)joint.scratch;
+
+    joint.w[0].shape[0] = g->n;
+    at = ml_cuda_fp8_back_scratch(&joint);
+    g->w = operand_at(scratch, at.w);
+    g->dy = operand_at(scratch, at.dy);
+    g->tail = operand_at(scratch, at.tail);
+    g->dy_cols = operand_at(scratch, at.dy_cols);
+    g->x_cols = operand_at(scratch, at.x_cols);
+    g->w_scale = scratch + at.w_scale;
+    g->tail_dx = scratch + at.tail_dx;
+}
+
+/* linear: in the order of their weight gradients; the last runs first. */
+static gradients gradients_of(const ml_op_args *const *linear, int n) {
+    const ml_op_args *first = linear[0];
+    gradients g = {};
+
+    g.n_linear = n;
+    for (int i = 0; i < n; i++) {
+        g.linear[i] = linear[i];
+        g.n += linear[i]->w[0].shape[0];
+    }
+    g.k = first->w[0].shape[1];
+    g.rows = first->in[0].shape[0];
+    g.tail_rows = g.rows % ML_FP8_TAIL;
+    g.e5m2 = first->grad_format == ML_GRAD_E5M2;
+    g.add = linear[n - 1]->din_add[0];
+    g.dx = first->din[0].data;
+    g.dw = first->dw[0].data;
+    place_operands(&g);
+    return g;
+}
+
+/* dx' (k x m) = w' (k x n) dy' (n x m), of the rows before the tail or of the tail. */
+static product input_product(const gradients *g, bool tail) {
+    product c = {};
+
+    c.p = g->k;
+    c.q = tail ? ML_FP8_TAIL : g->rows - g->tail_rows;
+    c.k = g->n;
+    c.e5m2 = g->e5m2;
+    c.add = g->add;
+    c.a = g->w;
+    c.b = tail ? g->tail : g->dy;
+    c.c = tail ? g->tail_dx : g->dx;
+    return c;
+}
+
+/* dw' (k x n) += x' (k x m) dy (m x n). */
+static product weight_product(const gradients *g) {
+    product c = {};
+
+    c.p = g->k;
+    c.q = g->n;
+    c.k = ml_cuda_fp8_width(g->rows);
+    c.e5m2 = g->e5m2;
+    c.f32 = true;
+    c.add = true;
+    c.a = g->x_cols;
+    c.b = g->dy_cols;
+    c.c = g->dw;
+    return c;
+}
+
+/* Of a LINEAR whose outputs begin at column `at`. */
+static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
+                           int64_t at) {
+    const int64_t group = at / 128, before = g->rows - g->tail_rows;
+    ml_fp8_rounding r = {};
+
+    r.x = (const bf16 *)a->dout[0].data;
+    r.rows = g->rows;
+    r.cols = a->w[0].shape[0];
+    r.ld = g->n;
+    r.e5m2 = g->e5m2;
+    if (g->dx)
+        r.along_rows = { g->dy.code + at, g->dy.scale + group * before };
+    if (g->dx && g->tail_rows)
+        r.tail = { g->tail.code + at, g->tail.scale + group * ML_FP8_TAIL };
+    r.along_cols = { g->dy_cols.code + at * ml_cuda_fp8_width(g->rows),
+                     g->dy_cols.scale + at };
+    ml_fp8_round_operand(s, &r);
+}
+
+static void transpose_weight(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
+                             int64_t at) {
+    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, g->w_scale);
+    const ml_fp8_operand to = { g->w.code + at, g->w.scale + at / 128 };
+
+    ml_fp8_transpose(s, &to, &w, a->w[0].shape[0], g->k, g->n);
+}
+
+static void round_input(ml_cuda_stream *s, const gradients *g) {
+    ml_fp8_rounding r = {};
+
+    r.x = (const bf16 *)g->linear[0]->in[0].data;
+    r.rows = g->rows;
+    r.cols = r.ld = g->k;
+    r.blocks = true;
+    r.along_cols = g->x_cols;
+    ml_fp8_round_operand(s, &r);
+}
+
+/* The rows of the tail pass through scratch memory: dx has no room for the others. */
+static void back_tail(ml_cuda_stream *s, const gradients *g) {
+    const product c = input_product(g, true);
+    const size_t bytes = (size_t)(g->tail_rows * g->k) * sizeof(bf16);
+    const char *doing = "the last rows of an FP8 gradient";
+    bf16 *dx = (bf16 *)g->dx + (g->rows - g->tail_rows) * g->k;
+
+    if (c.add)
+        ml_cuda_note(
+            s, cudaMemcpyAsync(g->tail_dx, dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+            doing);
+    run(s, &c);
+    ml_cuda_note(
+        s, cudaMemcpyAsync(dx, g->tail_dx, bytes, cudaMemcpyDeviceToDevice, s->stream),
+        doing);
+}
+
+static void back_input(ml_cuda_stream *s, const gradients *g) {
+    const product c = input_product(g, false);
+    int64_t at = 0;
+
+    for (int i = 0; i < g->n_linear; i++) {
+        transpose_weight(s, g, g->linear[i], at);
+        at += g->linear[i]->w[0].shape[0];
+    }
+    if (c.q)
+        run(s, &c);
+    if (g->tail_rows)
+        back_tail(s, g);
+}
+
+static void back_weight(ml_cuda_stream *s, const gradients *g) {
+    const product c = weight_product(g);
+
+    round_input(s, g);
+    run(s, &c);
+}
+
+/* Whether cuBLASLt has all products that these gradients need. */
+static bool has_products(ml_cuda_stream *s, const gradients *g) {
+    const product main = input_product(g, false), tail = input_product(g, true);
+    const product weight = weight_product(g);
+
+    return (!main.q || algo_of(s, &main)) && (!g->tail_rows || algo_of(s, &tail)) &&
+           algo_of(s, &weight);
+}
+
+static bool back(ml_cuda_stream *s, const gradients *g) {
+    int64_t at = 0;
+
+    if (g->rows == 0)
+        return true;
+    if (!has_products(s, g))
+        return false;
+    for (int i = 0; i < g->n_linear; i++) {
+        round_gradient(s, g, g->linear[i], at);
+        at += g->linear[i]->w[0].shape[0];
+    }
+    if (g->dx)
+        back_input(s, g);
+    if (g->dw)
+        back_weight(s, g);
+    return true;
+}
+
+static bool takes(const ml_cuda_stream *s, const ml_op_args *a) {
+    return ml_cuda_linear_fp8_back(a) && ml_fp8_takes(s, a->w[0].dtype);
+}
+
+bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a) {
+    gradients g;
+
+    if (!takes(s, a))
+        return false;
+    g = gradients_of(&a, 1);
+    return back(s, &g);
+}
+
+/* Does b, which runs before a, have the input of a, and the weight gradient after that of a? */
+static bool is_next(const ml_op_args *a, const ml_op_args *b) {
+    return a->in[0].data == b->in[0].data && a->din[0].data == b->din[0].data &&
+           a->din_add[0] && a->dw[0].data && a->scratch == b->scratch &&
+           (char *)a->dw[0].data + ml_tensor_bytes(&a->dw[0]) == (char *)b->dw[0].data;
+}
+
+bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
+    const ml_op_args *linear[ML_FP8_JOINT] = {};
+    gradients g;
+
+    if (n > ML_FP8_JOINT)
+        return false;
+    for (int i = 0; i < n; i++) {
+        linear[n - 1 - i] = &call[i].args;
+        if (!takes(s, &call[i].args) ||
+            (i > 0 && !is_next(&call[i].args, &call[i - 1].args)))
+            return false;
+    }
+    g = gradients_of(linear, n);
+    return back(s, &g);
+}
+
+void ml_gemm_fp8_back_close(ml_cuda_stream *s) {
+    free(s->gemm_fp8_back);
+    s->gemm_fp8_back = NULL;
+}
