@@ -492,8 +492,18 @@ static bool is_resident(const ml_skinny_gemm *f) {
     return plan_of(&p, f);
 }
 
-bool ml_codes_gemm_supports(const ml_skinny_gemm *f) {
-    return is_resident(f) || ml_codes_rows_supports(f);
+/* More rows than the other kernels take. */
+static bool takes_wgmma(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
+#if ML_WGMMA
+    return f->m > ML_CODES_ROWS && ml_codes_wgmma_supports(s, f);
+#else
+    (void)s, (void)f;
+    return false;
+#endif
+}
+
+bool ml_codes_gemm_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
+    return is_resident(f) || ml_codes_rows_supports(f) || takes_wgmma(s, f);
 }
 
 template <class W, int COLS, bool MADE>
@@ -518,6 +528,12 @@ template <class W> static void run(ml_cuda_stream *s, const codes_call &c) {
 void ml_codes_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
     codes_call c = {};
 
+#if ML_WGMMA
+    if (takes_wgmma(s, f)) {
+        ml_codes_wgmma_run(s, f);
+        return;
+    }
+#endif
     if (!is_resident(f)) {
         ml_codes_rows_run(s, f);
         return;

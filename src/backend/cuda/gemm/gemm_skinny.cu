@@ -458,9 +458,9 @@ void ml_skinny_gemm_add(ml_skinny_gemm *f, const ml_op_args *a, bool stored) {
     p->y = stored ? (bf16 *)a->out[0].data : NULL;
 }
 
-bool ml_skinny_gemm_supports(const ml_skinny_gemm *f) {
+bool ml_skinny_gemm_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
     if (f->weights != ML_BF16)
-        return ml_codes_gemm_supports(f);
+        return ml_codes_gemm_supports(s, f);
     if (f->m < 1 || f->m > ML_SKINNY_ROWS || f->k % STEP != 0)
         return false;
     if (f->norm && (f->m > NORM_ROWS || f->k > 8192))

@@ -41,8 +41,8 @@ bool ml_skinny_gemm_reads(ml_dtype weights);
 /* Adds a part: the product of a LINEAR, whose output is stored or not. */
 void ml_skinny_gemm_add(ml_skinny_gemm *f, const ml_op_args *linear, bool stored);
 /* Is there a kernel?  Up to ML_SKINNY_ROWS rows that fit the shared memory of an SM; up to ML_CODES_ROWS
- * rows with quantized weights and without a norm. */
-bool ml_skinny_gemm_supports(const ml_skinny_gemm *f);
+ * rows, on Hopper ML_JOINT_ROWS, with quantized weights and without a norm. */
+bool ml_skinny_gemm_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f);
 void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f);
 
 #endif

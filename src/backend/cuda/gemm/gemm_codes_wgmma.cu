@@ -1,0 +1,631 @@
+/* gemm_codes_wgmma.cu - products of 33 to 512 rows with quantized weights, which are read as codes, on Hopper.
+ *
+ * Weights are the 64-row operand of wgmma, dequantized in registers; tokens are its columns, in shared
+ * memory.  A warp has the 16 outputs of one panel: row r of its m16 tile is output 2 r, row r + 8 is output
+ * 2 r + 1, so that a thread's two rows are neighbours in memory.  An output is one chain of k16 steps over
+ * ascending k, which has the bits of a chain of mma.
+ *
+ * A stage of shared memory has DEPTH inputs of a block's outputs and tokens.  One warp issues the copies
+ * of the stages ahead; TEAMS teams (warpgroups) multiply 64 outputs each, and dequantize a chunk of
+ * inputs while the products of the one before run.  The blocks of a cluster have the same tokens and
+ * neighbouring outputs: each copies a share of the tokens to all of them, because the L2 cache would not
+ * deliver them to every block in time.  Blocks take one tile after the other. */
+#include "backend/cuda/gemm/gemm_codes.cuh"
+#include "backend/cuda/gemm/gemm_tiles.cuh"
+#include "backend/cuda/wgmma.cuh"
+
+enum {
+    DEPTH = 128, /* inputs of a stage */
+    CHUNKS = DEPTH / CHUNK,
+    TEAM_PANELS = 64 / TILE, /* one for each warp */
+    TEAM_WARPS = ML_WARPGROUP / 32,
+    MOST_STAGES = 8
+};
+
+/* ---- clusters ---- */
+
+__device__ static int cluster_size() {
+    uint32_t n;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+    return (int)n;
+}
+
+__device__ static int cluster_rank() {
+    uint32_t n;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
+    return (int)n;
+}
+
+/* Of all threads of the cluster's blocks. */
+__device__ static void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* Arrives at the same barrier of block `rank` of the cluster. */
+__device__ static void arrive_at(ml_barrier *b, int rank) {
+    asm volatile(
+        "{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];}" ::"r"(ml_smem(b)),
+        "r"(rank)
+        : "memory");
+}
+
+/* ml_tensor_copy to the same place in the blocks of `mask`, whose barriers it signals. */
+__device__ static void tensor_multicast(void *to, const CUtensorMap *map, int x, int y,
+                                        ml_barrier *b, uint16_t mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ml_smem(to)),
+        "l"(map), "r"(x), "r"(y), "r"(0), "r"(ml_smem(b)), "h"(mask)
+        : "memory");
+}
+
+/* ---- operands from codes ----
+ *
+ * codes: bytes of DEPTH inputs of a panel, scales: of their scales.  fetch: what the A fragments of a chunk
+ * are made of, from input `at` of the stage on; fragment: that of its i-th 16 inputs. */
+
+template <int GROUP> struct int4_operand {
+    typedef int4_weights<GROUP> kind;
+    static const int codes = DEPTH * TILE / 2, scales = DEPTH / GROUP * TILE * 2;
+    struct fetched {
+        uint2 word[2 * STEPS]; /* eight inputs of both outputs */
+        uint32_t scale[CHUNK / kind::PER];
+    };
+
+    __device__ static void fetch(fetched &r, uint32_t code, uint32_t scale, int at) {
+        int output = (int)threadIdx.x % 32 / 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2 * STEPS; i++)
+            r.word[i] = load_64(code + (uint32_t)((at / 8 + i) * TILE + output) * 4);
+#pragma unroll
+        for (int i = 0; i < CHUNK / kind::PER; i++)
+            r.scale[i] = load_32(scale + (uint32_t)((at / GROUP + i) * TILE + output) * 2);
+    }
+
+    /* Inputs 2 q and 2 q + 1 of eight are byte q of their word. */
+    __device__ static uint32_t of_word(uint32_t word, bf16 scale) {
+        unsigned byte = 0x0400 + threadIdx.x % 4 * 0x0101;
+        return kind::pair(__byte_perm(word, word >> 4, byte), __nv_bfloat162(scale, scale));
+    }
+
+    __device__ static void fragment(uint32_t (&a)[4], const fetched &r, int i) {
+        __nv_bfloat162 s = *(const __nv_bfloat162 *)&r.scale[i * 16 / kind::PER];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            a[2 * j] = of_word(r.word[2 * i + j].x, s.x);
+            a[2 * j + 1] = of_word(r.word[2 * i + j].y, s.y);
+        }
+    }
+};
+
+template <bool INTEGER> struct byte_operand {
+    typedef byte_weights<INTEGER> kind;
+    static const int codes = DEPTH * TILE, scales = DEPTH / 128 * TILE * 4;
+    struct fetched {
+        uint32_t code[2 * STEPS]; /* both outputs of an input, and of the next */
+        uint2 scale;
+    };
+
+    __device__ static void fetch(fetched &r, uint32_t code, uint32_t scale, int at) {
+        int lane = (int)threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < STEPS / 2; i++) {
+            uint32_t from = code + (uint32_t)(at + i * 32 + lane) * TILE;
+            asm volatile(
+                "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                : "=r"(r.code[4 * i]), "=r"(r.code[4 * i + 1]), "=r"(r.code[4 * i + 2]),
+                  "=r"(r.code[4 * i + 3])
+                : "r"(from));
+        }
+        r.scale = load_64(scale + (uint32_t)(lane / 4 * 8));
+    }
+
+    __device__ static void fragment(uint32_t (&a)[4], const fetched &r, int i) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            uint32_t codes = __byte_perm(r.code[2 * i + j], 0, 0x3120);
+            if (INTEGER)
+                codes ^= 0x80808080;
+            a[2 * j] = kind::template pair<false>(codes, r.scale.x);
+            a[2 * j + 1] = kind::template pair<true>(codes, r.scale.y);
+        }
+    }
+};
+
+/* The operand of a kind of weights. */
+template <class W> struct operand_of;
+template <int GROUP> struct operand_of<int4_weights<GROUP>> {
+    typedef int4_operand<GROUP> type;
+};
+template <bool INTEGER> struct operand_of<byte_weights<INTEGER>> {
+    typedef byte_operand<INTEGER> type;
+};
+
+/* ---- tiles ---- */
+
+template <class A, int TOKENS, int TEAMS> struct tile {
+    static const int threads = TEAMS * ML_WARPGROUP + 32, outputs = TEAMS * 64;
+
+    struct alignas(1024) inputs {
+        bf16 x[CHUNKS][TOKENS * CHUNK]; /* panels of wgmma.cuh with TOKENS rows */
+        unsigned char code[TEAMS][TEAM_PANELS * A::codes];
+        unsigned char scale[TEAMS][TEAM_PANELS * A::scales];
+    };
+    static const int bytes =
+        TOKENS * DEPTH * (int)sizeof(bf16) + TEAMS * TEAM_PANELS * (A::codes + A::scales);
+
+    struct exchange {
+        /* Of gated products: two adjacent outputs of a token, half the tokens at a time. */
+        uint32_t pair[TEAMS][TEAMS == 2 ? TOKENS / 8 : 1][ML_WARPGROUP];
+        ml_barrier full[MOST_STAGES], empty[MOST_STAGES];
+    };
+    static const int fitting = (int)((MOST_SMEM - sizeof(exchange)) / sizeof(inputs));
+    static const int stages = fitting < MOST_STAGES ? fitting : MOST_STAGES;
+
+    struct smem {
+        inputs stage[stages];
+        exchange x;
+    };
+};
+
+extern __shared__ __align__(1024) unsigned char wide_bytes[];
+
+struct wide_call {
+    ml_skinny_gemm f;
+    int strips; /* of tokens, a tile each */
+    int tiles;  /* of a cluster's outputs and a strip */
+    CUtensorMap x, code[ML_SKINNY_PARTS], scale[ML_SKINNY_PARTS];
+};
+
+/* Of a team: outputs from `col` of part `part` on, tokens from `row` on. */
+struct team_place {
+    int part, col, row;
+};
+
+/* Team `team` in tile `at`.  Blocks that run at the same time have the same weights: strips are numbered
+ * first. */
+template <int TOKENS, int TEAMS>
+__device__ static team_place find_place(const wide_call &c, int at, int team) {
+    const int outputs = TEAMS * 64;
+    const ml_skinny_gemm &f = c.f;
+    int item = at / c.strips * cluster_size() + cluster_rank();
+    team_place p = { 0, 0, at % c.strips * TOKENS };
+
+    if (f.gated) {
+        p.part = team;
+        p.col = item * 64;
+        return p;
+    }
+    while (p.part < f.n_part - 1 && item * outputs >= f.part[p.part].n)
+        item -= (f.part[p.part++].n + outputs - 1) / outputs;
+    p.col = item * outputs + team * 64;
+    return p;
+}
+
+/* ---- copies ---- */
+
+template <class A, int TOKENS, int TEAMS, class STAGE>
+__device__ static void copy_codes(STAGE &to, const wide_call &c, int at, int step,
+                                  ml_barrier *full) {
+    ml_barrier_expect(full, tile<A, TOKENS, TEAMS>::bytes);
+#pragma unroll
+    for (int t = 0; t < TEAMS; t++) {
+        team_place p = find_place<TOKENS, TEAMS>(c, at, t);
+        ml_tensor_copy(to.code[t], &c.code[p.part], step * (A::codes / 8), p.col / TILE, 0,
+                       full);
+        ml_tensor_copy(to.scale[t], &c.scale[p.part], step * (A::scales / 4), p.col / TILE,
+                       0, full);
+    }
+}
+
+/* This block's share of the tokens, to all blocks of the cluster. */
+template <int TOKENS, class STAGE>
+__device__ static void copy_tokens(STAGE &to, const wide_call &c, int at, int step,
+                                   ml_barrier *full) {
+    int share = TOKENS / cluster_size(), first = cluster_rank() * share;
+    uint16_t all = (uint16_t)((1u << cluster_size()) - 1);
+
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++)
+        tensor_multicast(to.x[i] + first * CHUNK, &c.x, step * DEPTH + i * CHUNK,
+                         at % c.strips * TOKENS + first, full, all);
+}
+
+/* The copying thread.  The first weights are copied before the kernel in front has ended. */
+template <class A, int TOKENS, int TEAMS, class SMEM>
+__device__ static void copy_stages(SMEM &smem, const wide_call &c) {
+    typedef tile<A, TOKENS, TEAMS> tl;
+    const int steps = c.f.k / DEPTH, ahead = steps < tl::stages ? steps : tl::stages;
+    const int clusters = (int)gridDim.x / cluster_size();
+    int first = (int)blockIdx.x / cluster_size();
+    cursor write = {};
+    bool filled = false;
+
+    for (int i = 0; i < ahead; i++)
+        copy_codes<A, TOKENS, TEAMS>(smem.stage[i], c, first, i, &smem.x.full[i]);
+    ml_grid_wait();
+    for (int at = first; at < c.tiles; at += clusters)
+        for (int i = 0; i < steps; i++) {
+            bool begun = at == first && i < ahead;
+            if (filled)
+                ml_barrier_wait(&smem.x.empty[write.at], write.parity ^ 1);
+            if (!begun)
+                copy_codes<A, TOKENS, TEAMS>(smem.stage[write.at], c, at, i,
+                                             &smem.x.full[write.at]);
+            copy_tokens<TOKENS>(smem.stage[write.at], c, at, i, &smem.x.full[write.at]);
+            filled |= write.at + 1 == tl::stages;
+            write.advance(1, tl::stages);
+        }
+}
+
+/* ---- products ---- */
+
+/* c += a b'; a 64 x 16 in registers, b N x 16 in shared memory.  A and B are the numbers of their asm
+ * operands. */
+#define WGMMA_CODES(N, SUMS, ROWS, A0, A1, A2, A3, B)                                      \
+    asm volatile("{.reg .pred add; .reg .b64 b; setp.eq.b32 add, 0, 0;"                    \
+                 "mov.b64 b, {%" B ", " ML_PANEL_HI "};"                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 " SUMS "{%" A0   \
+                 ", %" A1 ", %" A2 ", %" A3 "}, b, add, 1, 1, 0;}"                         \
+                 : ROWS(c)                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
+
+template <int TOKENS>
+__device__ static void multiply_16(float (&c)[TOKENS / 8][4], const uint32_t (&a)[4],
+                                   uint32_t b) {
+    if constexpr (TOKENS == 64)
+        WGMMA_CODES("64", ML_WGMMA_SUMS, ML_WGMMA_ROWS, "32", "33", "34", "35", "36");
+    else
+        WGMMA_CODES("128", ML_WGMMA_SUMS_128, ML_WGMMA_ROWS_128, "64", "65", "66", "67",
+                    "68");
+}
+
+/* Starts the products of a chunk, as a group. */
+template <int TOKENS>
+__device__ static void multiply_chunk(float (&acc)[TOKENS / 8][4], uint32_t (&a)[STEPS][4],
+                                      const bf16 *x) {
+    const uint32_t b = ml_panel(x);
+
+    ml_wgmma_fence(a);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        multiply_16<TOKENS>(acc, a[i], ml_panel_columns(b, i));
+    ml_wgmma_commit();
+}
+
+/* Waits for all groups but the latest; then `a`, the operand of the one before, may be written. */
+__device__ static void wait_for_previous(uint32_t (&a)[STEPS][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3]));
+}
+
+template <int N> __device__ static void wait_for_all(float (&acc)[N][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        asm volatile("" : ML_WGMMA_ROW(acc[j])::"memory");
+}
+
+template <class A>
+__device__ static void make_operand(uint32_t (&a)[STEPS][4], const typename A::fetched &r) {
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        A::fragment(a[i], r, i);
+}
+
+/* A warp has read a stage: tells the copying threads of the cluster, which all write to it. */
+__device__ static void release(ml_barrier *empty) {
+    __syncwarp();
+    if ((int)threadIdx.x % 32 < cluster_size())
+        arrive_at(empty, (int)threadIdx.x % 32);
+}
+
+/* The sums of a tile; `read` is its first stage, and then the first of the next tile.  After the last chunk
+ * this fetches the first of its stage again. */
+template <class A, int TOKENS, int TEAMS, class SMEM>
+__device__ static void multiply(float (&acc)[TOKENS / 8][4], SMEM &smem, cursor &read,
+                                int steps, int team) {
+    const int warp = (int)threadIdx.x / 32 % TEAM_WARPS,
+              stages = tile<A, TOKENS, TEAMS>::stages;
+    cursor now = read, next;
+    int before = -1;
+    uint32_t a[2][STEPS][4];
+    typename A::fetched r;
+
+    auto fetch = [&](int stage, int at) {
+        A::fetch(r, ml_smem(smem.stage[stage].code[team]) + (uint32_t)(warp * A::codes),
+                 ml_smem(smem.stage[stage].scale[team]) + (uint32_t)(warp * A::scales), at);
+    };
+    ml_barrier_wait(&smem.x.full[now.at], now.parity);
+    fetch(now.at, 0);
+    make_operand<A>(a[0], r);
+    for (int step = 0; step < steps; step++) {
+        next = now;
+        if (step + 1 < steps)
+            next.advance(1, stages);
+        fetch(now.at, CHUNK);
+        multiply_chunk<TOKENS>(acc, a[0], smem.stage[now.at].x[0]);
+        wait_for_previous(a[1]);
+        if (before >= 0)
+            release(&smem.x.empty[before]);
+        make_operand<A>(a[1], r);
+        ml_barrier_wait(&smem.x.full[next.at], next.parity);
+        fetch(next.at, 0);
+        multiply_chunk<TOKENS>(acc, a[1], smem.stage[now.at].x[1]);
+        wait_for_previous(a[0]);
+        make_operand<A>(a[0], r);
+        before = now.at;
+        now = next;
+    }
+    wait_for_all(acc);
+    release(&smem.x.empty[before]);
+    now.advance(1, stages);
+    read = now;
+}
+
+/* ---- epilogue ---- */
+
+/* Of a thread's outputs, two adjacent ones of token i % 2 of the i / 2-th two. */
+template <int N>
+__device__ static void finish_pair(float (&v)[2], const wide_call &c,
+                                   const float (&acc)[N][4], const team_place &p, int i,
+                                   int64_t at, int col) {
+    finish(v, acc[i / 2][i % 2], acc[i / 2][2 + i % 2], c.f.part[p.part], at, col);
+}
+
+template <int N>
+__device__ static void put_sums(const wide_call &c, const float (&acc)[N][4],
+                                const team_place &p, int col) {
+    const ml_skinny_gemm &f = c.f;
+
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        int row = p.row + row_of(i);
+        int64_t at = (int64_t)row * f.part[p.part].n + col;
+        float v[2], u[2];
+        if (row >= f.m)
+            continue;
+        finish_pair(v, c, acc, p, i, at, col);
+        if (f.addend) {
+            ml_load(u, f.addend + at);
+            v[0] += u[0];
+            v[1] += u[1];
+            ml_store(f.sum + at, v);
+        }
+    }
+}
+
+/* Of the threads of both teams. */
+__device__ static void sync_teams() {
+    asm volatile("bar.sync 1, %0;" ::"n"(2 * ML_WARPGROUP) : "memory");
+}
+
+/* The first team has the gate, the second the up projection.  They exchange their outputs in shared memory,
+ * where a loop that is not unrolled can find them: the gate functions are long. */
+template <int N>
+__device__ static void put_gated(const wide_call &c, uint32_t (*pair)[N][ML_WARPGROUP],
+                                 const float (&acc)[N][4], const team_place &p, int col) {
+    const ml_skinny_gemm &f = c.f;
+    int thread = (int)threadIdx.x % ML_WARPGROUP;
+
+#pragma unroll
+    for (int first = 0; first < 2 * N; first += N) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int row = p.row + row_of(first + i);
+            float v[2];
+            if (row >= f.m || col >= f.part[0].n)
+                continue;
+            finish_pair(v, c, acc, p, first + i, (int64_t)row * f.part[0].n + col, col);
+            pair[p.part][i][thread] = ml_pack2(v[0], v[1]);
+        }
+        sync_teams();
+#pragma unroll 1
+        for (int i = p.part; i < N; i += 2) {
+            int row = p.row + row_of(first + i);
+            float v[2], u[2];
+            if (row >= f.m || col >= f.part[0].n)
+                continue;
+            ml_load(v, (const bf16 *)&pair[0][i][thread]);
+            ml_load(u, (const bf16 *)&pair[1][i][thread]);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                ml_gate g = ml_gate_of(v[j], u[j], f.act, f.limit);
+                v[j] = g.act * g.up;
+            }
+            ml_store(f.gated + (int64_t)row * f.part[0].n + col, v);
+        }
+        sync_teams();
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <class A, int TOKENS, int TEAMS>
+__global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
+    wide_kernel(const __grid_constant__ wide_call c) {
+    typedef tile<A, TOKENS, TEAMS> tl;
+    typename tl::smem &smem = *(typename tl::smem *)wide_bytes;
+    int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
+    int clusters = (int)gridDim.x / cluster_size();
+    cursor read = {};
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < tl::stages; i++) {
+            ml_barrier_init(&smem.x.full[i]);
+            ml_barrier_init(&smem.x.empty[i],
+                            (unsigned)(cluster_size() * TEAMS * TEAM_WARPS));
+        }
+        ml_barrier_init_end();
+    }
+    cluster_sync();
+    if (team == TEAMS) {
+        if (threadIdx.x % 32 == 0)
+            copy_stages<A, TOKENS, TEAMS>(smem, c);
+        __syncwarp();
+    } else {
+        ml_grid_wait();
+        ml_grid_release();
+        for (int at = (int)blockIdx.x / cluster_size(); at < c.tiles; at += clusters) {
+            team_place p = find_place<TOKENS, TEAMS>(c, at, team);
+            int col = p.col + (int)threadIdx.x / 32 % TEAM_WARPS * TILE +
+                      (int)threadIdx.x % 32 / 4 * 2;
+            float acc[TOKENS / 8][4] = {};
+            multiply<A, TOKENS, TEAMS>(acc, smem, read, c.f.k / DEPTH, team);
+            if constexpr (TEAMS == 2)
+                if (c.f.gated) {
+                    put_gated(c, smem.x.pair, acc, p, col);
+                    continue;
+                }
+            if (col < c.f.part[p.part].n)
+                put_sums(c, acc, p, col);
+        }
+    }
+    cluster_sync(); /* the others of the cluster may still arrive at this block's barriers */
+}
+
+/* ---- configuration and launch ---- */
+
+static ml_tensor_box box_of(const void *at, int word, int64_t cols, int64_t rows,
+                            int64_t row_stride, int box_cols, int box_rows) {
+    ml_tensor_box b = {};
+
+    b.at = at;
+    b.word = word;
+    b.cols = cols;
+    b.rows = rows;
+    b.count = 1;
+    b.row_stride = row_stride;
+    b.stride = row_stride * rows;
+    b.box_cols = box_cols;
+    b.box_rows = box_rows;
+    return b;
+}
+
+template <class A>
+static void make_maps(ml_cuda_stream *s, wide_call *c, int tokens, int cluster) {
+    const ml_skinny_gemm &f = c->f;
+    const ml_tensor_box x = box_of(f.x, 0, f.k, f.m, f.k, CHUNK, tokens / cluster);
+    const int64_t steps = f.k / DEPTH;
+
+    ml_cuda_note(s, ml_tensor_map(&c->x, &x), "products with codes");
+    for (int i = 0; i < f.n_part; i++) {
+        const int64_t panels = f.part[i].n / TILE;
+        const unsigned char *w = (const unsigned char *)f.part[i].w;
+        const ml_tensor_box code = box_of(w + f.scales, 8, steps * A::codes / 8, panels,
+                                          (int64_t)f.panel / 8, A::codes / 8, TEAM_PANELS);
+        const ml_tensor_box scale =
+            box_of(w, 4, steps * A::scales / 4, panels, (int64_t)f.panel / 4, A::scales / 4,
+                   TEAM_PANELS);
+        ml_cuda_note(s, ml_tensor_map(&c->code[i], &code), "products with codes");
+        ml_cuda_note(s, ml_tensor_map(&c->scale[i], &scale), "products with codes");
+    }
+}
+
+/* Blocks' worth of outputs. */
+static int count_items(const ml_skinny_gemm *f, int outputs) {
+    int n = 0;
+
+    if (f->gated)
+        return (int)ml_cuda_blocks(f->part[0].n, 64);
+    for (int i = 0; i < f->n_part; i++)
+        n += (int)ml_cuda_blocks(f->part[i].n, outputs);
+    return n;
+}
+
+template <class A, int TOKENS, int TEAMS>
+static void launch(ml_cuda_stream *s, const ml_skinny_gemm *f, int cluster) {
+    typedef tile<A, TOKENS, TEAMS> tl;
+    auto kernel = wide_kernel<A, TOKENS, TEAMS>;
+    cudaLaunchAttribute attr[2] = {};
+    cudaLaunchConfig_t l = {};
+    wide_call c = {};
+    int most = 0;
+
+    c.f = *f;
+    c.strips = (int)ml_cuda_blocks(f->m, TOKENS);
+    c.tiles = (int)ml_cuda_blocks(count_items(f, tl::outputs), cluster) * c.strips;
+    make_maps<A>(s, &c, TOKENS, cluster);
+    ml_cuda_note(s,
+                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)sizeof(typename tl::smem)),
+                 "products with codes");
+    attr[0].id = cudaLaunchAttributeClusterDimension;
+    attr[0].val.clusterDim = { (unsigned)cluster, 1, 1 };
+    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[1].val.programmaticStreamSerializationAllowed = 1;
+    l.blockDim = dim3(tl::threads);
+    l.gridDim = dim3((unsigned)(c.tiles * cluster));
+    l.dynamicSmemBytes = sizeof(typename tl::smem);
+    l.stream = s->stream;
+    l.attrs = attr;
+    l.numAttrs = 1;
+    ml_cuda_note(s, cudaOccupancyMaxActiveClusters(&most, kernel, &l),
+                 "products with codes");
+    if (c.tiles > most)
+        l.gridDim = dim3((unsigned)(most * cluster));
+    l.numAttrs = 2;
+    ml_cuda_note(s, cudaLaunchKernelEx(&l, kernel, c), "products with codes");
+}
+
+/* A shape of tiles, and about how many cycles 16 inputs of one take. */
+struct shape {
+    int tokens, teams, cycles;
+};
+static const shape shapes[] = {
+    { 128, 2, 140 }, { 128, 1, 90 }, { 64, 2, 90 }, { 64, 1, 55 }
+};
+
+/* Blocks that have the same tokens. */
+static int cluster_for(const ml_skinny_gemm *f, int outputs) {
+    int items = count_items(f, outputs);
+    return items >= 4 ? 4 : items >= 2 ? 2 : 1;
+}
+
+/* The shape whose tiles take the least time, on as many SMs as an H200 has. */
+static shape choose(const ml_skinny_gemm *f) {
+    shape best = shapes[0];
+    int least = 0;
+
+    for (const shape &x : shapes) {
+        int tiles = count_items(f, x.teams * 64) * (int)ml_cuda_blocks(f->m, x.tokens);
+        int time = (int)ml_cuda_blocks(tiles, MULTIPROCESSORS) * x.cycles;
+        if ((f->gated && x.teams == 1) || (least && time >= least))
+            continue;
+        best = x;
+        least = time;
+    }
+    return best;
+}
+
+template <class A> static void run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
+    const shape x = choose(f);
+    const int cluster = cluster_for(f, x.teams * 64);
+
+    if (x.tokens == 128 && x.teams == 2)
+        launch<A, 128, 2>(s, f, cluster);
+    else if (x.tokens == 128)
+        launch<A, 128, 1>(s, f, cluster);
+    else if (x.teams == 2)
+        launch<A, 64, 2>(s, f, cluster);
+    else
+        launch<A, 64, 1>(s, f, cluster);
+}
+
+bool ml_codes_wgmma_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
+    if (!s->wgmma || f->m < 1 || f->m > ML_JOINT_ROWS || f->norm || f->k % DEPTH != 0)
+        return false;
+    for (int i = 0; i < f->n_part; i++)
+        if (f->part[i].n % TILE != 0)
+            return false;
+    return true;
+}
+
+void ml_codes_wgmma_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
+    WITH_CODES(f->weights, run<typename operand_of<W>::type>(s, f));
+}
