@@ -21,7 +21,7 @@ enum {
     ML_ROW_SLOTS = 4,     /* of a ring of rows */
     MULTIPROCESSORS = 132 /* SMs of an H200: a hint for the shape of the grid */
 };
-static const size_t MOST_SMEM = 224 * 1024, HALF_SMEM = 112 * 1024;
+static const size_t MOST_SMEM = 224 * 1024;
 
 /* Of a warp: the first lane.  Reading the special register takes longer than an mma step, so that the
  * compiler must not do it again in a loop. */
@@ -249,6 +249,7 @@ struct cursor {
 /* Weights: every `every`-th step of TILES tiles.  One warp copies them, and one reads them; it may be the
  * same, or tells the other by `empty` (or NULL) what it has read. */
 template <class W, int TILES> struct ring {
+    enum { SLOT = STEP };
     W tile[TILES];
     unsigned char *stage;
     ml_barrier *full, *empty;
