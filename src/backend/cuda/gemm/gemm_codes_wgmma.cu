@@ -370,12 +370,14 @@ __device__ static void multiply(float (&acc)[TOKENS / 8][4], SMEM &smem, cursor 
 
 /* ---- epilogue ---- */
 
-/* Of a thread's outputs, two adjacent ones of token i % 2 of the i / 2-th two. */
+/* Of a thread's outputs, the i-th two adjacent ones: those of token row_of(i). */
 template <int N>
 __device__ static void finish_pair(float (&v)[2], const wide_call &c,
                                    const float (&acc)[N][4], const team_place &p, int i,
-                                   int64_t at, int col) {
-    finish(v, acc[i / 2][i % 2], acc[i / 2][2 + i % 2], c.f.part[p.part], at, col);
+                                   int col) {
+    const ml_skinny_gemm_part &to = c.f.part[p.part];
+    ml_skinny_finish(v, acc[i / 2][i % 2], acc[i / 2][2 + i % 2], to,
+                     (int64_t)(p.row + row_of(i)) * to.n + col, col);
 }
 
 template <int N>
@@ -390,12 +392,10 @@ __device__ static void put_sums(const wide_call &c, const float (&acc)[N][4],
         float v[2], u[2];
         if (row >= f.m)
             continue;
-        finish_pair(v, c, acc, p, i, at, col);
+        finish_pair(v, c, acc, p, i, col);
         if (f.addend) {
             ml_load(u, f.addend + at);
-            v[0] += u[0];
-            v[1] += u[1];
-            ml_store(f.sum + at, v);
+            ml_skinny_put_sum(f, v, u, at);
         }
     }
 }
@@ -421,7 +421,7 @@ __device__ static void put_gated(const wide_call &c, uint32_t (*pair)[N][ML_WARP
             float v[2];
             if (row >= f.m || col >= f.part[0].n)
                 continue;
-            finish_pair(v, c, acc, p, first + i, (int64_t)row * f.part[0].n + col, col);
+            finish_pair(v, c, acc, p, first + i, col);
             pair[p.part][i][thread] = ml_pack2(v[0], v[1]);
         }
         sync_teams();
@@ -433,12 +433,7 @@ __device__ static void put_gated(const wide_call &c, uint32_t (*pair)[N][ML_WARP
                 continue;
             ml_load(v, (const bf16 *)&pair[0][i][thread]);
             ml_load(u, (const bf16 *)&pair[1][i][thread]);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                ml_gate g = ml_gate_of(v[j], u[j], f.act, f.limit);
-                v[j] = g.act * g.up;
-            }
-            ml_store(f.gated + (int64_t)row * f.part[0].n + col, v);
+            ml_skinny_put_gated(f, v, u, (int64_t)row * f.part[0].n + col);
         }
         sync_teams();
     }
