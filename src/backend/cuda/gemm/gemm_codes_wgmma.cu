@@ -43,13 +43,13 @@ __device__ static void cluster_sync() {
                      : "memory");
 }
 
-/* Arrives at the same barrier of block `rank` of the cluster. */
+/* Arrives at the same barrier of block `rank` of the cluster.  What this warp has read is in registers, so
+ * that it needs no fence, which would take longer than the products of a stage. */
 __device__ static void arrive_at(ml_barrier *b, int rank) {
-    asm volatile(
-        "{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];}" ::"r"(ml_smem(b)),
-        "r"(rank)
-        : "memory");
+    asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;"
+                 "mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(ml_smem(b)),
+                 "r"(rank)
+                 : "memory");
 }
 
 /* ml_tensor_copy to the same place in the blocks of `mask`, whose barriers it signals. */
@@ -263,6 +263,10 @@ __device__ static void copy_stages(SMEM &smem, const wide_call &c) {
 
 /* ---- products ---- */
 
+#define SUMS_32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+#define ROWS_32(c)                                                                         \
+    ML_WGMMA_ROW(c[0]), ML_WGMMA_ROW(c[1]), ML_WGMMA_ROW(c[2]), ML_WGMMA_ROW(c[3])
+
 /* c += a b'; a 64 x 16 in registers, b N x 16 in shared memory.  A and B are the numbers of their asm
  * operands. */
 #define WGMMA_CODES(N, SUMS, ROWS, A0, A1, A2, A3, B)                                      \
@@ -276,7 +280,9 @@ __device__ static void copy_stages(SMEM &smem, const wide_call &c) {
 template <int TOKENS>
 __device__ static void multiply_16(float (&c)[TOKENS / 8][4], const uint32_t (&a)[4],
                                    uint32_t b) {
-    if constexpr (TOKENS == 64)
+    if constexpr (TOKENS == 32)
+        WGMMA_CODES("32", SUMS_32, ROWS_32, "16", "17", "18", "19", "20");
+    else if constexpr (TOKENS == 64)
         WGMMA_CODES("64", ML_WGMMA_SUMS, ML_WGMMA_ROWS, "32", "33", "34", "35", "36");
     else
         WGMMA_CODES("128", ML_WGMMA_SUMS_128, ML_WGMMA_ROWS_128, "64", "65", "66", "67",
