@@ -514,7 +514,7 @@ static bool is_resident(const ml_skinny_gemm *f) {
 /* More rows than the other kernels take. */
 static bool takes_wgmma(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
 #if ML_WGMMA
-    return f->m > ML_CODES_ROWS && ml_codes_wgmma_supports(s, f);
+    return f->m > ML_CODES_ROWS && f->m <= ML_JOINT_ROWS && ml_codes_wgmma_supports(s, f);
 #else
     (void)s, (void)f;
     return false;

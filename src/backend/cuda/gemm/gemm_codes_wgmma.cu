@@ -175,30 +175,50 @@ extern __shared__ __align__(1024) unsigned char wide_bytes[];
 
 struct wide_call {
     ml_skinny_gemm f;
-    int strips; /* of tokens, a tile each */
-    int tiles;  /* of a cluster's outputs and a strip */
+    int strips;           /* of tokens, a tile each */
+    int tiles;            /* of a cluster's outputs and a strip */
+    const int32_t *start; /* of the rows of experts; NULL: a LINEAR */
+    int n_expert;
     CUtensorMap x, code[ML_SKINNY_PARTS], scale[ML_SKINNY_PARTS];
 };
 
-/* Of a team: outputs from `col` of part `part` on, tokens from `row` on. */
-struct team_place {
-    int part, col, row;
+/* Tokens `row` to end - 1 at most, which have the weights of expert `owner`. */
+struct strip {
+    int owner, row, end;
 };
 
-/* Team `team` in tile `at`.  Blocks that run at the same time have the same weights: strips are numbered
- * first. */
-template <int TOKENS, int TEAMS>
+/* Of a team: outputs from `col` of part `part` on. */
+struct team_place {
+    int part, col;
+};
+
+/* The strip of tile `at`; `expert`: that of the only tile of a block with experts.  Blocks that run at the
+ * same time have the same weights: strips are numbered first. */
+template <int TOKENS>
+__device__ static strip strip_of(const wide_call &c, const strip &expert, int at) {
+    if (c.start)
+        return expert;
+    return { 0, at % c.strips * TOKENS, c.f.m };
+}
+
+/* All threads call it; owner -1: no rows. */
+template <int TOKENS> __device__ static strip find_expert(const wide_call &c) {
+    ml_piece p = ml_find_piece(c.start, c.n_expert, 1, TOKENS,
+                               (int)blockIdx.x / cluster_size() % c.strips);
+    if (p.index < 0)
+        return { -1, 0, 0 };
+    return { p.owner, p.first_row + p.index * TOKENS, p.first_row + p.rows };
+}
+
+template <int TEAMS>
 __device__ static team_place find_place(const wide_call &c, int at, int team) {
     const int outputs = TEAMS * 64;
     const ml_skinny_gemm &f = c.f;
     int item = at / c.strips * cluster_size() + cluster_rank();
-    team_place p = { 0, 0, at % c.strips * TOKENS };
+    team_place p = {};
 
-    if (f.gated) {
-        p.part = team;
-        p.col = item * 64;
-        return p;
-    }
+    if (f.gated)
+        return { team, item * 64 };
     while (p.part < f.n_part - 1 && item * outputs >= f.part[p.part].n)
         item -= (f.part[p.part++].n + outputs - 1) / outputs;
     p.col = item * outputs + team * 64;
@@ -208,22 +228,22 @@ __device__ static team_place find_place(const wide_call &c, int at, int team) {
 /* ---- copies ---- */
 
 template <class A, int TOKENS, int TEAMS, class STAGE>
-__device__ static void copy_codes(STAGE &to, const wide_call &c, int at, int step,
-                                  ml_barrier *full) {
+__device__ static void copy_codes(STAGE &to, const wide_call &c, const strip &s, int at,
+                                  int step, ml_barrier *full) {
     ml_barrier_expect(full, tile<A, TOKENS, TEAMS>::bytes);
 #pragma unroll
     for (int t = 0; t < TEAMS; t++) {
-        team_place p = find_place<TOKENS, TEAMS>(c, at, t);
-        ml_tensor_copy(to.code[t], &c.code[p.part], step * (A::codes / 8), p.col / TILE, 0,
+        team_place p = find_place<TEAMS>(c, at, t);
+        int panel = (s.owner * c.f.part[p.part].n + p.col) / TILE;
+        ml_tensor_copy(to.code[t], &c.code[p.part], step * (A::codes / 8), panel, 0, full);
+        ml_tensor_copy(to.scale[t], &c.scale[p.part], step * (A::scales / 4), panel, 0,
                        full);
-        ml_tensor_copy(to.scale[t], &c.scale[p.part], step * (A::scales / 4), p.col / TILE,
-                       0, full);
     }
 }
 
 /* This block's share of the tokens, to all blocks of the cluster. */
 template <int TOKENS, class STAGE>
-__device__ static void copy_tokens(STAGE &to, const wide_call &c, int at, int step,
+__device__ static void copy_tokens(STAGE &to, const wide_call &c, const strip &s, int step,
                                    ml_barrier *full) {
     int share = TOKENS / cluster_size(), first = cluster_rank() * share;
     uint16_t all = (uint16_t)((1u << cluster_size()) - 1);
@@ -231,12 +251,12 @@ __device__ static void copy_tokens(STAGE &to, const wide_call &c, int at, int st
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
         tensor_multicast(to.x[i] + first * CHUNK, &c.x, step * DEPTH + i * CHUNK,
-                         at % c.strips * TOKENS + first, full, all);
+                         s.row + first, full, all);
 }
 
 /* The copying thread.  The first weights are copied before the kernel in front has ended. */
 template <class A, int TOKENS, int TEAMS, class SMEM>
-__device__ static void copy_stages(SMEM &smem, const wide_call &c) {
+__device__ static void copy_stages(SMEM &smem, const wide_call &c, const strip &expert) {
     typedef tile<A, TOKENS, TEAMS> tl;
     const int steps = c.f.k / DEPTH, ahead = steps < tl::stages ? steps : tl::stages;
     const int clusters = (int)gridDim.x / cluster_size();
@@ -245,20 +265,22 @@ __device__ static void copy_stages(SMEM &smem, const wide_call &c) {
     bool filled = false;
 
     for (int i = 0; i < ahead; i++)
-        copy_codes<A, TOKENS, TEAMS>(smem.stage[i], c, first, i, &smem.x.full[i]);
+        copy_codes<A, TOKENS, TEAMS>(smem.stage[i], c, strip_of<TOKENS>(c, expert, first),
+                                     first, i, &smem.x.full[i]);
     ml_grid_wait();
-    for (int at = first; at < c.tiles; at += clusters)
+    for (int at = first; at < c.tiles; at += clusters) {
+        const strip s = strip_of<TOKENS>(c, expert, at);
         for (int i = 0; i < steps; i++) {
-            bool begun = at == first && i < ahead;
+            ml_barrier *full = &smem.x.full[write.at];
             if (filled)
                 ml_barrier_wait(&smem.x.empty[write.at], write.parity ^ 1);
-            if (!begun)
-                copy_codes<A, TOKENS, TEAMS>(smem.stage[write.at], c, at, i,
-                                             &smem.x.full[write.at]);
-            copy_tokens<TOKENS>(smem.stage[write.at], c, at, i, &smem.x.full[write.at]);
+            if (at != first || i >= ahead)
+                copy_codes<A, TOKENS, TEAMS>(smem.stage[write.at], c, s, at, i, full);
+            copy_tokens<TOKENS>(smem.stage[write.at], c, s, i, full);
             filled |= write.at + 1 == tl::stages;
             write.advance(1, tl::stages);
         }
+    }
 }
 
 /* ---- products ---- */
@@ -376,33 +398,51 @@ __device__ static void multiply(float (&acc)[TOKENS / 8][4], SMEM &smem, cursor 
 
 /* ---- epilogue ---- */
 
-/* Of a thread's outputs, the i-th two adjacent ones: those of token row_of(i). */
+/* Of a thread's outputs, the i-th two adjacent ones: those of token row_of(i) of the strip. */
 template <int N>
 __device__ static void finish_pair(float (&v)[2], const wide_call &c,
-                                   const float (&acc)[N][4], const team_place &p, int i,
-                                   int col) {
-    const ml_skinny_gemm_part &to = c.f.part[p.part];
+                                   const float (&acc)[N][4], const strip &s, int part,
+                                   int i, int col) {
+    const ml_skinny_gemm_part &to = c.f.part[part];
     ml_skinny_finish(v, acc[i / 2][i % 2], acc[i / 2][2 + i % 2], to,
-                     (int64_t)(p.row + row_of(i)) * to.n + col, col);
+                     (int64_t)(s.row + row_of(i)) * to.n + col, col);
 }
 
 template <int N>
 __device__ static void put_sums(const wide_call &c, const float (&acc)[N][4],
-                                const team_place &p, int col) {
+                                const strip &s, int part, int col) {
     const ml_skinny_gemm &f = c.f;
 
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {
-        int row = p.row + row_of(i);
-        int64_t at = (int64_t)row * f.part[p.part].n + col;
+        int row = s.row + row_of(i);
+        int64_t at = (int64_t)row * f.part[part].n + col;
         float v[2], u[2];
-        if (row >= f.m)
+        if (row >= s.end)
             continue;
-        finish_pair(v, c, acc, p, i, col);
+        finish_pair(v, c, acc, s, part, i, col);
         if (f.addend) {
             ml_load(u, f.addend + at);
             ml_skinny_put_sum(f, v, u, at);
         }
+    }
+}
+
+/* Of an expert.  The bias is added before the rounding, as in moe_mma.cu. */
+template <int N>
+__device__ static void put_expert(const wide_call &c, const float (&acc)[N][4],
+                                  const strip &s, int col) {
+    const ml_skinny_gemm_part &to = c.f.part[0];
+    float bias[2] = {};
+
+    if (to.bias)
+        ml_load(bias, to.bias + (int64_t)s.owner * to.n + col);
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        int row = s.row + row_of(i);
+        float v[2] = { acc[i / 2][i % 2] + bias[0], acc[i / 2][2 + i % 2] + bias[1] };
+        if (row < s.end)
+            ml_store(to.y + (int64_t)row * to.n + col, v);
     }
 }
 
@@ -415,7 +455,8 @@ __device__ static void sync_teams() {
  * where a loop that is not unrolled can find them: the gate functions are long. */
 template <int N>
 __device__ static void put_gated(const wide_call &c, uint32_t (*pair)[N][ML_WARPGROUP],
-                                 const float (&acc)[N][4], const team_place &p, int col) {
+                                 const float (&acc)[N][4], const strip &s, int part,
+                                 int col) {
     const ml_skinny_gemm &f = c.f;
     int thread = (int)threadIdx.x % ML_WARPGROUP;
 
@@ -423,19 +464,18 @@ __device__ static void put_gated(const wide_call &c, uint32_t (*pair)[N][ML_WARP
     for (int first = 0; first < 2 * N; first += N) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            int row = p.row + row_of(first + i);
             float v[2];
-            if (row >= f.m || col >= f.part[0].n)
+            if (s.row + row_of(first + i) >= s.end || col >= f.part[0].n)
                 continue;
-            finish_pair(v, c, acc, p, first + i, col);
-            pair[p.part][i][thread] = ml_pack2(v[0], v[1]);
+            finish_pair(v, c, acc, s, part, first + i, col);
+            pair[part][i][thread] = ml_pack2(v[0], v[1]);
         }
         sync_teams();
 #pragma unroll 1
-        for (int i = p.part; i < N; i += 2) {
-            int row = p.row + row_of(first + i);
+        for (int i = part; i < N; i += 2) {
+            int row = s.row + row_of(first + i);
             float v[2], u[2];
-            if (row >= f.m || col >= f.part[0].n)
+            if (row >= s.end || col >= f.part[0].n)
                 continue;
             ml_load(v, (const bf16 *)&pair[0][i][thread]);
             ml_load(u, (const bf16 *)&pair[1][i][thread]);
@@ -447,15 +487,47 @@ __device__ static void put_gated(const wide_call &c, uint32_t (*pair)[N][ML_WARP
 
 /* ---- the kernel ---- */
 
+template <class A, int TOKENS, int TEAMS, class SMEM>
+__device__ static void multiply_tiles(SMEM &smem, const wide_call &c, const strip &expert,
+                                      int team) {
+    const int clusters = (int)gridDim.x / cluster_size();
+    cursor read = {};
+
+    for (int at = (int)blockIdx.x / cluster_size(); at < c.tiles; at += clusters) {
+        const strip s = strip_of<TOKENS>(c, expert, at);
+        const team_place p = find_place<TEAMS>(c, at, team);
+        int col = p.col + (int)threadIdx.x / 32 % TEAM_WARPS * TILE +
+                  (int)threadIdx.x % 32 / 4 * 2;
+        float acc[TOKENS / 8][4] = {};
+        multiply<A, TOKENS, TEAMS>(acc, smem, read, c.f.k / DEPTH, team);
+        if constexpr (TEAMS == 2)
+            if (c.f.gated) {
+                put_gated(c, smem.x.pair, acc, s, p.part, col);
+                continue;
+            }
+        if (col >= c.f.part[p.part].n)
+            continue;
+        if (c.start)
+            put_expert(c, acc, s, col);
+        else
+            put_sums(c, acc, s, p.part, col);
+    }
+}
+
 template <class A, int TOKENS, int TEAMS>
 __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
     wide_kernel(const __grid_constant__ wide_call c) {
     typedef tile<A, TOKENS, TEAMS> tl;
     typename tl::smem &smem = *(typename tl::smem *)wide_bytes;
     int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
-    int clusters = (int)gridDim.x / cluster_size();
-    cursor read = {};
+    strip expert = {};
 
+    if (c.start) {
+        ml_grid_wait(); /* for the experts' rows */
+        expert = find_expert<TOKENS>(c);
+        if (expert.owner < 0)
+            return;
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < tl::stages; i++) {
             ml_barrier_init(&smem.x.full[i]);
@@ -467,25 +539,12 @@ __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
     cluster_sync();
     if (team == TEAMS) {
         if (threadIdx.x % 32 == 0)
-            copy_stages<A, TOKENS, TEAMS>(smem, c);
+            copy_stages<A, TOKENS, TEAMS>(smem, c, expert);
         __syncwarp();
     } else {
         ml_grid_wait();
         ml_grid_release();
-        for (int at = (int)blockIdx.x / cluster_size(); at < c.tiles; at += clusters) {
-            team_place p = find_place<TOKENS, TEAMS>(c, at, team);
-            int col = p.col + (int)threadIdx.x / 32 % TEAM_WARPS * TILE +
-                      (int)threadIdx.x % 32 / 4 * 2;
-            float acc[TOKENS / 8][4] = {};
-            multiply<A, TOKENS, TEAMS>(acc, smem, read, c.f.k / DEPTH, team);
-            if constexpr (TEAMS == 2)
-                if (c.f.gated) {
-                    put_gated(c, smem.x.pair, acc, p, col);
-                    continue;
-                }
-            if (col < c.f.part[p.part].n)
-                put_sums(c, acc, p, col);
-        }
+        multiply_tiles<A, TOKENS, TEAMS>(smem, c, expert, team);
     }
     cluster_sync(); /* the others of the cluster may still arrive at this block's barriers */
 }
@@ -516,7 +575,7 @@ static void make_maps(ml_cuda_stream *s, wide_call *c, int tokens, int cluster) 
 
     ml_cuda_note(s, ml_tensor_map(&c->x, &x), "products with codes");
     for (int i = 0; i < f.n_part; i++) {
-        const int64_t panels = f.part[i].n / TILE;
+        const int64_t panels = f.part[i].n / TILE * (c->start ? c->n_expert : 1);
         const unsigned char *w = (const unsigned char *)f.part[i].w;
         const ml_tensor_box code = box_of(w + f.scales, 8, steps * A::codes / 8, panels,
                                           (int64_t)f.panel / 8, A::codes / 8, TEAM_PANELS);
@@ -539,18 +598,17 @@ static int count_items(const ml_skinny_gemm *f, int outputs) {
     return n;
 }
 
+/* Sets the strips and tiles of c, and runs it. */
 template <class A, int TOKENS, int TEAMS>
-static void launch(ml_cuda_stream *s, const ml_skinny_gemm *f, int cluster) {
+static void launch(ml_cuda_stream *s, wide_call &c, int cluster) {
     typedef tile<A, TOKENS, TEAMS> tl;
     auto kernel = wide_kernel<A, TOKENS, TEAMS>;
     cudaLaunchAttribute attr[2] = {};
     cudaLaunchConfig_t l = {};
-    wide_call c = {};
     int most = 0;
 
-    c.f = *f;
-    c.strips = (int)ml_cuda_blocks(f->m, TOKENS);
-    c.tiles = (int)ml_cuda_blocks(count_items(f, tl::outputs), cluster) * c.strips;
+    c.strips = (int)ml_cuda_blocks(c.f.m, TOKENS) + c.n_expert;
+    c.tiles = (int)ml_cuda_blocks(count_items(&c.f, tl::outputs), cluster) * c.strips;
     make_maps<A>(s, &c, TOKENS, cluster);
     ml_cuda_note(s,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -568,7 +626,7 @@ static void launch(ml_cuda_stream *s, const ml_skinny_gemm *f, int cluster) {
     l.numAttrs = 1;
     ml_cuda_note(s, cudaOccupancyMaxActiveClusters(&most, kernel, &l),
                  "products with codes");
-    if (c.tiles > most)
+    if (!c.start && c.tiles > most) /* experts' tiles have a cluster each */
         l.gridDim = dim3((unsigned)(most * cluster));
     l.numAttrs = 2;
     ml_cuda_note(s, cudaLaunchKernelEx(&l, kernel, c), "products with codes");
@@ -578,25 +636,24 @@ static void launch(ml_cuda_stream *s, const ml_skinny_gemm *f, int cluster) {
 struct shape {
     int tokens, teams, cycles;
 };
-static const shape shapes[] = {
-    { 128, 2, 140 }, { 128, 1, 90 }, { 64, 2, 90 }, { 64, 1, 55 }
-};
+static const shape shapes[] = { { 128, 2, 140 }, { 128, 1, 90 }, { 64, 2, 90 },
+                                { 64, 1, 55 },   { 32, 2, 80 },  { 32, 1, 50 } };
 
 /* Blocks that have the same tokens. */
 static int cluster_for(const ml_skinny_gemm *f, int outputs) {
-    int items = count_items(f, outputs);
-    return items >= 4 ? 4 : items >= 2 ? 2 : 1;
+    return count_items(f, outputs) >= 2 ? 2 : 1;
 }
 
-/* The shape whose tiles take the least time, on as many SMs as an H200 has. */
-static shape choose(const ml_skinny_gemm *f) {
+/* The shape whose tiles take the least time, on as many SMs as an H200 has; experts have `each` rows. */
+static shape choose(const wide_call &c, int each) {
     shape best = shapes[0];
     int least = 0;
 
     for (const shape &x : shapes) {
-        int tiles = count_items(f, x.teams * 64) * (int)ml_cuda_blocks(f->m, x.tokens);
+        int strips = (int)ml_cuda_blocks(each, x.tokens) * (c.start ? c.n_expert : 1);
+        int tiles = count_items(&c.f, x.teams * 64) * strips;
         int time = (int)ml_cuda_blocks(tiles, MULTIPROCESSORS) * x.cycles;
-        if ((f->gated && x.teams == 1) || (least && time >= least))
+        if ((c.f.gated && x.teams == 1) || (least && time >= least))
             continue;
         best = x;
         least = time;
@@ -604,22 +661,24 @@ static shape choose(const ml_skinny_gemm *f) {
     return best;
 }
 
-template <class A> static void run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
-    const shape x = choose(f);
-    const int cluster = cluster_for(f, x.teams * 64);
+template <class A> static void run(ml_cuda_stream *s, wide_call &c, int each) {
+    const shape x = choose(c, each);
+    const int cluster = cluster_for(&c.f, x.teams * 64);
 
-    if (x.tokens == 128 && x.teams == 2)
-        launch<A, 128, 2>(s, f, cluster);
-    else if (x.tokens == 128)
-        launch<A, 128, 1>(s, f, cluster);
-    else if (x.teams == 2)
-        launch<A, 64, 2>(s, f, cluster);
-    else
-        launch<A, 64, 1>(s, f, cluster);
+    switch (x.tokens * x.teams) {
+    case 256: launch<A, 128, 2>(s, c, cluster); break;
+    case 128:
+        x.teams == 1 ? launch<A, 128, 1>(s, c, cluster) : launch<A, 64, 2>(s, c, cluster);
+        break;
+    case 64:
+        x.teams == 1 ? launch<A, 64, 1>(s, c, cluster) : launch<A, 32, 2>(s, c, cluster);
+        break;
+    default: launch<A, 32, 1>(s, c, cluster);
+    }
 }
 
 bool ml_codes_wgmma_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
-    if (!s->wgmma || f->m < 1 || f->m > ML_JOINT_ROWS || f->norm || f->k % DEPTH != 0)
+    if (!s->wgmma || f->m < 1 || f->norm || f->k % DEPTH != 0)
         return false;
     for (int i = 0; i < f->n_part; i++)
         if (f->part[i].n % TILE != 0)
@@ -628,5 +687,19 @@ bool ml_codes_wgmma_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
 }
 
 void ml_codes_wgmma_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
-    WITH_CODES(f->weights, run<typename operand_of<W>::type>(s, f));
+    wide_call c = {};
+
+    c.f = *f;
+    WITH_CODES(f->weights, run<typename operand_of<W>::type>(s, c, f->m));
+}
+
+void ml_codes_wgmma_experts(ml_cuda_stream *s, const ml_skinny_gemm *f,
+                            const int32_t *start, int n_expert) {
+    wide_call c = {};
+
+    c.f = *f;
+    c.start = start;
+    c.n_expert = n_expert;
+    WITH_CODES(f->weights,
+               run<typename operand_of<W>::type>(s, c, (f->m + n_expert - 1) / n_expert));
 }
