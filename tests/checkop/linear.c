@@ -445,6 +445,8 @@ static const struct moe_variant coded_moe[] = {
     { 3, 30, 16, 256, ML_INT8 },
     { 2, 40, 32, 768, ML_INT4_G128, true },
     { 1, 90, 16, 256, ML_INT8, true },
+    { 3, 200, 80, 384, ML_FP8, false },
+    { 2, 260, 144, 256, ML_INT4, true },
 };
 
 static void build_moe_variant(ck_case *c, const struct moe_variant *v) {
