@@ -439,7 +439,7 @@ static const struct moe_variant coded_moe[] = {
     { 9, 2, 16, 72, ML_NF4 },
     { 3, 40, 20, 33, ML_INT8, true },
     { 5, 4, 48, 64, ML_MXFP4 },
-    /* Whole panels and steps; the last has more rows than the kernel of few rows takes. */
+    /* Whole panels and steps; the last three have more rows than the kernel of few rows takes. */
     { 8, 3, 48, 256, ML_INT4, true },
     { 4, 20, 80, 512, ML_FP8 },
     { 3, 30, 16, 256, ML_INT8 },
