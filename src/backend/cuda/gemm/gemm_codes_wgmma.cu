@@ -154,9 +154,6 @@ template <class A, int TOKENS, int TEAMS> struct tile {
         unsigned char code[TEAMS][TEAM_PANELS * A::codes];
         unsigned char scale[TEAMS][TEAM_PANELS * A::scales];
     };
-    static const int bytes =
-        TOKENS * DEPTH * (int)sizeof(bf16) + TEAMS * TEAM_PANELS * (A::codes + A::scales);
-
     struct exchange {
         /* Of gated products: two adjacent outputs of a token, half the tokens at a time. */
         uint32_t pair[TEAMS][TEAMS == 2 ? TOKENS / 8 : 1][ML_WARPGROUP];
@@ -179,7 +176,7 @@ struct wide_call {
     int tiles;            /* of a cluster's outputs and a strip */
     const int32_t *start; /* of the rows of experts; NULL: a LINEAR */
     int n_expert;
-    CUtensorMap x, code[ML_SKINNY_PARTS], scale[ML_SKINNY_PARTS];
+    CUtensorMap x;
 };
 
 /* Tokens `row` to end - 1 at most, which have the weights of expert `owner`. */
@@ -227,18 +224,54 @@ __device__ static team_place find_place(const wide_call &c, int at, int team) {
 
 /* ---- copies ---- */
 
-template <class A, int TOKENS, int TEAMS, class STAGE>
-__device__ static void copy_codes(STAGE &to, const wide_call &c, const strip &s, int at,
+/* BYTES bytes of each of a team's panels; zeros where there is none.  A warp calls it: tensor copies of
+ * boxes without a swizzle take longer than the products. */
+template <int BYTES>
+__device__ static void copy_panels(unsigned char *to, const unsigned char *from,
+                                   size_t panel_bytes, int panels) {
+    const int packs = BYTES / 16;
+
+#pragma unroll
+    for (int i = 0; i < TEAM_PANELS * packs; i += 32) {
+        int pack = i + (int)threadIdx.x % 32, panel = pack / packs;
+        bool there = panel < panels;
+        if (TEAM_PANELS * packs % 32 == 0 || pack < TEAM_PANELS * packs)
+            ml_copy_async(to + pack * 16,
+                          from + (there ? panel * panel_bytes + pack % packs * 16 : 0),
+                          there);
+    }
+}
+
+/* The panels of a block's teams. */
+template <int TEAMS> struct sources {
+    const unsigned char *panel[TEAMS];
+    int panels[TEAMS];
+
+    __device__ sources(const wide_call &c, const strip &s, int at) {
+#pragma unroll
+        for (int t = 0; t < TEAMS; t++) {
+            const team_place p = find_place<TEAMS>(c, at, t);
+            const ml_skinny_gemm_part &of = c.f.part[p.part];
+            panels[t] = (of.n - p.col) / TILE;
+            panel[t] = (const unsigned char *)of.w;
+            if (panels[t] > 0)
+                panel[t] += (s.owner * (int64_t)of.n + p.col) / TILE * c.f.panel;
+        }
+    }
+};
+
+template <class A, int TEAMS, class STAGE>
+__device__ static void copy_codes(STAGE &to, const wide_call &c, const sources<TEAMS> &from,
                                   int step, ml_barrier *full) {
-    ml_barrier_expect(full, tile<A, TOKENS, TEAMS>::bytes);
 #pragma unroll
     for (int t = 0; t < TEAMS; t++) {
-        team_place p = find_place<TEAMS>(c, at, t);
-        int panel = (s.owner * c.f.part[p.part].n + p.col) / TILE;
-        ml_tensor_copy(to.code[t], &c.code[p.part], step * (A::codes / 8), panel, 0, full);
-        ml_tensor_copy(to.scale[t], &c.scale[p.part], step * (A::scales / 4), panel, 0,
-                       full);
+        copy_panels<A::codes>(to.code[t],
+                              from.panel[t] + c.f.scales + (size_t)step * A::codes,
+                              c.f.panel, from.panels[t]);
+        copy_panels<A::scales>(to.scale[t], from.panel[t] + (size_t)step * A::scales,
+                               c.f.panel, from.panels[t]);
     }
+    ml_barrier_arrive_copied(full);
 }
 
 /* This block's share of the tokens, to all blocks of the cluster. */
@@ -248,39 +281,45 @@ __device__ static void copy_tokens(STAGE &to, const wide_call &c, const strip &s
     int share = TOKENS / cluster_size(), first = cluster_rank() * share;
     uint16_t all = (uint16_t)((1u << cluster_size()) - 1);
 
+    if (threadIdx.x % 32 != 0)
+        return;
+    ml_barrier_expect(full, sizeof to.x);
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
         tensor_multicast(to.x[i] + first * CHUNK, &c.x, step * DEPTH + i * CHUNK,
                          s.row + first, full, all);
 }
 
-/* The copying thread.  The first weights are copied before the kernel in front has ended. */
+/* The copying warp.  The first weights are copied before the kernel in front has ended. */
 template <class A, int TOKENS, int TEAMS, class SMEM>
 __device__ static void copy_stages(SMEM &smem, const wide_call &c, const strip &expert) {
     typedef tile<A, TOKENS, TEAMS> tl;
     const int steps = c.f.k / DEPTH, ahead = steps < tl::stages ? steps : tl::stages;
     const int clusters = (int)gridDim.x / cluster_size();
-    int first = (int)blockIdx.x / cluster_size();
+    const int first = (int)blockIdx.x / cluster_size();
+    sources<TEAMS> from(c, strip_of<TOKENS>(c, expert, first), first);
     cursor write = {};
     bool filled = false;
 
     for (int i = 0; i < ahead; i++)
-        copy_codes<A, TOKENS, TEAMS>(smem.stage[i], c, strip_of<TOKENS>(c, expert, first),
-                                     first, i, &smem.x.full[i]);
+        copy_codes<A>(smem.stage[i], c, from, i, &smem.x.full[i]);
     ml_grid_wait();
     for (int at = first; at < c.tiles; at += clusters) {
         const strip s = strip_of<TOKENS>(c, expert, at);
+        from = sources<TEAMS>(c, s, at);
         for (int i = 0; i < steps; i++) {
             ml_barrier *full = &smem.x.full[write.at];
             if (filled)
                 ml_barrier_wait(&smem.x.empty[write.at], write.parity ^ 1);
-            if (at != first || i >= ahead)
-                copy_codes<A, TOKENS, TEAMS>(smem.stage[write.at], c, s, at, i, full);
             copy_tokens<TOKENS>(smem.stage[write.at], c, s, i, full);
+            if (at != first || i >= ahead)
+                copy_codes<A>(smem.stage[write.at], c, from, i, full);
             filled |= write.at + 1 == tl::stages;
             write.advance(1, tl::stages);
         }
     }
+    ml_copy_commit();
+    ml_copy_wait<0>();
 }
 
 /* ---- products ---- */
@@ -530,7 +569,7 @@ __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
     }
     if (threadIdx.x == 0) {
         for (int i = 0; i < tl::stages; i++) {
-            ml_barrier_init(&smem.x.full[i]);
+            ml_barrier_init(&smem.x.full[i], 1 + 32); /* tokens; codes */
             ml_barrier_init(&smem.x.empty[i],
                             (unsigned)(cluster_size() * TEAMS * TEAM_WARPS));
         }
@@ -538,8 +577,7 @@ __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
     }
     cluster_sync();
     if (team == TEAMS) {
-        if (threadIdx.x % 32 == 0)
-            copy_stages<A, TOKENS, TEAMS>(smem, c, expert);
+        copy_stages<A, TOKENS, TEAMS>(smem, c, expert);
         __syncwarp();
     } else {
         ml_grid_wait();
@@ -551,40 +589,17 @@ __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
 
 /* ---- configuration and launch ---- */
 
-static ml_tensor_box box_of(const void *at, int word, int64_t cols, int64_t rows,
-                            int64_t row_stride, int box_cols, int box_rows) {
+static ml_tensor_box box_of(const ml_skinny_gemm &f, int tokens) {
     ml_tensor_box b = {};
 
-    b.at = at;
-    b.word = word;
-    b.cols = cols;
-    b.rows = rows;
+    b.at = f.x;
+    b.cols = b.row_stride = f.k;
+    b.rows = f.m;
     b.count = 1;
-    b.row_stride = row_stride;
-    b.stride = row_stride * rows;
-    b.box_cols = box_cols;
-    b.box_rows = box_rows;
+    b.stride = b.row_stride * b.rows;
+    b.box_cols = CHUNK;
+    b.box_rows = tokens;
     return b;
-}
-
-template <class A>
-static void make_maps(ml_cuda_stream *s, wide_call *c, int tokens, int cluster) {
-    const ml_skinny_gemm &f = c->f;
-    const ml_tensor_box x = box_of(f.x, 0, f.k, f.m, f.k, CHUNK, tokens / cluster);
-    const int64_t steps = f.k / DEPTH;
-
-    ml_cuda_note(s, ml_tensor_map(&c->x, &x), "products with codes");
-    for (int i = 0; i < f.n_part; i++) {
-        const int64_t panels = f.part[i].n / TILE * (c->start ? c->n_expert : 1);
-        const unsigned char *w = (const unsigned char *)f.part[i].w;
-        const ml_tensor_box code = box_of(w + f.scales, 8, steps * A::codes / 8, panels,
-                                          (int64_t)f.panel / 8, A::codes / 8, TEAM_PANELS);
-        const ml_tensor_box scale =
-            box_of(w, 4, steps * A::scales / 4, panels, (int64_t)f.panel / 4, A::scales / 4,
-                   TEAM_PANELS);
-        ml_cuda_note(s, ml_tensor_map(&c->code[i], &code), "products with codes");
-        ml_cuda_note(s, ml_tensor_map(&c->scale[i], &scale), "products with codes");
-    }
 }
 
 /* Blocks' worth of outputs. */
@@ -605,11 +620,12 @@ static void launch(ml_cuda_stream *s, wide_call &c, int cluster) {
     auto kernel = wide_kernel<A, TOKENS, TEAMS>;
     cudaLaunchAttribute attr[2] = {};
     cudaLaunchConfig_t l = {};
+    const ml_tensor_box box = box_of(c.f, TOKENS / cluster);
     int most = 0;
 
     c.strips = (int)ml_cuda_blocks(c.f.m, TOKENS) + c.n_expert;
     c.tiles = (int)ml_cuda_blocks(count_items(&c.f, tl::outputs), cluster) * c.strips;
-    make_maps<A>(s, &c, TOKENS, cluster);
+    ml_cuda_note(s, ml_tensor_map(&c.x, &box), "products with codes");
     ml_cuda_note(s,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)sizeof(typename tl::smem)),
