@@ -19,7 +19,7 @@
  * stream, in turn, in the same batch.
  *
  * Quantized: the same of weights in bf16 and in the quantized formats, or in those that are named, and
- * the bytes of each; ratios are to the first.
+ * the bytes of each; ratios are to the first.  Peak: of all memory on the GPU, until then.
  *
  * KV: rollouts with a KV cache in bf16 and in 8 bits, of weights in bf16 and in FP8.
  *
@@ -382,8 +382,9 @@ static int bench_quantized(const char *dir, load l, const char *const *names, in
         l.dtype = weight_dtype_named(names[i]);
         speed = measure_decode(dir, &l, &w, &be, &a).tokens_per_s;
         base = base > 0 ? base : speed;
-        printf("%s: tokens_per_s %.0f, ratio %.2f, weights %.2f GiB\n", names[i], speed,
-               speed / base, (double)w.buf.bytes / 0x1p30);
+        printf("%s: tokens_per_s %.0f, ratio %.2f, weights %.2f GiB, peak %.2f GiB\n",
+               names[i], speed, speed / base, (double)w.buf.bytes / 0x1p30,
+               (double)ml_memory_peak(&be) / 0x1p30);
         ml_weights_close(&w);
         ml_arena_release(&a);
     }
