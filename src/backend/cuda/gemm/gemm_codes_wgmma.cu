@@ -621,10 +621,13 @@ static void launch(ml_cuda_stream *s, wide_call &c, int cluster) {
     cudaLaunchAttribute attr[2] = {};
     cudaLaunchConfig_t l = {};
     const ml_tensor_box box = box_of(c.f, TOKENS / cluster);
-    int most = 0;
+    int clusters;
 
     c.strips = (int)ml_cuda_blocks(c.f.m, TOKENS) + c.n_expert;
     c.tiles = (int)ml_cuda_blocks(count_items(&c.f, tl::outputs), cluster) * c.strips;
+    clusters = c.tiles; /* experts' tiles have a cluster each */
+    if (!c.start && clusters > MULTIPROCESSORS / cluster)
+        clusters = MULTIPROCESSORS / cluster;
     ml_cuda_note(s, ml_tensor_map(&c.x, &box), "products with codes");
     ml_cuda_note(s,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -634,16 +637,11 @@ static void launch(ml_cuda_stream *s, wide_call &c, int cluster) {
     attr[0].val.clusterDim = { (unsigned)cluster, 1, 1 };
     attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[1].val.programmaticStreamSerializationAllowed = 1;
+    l.gridDim = dim3((unsigned)(clusters * cluster));
     l.blockDim = dim3(tl::threads);
-    l.gridDim = dim3((unsigned)(c.tiles * cluster));
     l.dynamicSmemBytes = sizeof(typename tl::smem);
     l.stream = s->stream;
     l.attrs = attr;
-    l.numAttrs = 1;
-    ml_cuda_note(s, cudaOccupancyMaxActiveClusters(&most, kernel, &l),
-                 "products with codes");
-    if (!c.start && c.tiles > most) /* experts' tiles have a cluster each */
-        l.gridDim = dim3((unsigned)(most * cluster));
     l.numAttrs = 2;
     ml_cuda_note(s, cudaLaunchKernelEx(&l, kernel, c), "products with codes");
 }
