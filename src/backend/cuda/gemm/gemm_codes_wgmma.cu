@@ -5,8 +5,8 @@
  * 2 r + 1, so that a thread's two rows are neighbours in memory.  An output is one chain of k16 steps over
  * ascending k, which has the bits of a chain of mma.
  *
- * A stage of shared memory has DEPTH inputs of a block's outputs and tokens.  One warp issues the copies
- * of the stages ahead; TEAMS teams (warpgroups) multiply 64 outputs each, and dequantize a chunk of
+ * A stage of shared memory has DEPTH inputs of a block's outputs and tokens.  Warps of their own
+ * copy the stages ahead; TEAMS teams (warpgroups) multiply 64 outputs each, and dequantize a chunk of
  * inputs while the products of the one before run.  The blocks of a cluster have the same tokens and
  * neighbouring outputs: each copies a share of the tokens to all of them, because the L2 cache would not
  * deliver them to every block in time.  Blocks take one tile after the other. */
@@ -23,18 +23,6 @@ enum {
 };
 
 /* ---- clusters ---- */
-
-__device__ static int cluster_size() {
-    uint32_t n;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
-    return (int)n;
-}
-
-__device__ static int cluster_rank() {
-    uint32_t n;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
-    return (int)n;
-}
 
 /* Of all threads of the cluster's blocks. */
 __device__ static void cluster_sync() {
@@ -147,7 +135,9 @@ template <bool INTEGER> struct operand_of<byte_weights<INTEGER>> {
 /* ---- tiles ---- */
 
 template <class A, int TOKENS, int TEAMS> struct tile {
-    static const int threads = TEAMS * ML_WARPGROUP + 32, outputs = TEAMS * 64;
+    /* Of teams, then a warp that copies tokens, and one for each team that copies codes. */
+    static const int threads = TEAMS * ML_WARPGROUP + 32 + TEAMS * 32;
+    static const int outputs = TEAMS * 64;
 
     struct alignas(1024) inputs {
         bf16 x[CHUNKS][TOKENS * CHUNK]; /* panels of wgmma.cuh with TOKENS rows */
@@ -174,6 +164,7 @@ struct wide_call {
     ml_skinny_gemm f;
     int strips;           /* of tokens, a tile each */
     int tiles;            /* of a cluster's outputs and a strip */
+    int cluster;          /* blocks of one */
     const int32_t *start; /* of the rows of experts; NULL: a LINEAR */
     int n_expert;
     CUtensorMap x;
@@ -201,7 +192,7 @@ __device__ static strip strip_of(const wide_call &c, const strip &expert, int at
 /* All threads call it; owner -1: no rows. */
 template <int TOKENS> __device__ static strip find_expert(const wide_call &c) {
     ml_piece p = ml_find_piece(c.start, c.n_expert, 1, TOKENS,
-                               (int)blockIdx.x / cluster_size() % c.strips);
+                               (int)blockIdx.x / c.cluster % c.strips);
     if (p.index < 0)
         return { -1, 0, 0 };
     return { p.owner, p.first_row + p.index * TOKENS, p.first_row + p.rows };
@@ -211,7 +202,7 @@ template <int TEAMS>
 __device__ static team_place find_place(const wide_call &c, int at, int team) {
     const int outputs = TEAMS * 64;
     const ml_skinny_gemm &f = c.f;
-    int item = at / c.strips * cluster_size() + cluster_rank();
+    int item = at / c.strips * c.cluster + (int)blockIdx.x % c.cluster;
     team_place p = {};
 
     if (f.gated)
@@ -224,102 +215,102 @@ __device__ static team_place find_place(const wide_call &c, int at, int team) {
 
 /* ---- copies ---- */
 
-/* BYTES bytes of each of a team's panels; zeros where there is none.  A warp calls it: tensor copies of
- * boxes without a swizzle take longer than the products. */
-template <int BYTES>
-__device__ static void copy_panels(unsigned char *to, const unsigned char *from,
-                                   size_t panel_bytes, int panels) {
-    const int packs = BYTES / 16;
+/* Where a warp copies from: the codes and scales of a team's panels, 16 bytes for each lane.  After the last
+ * panel of a weight it is copied again: nobody stores those outputs. */
+template <class A> struct source {
+    enum { SCALE_PACKS = A::scales / 16 }; /* of a panel */
+    const unsigned char *code[TEAM_PANELS], *scale;
 
+    __device__ source(const wide_call &c, const strip &s, const team_place &p) {
+        const ml_skinny_gemm_part &of = c.f.part[p.part];
+        int lane = (int)threadIdx.x % 32, count = of.n / TILE, first = p.col / TILE;
+        auto panel = [&](int i) {
+            int at = first + i < count ? first + i : count - 1;
+            return (const unsigned char *)of.w +
+                   ((int64_t)s.owner * count + at) * (int64_t)c.f.panel;
+        };
 #pragma unroll
-    for (int i = 0; i < TEAM_PANELS * packs; i += 32) {
-        int pack = i + (int)threadIdx.x % 32, panel = pack / packs;
-        bool there = panel < panels;
-        if (TEAM_PANELS * packs % 32 == 0 || pack < TEAM_PANELS * packs)
-            ml_copy_async(to + pack * 16,
-                          from + (there ? panel * panel_bytes + pack % packs * 16 : 0),
-                          there);
+        for (int i = 0; i < TEAM_PANELS; i++)
+            code[i] = panel(i) + c.f.scales + lane * 16;
+        scale = panel(lane / SCALE_PACKS % TEAM_PANELS) + lane % SCALE_PACKS * 16;
     }
-}
 
-/* The panels of a block's teams. */
-template <int TEAMS> struct sources {
-    const unsigned char *panel[TEAMS];
-    int panels[TEAMS];
-
-    __device__ sources(const wide_call &c, const strip &s, int at) {
+    /* Starts the copies of the next DEPTH inputs. */
+    __device__ void copy(unsigned char *codes, unsigned char *scales) {
+        int lane = (int)threadIdx.x % 32;
 #pragma unroll
-        for (int t = 0; t < TEAMS; t++) {
-            const team_place p = find_place<TEAMS>(c, at, t);
-            const ml_skinny_gemm_part &of = c.f.part[p.part];
-            panels[t] = (of.n - p.col) / TILE;
-            panel[t] = (const unsigned char *)of.w;
-            if (panels[t] > 0)
-                panel[t] += (s.owner * (int64_t)of.n + p.col) / TILE * c.f.panel;
+        for (int i = 0; i < TEAM_PANELS; i++) {
+#pragma unroll
+            for (int j = 0; j < A::codes; j += 32 * 16)
+                ml_copy_async(codes + i * A::codes + j + lane * 16, code[i] + j, true);
+            code[i] += A::codes;
         }
+        if (lane < TEAM_PANELS * SCALE_PACKS)
+            ml_copy_async(scales + lane * 16, scale, true);
+        scale += A::scales;
     }
 };
 
-template <class A, int TEAMS, class STAGE>
-__device__ static void copy_codes(STAGE &to, const wide_call &c, const sources<TEAMS> &from,
-                                  int step, ml_barrier *full) {
-#pragma unroll
-    for (int t = 0; t < TEAMS; t++) {
-        copy_panels<A::codes>(to.code[t],
-                              from.panel[t] + c.f.scales + (size_t)step * A::codes,
-                              c.f.panel, from.panels[t]);
-        copy_panels<A::scales>(to.scale[t], from.panel[t] + (size_t)step * A::scales,
-                               c.f.panel, from.panels[t]);
+/* A position in the ring of stages that is written. */
+template <int STAGES> struct writer {
+    cursor at;
+    bool filled; /* all stages once */
+
+    __device__ void wait(ml_barrier *empty) {
+        if (filled)
+            ml_barrier_wait(empty + at.at, at.parity ^ 1);
     }
-    ml_barrier_arrive_copied(full);
-}
 
-/* This block's share of the tokens, to all blocks of the cluster. */
-template <int TOKENS, class STAGE>
-__device__ static void copy_tokens(STAGE &to, const wide_call &c, const strip &s, int step,
-                                   ml_barrier *full) {
-    int share = TOKENS / cluster_size(), first = cluster_rank() * share;
-    uint16_t all = (uint16_t)((1u << cluster_size()) - 1);
+    __device__ void advance() {
+        filled |= at.at + 1 == STAGES;
+        at.advance(1, STAGES);
+    }
+};
 
-    if (threadIdx.x % 32 != 0)
-        return;
-    ml_barrier_expect(full, sizeof to.x);
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++)
-        tensor_multicast(to.x[i] + first * CHUNK, &c.x, step * DEPTH + i * CHUNK,
-                         s.row + first, full, all);
-}
-
-/* The copying warp.  The first weights are copied before the kernel in front has ended. */
+/* A warp that copies a team's codes by cp.async: tensor copies, and a warp that copies all, take longer
+ * than the products.  It need not wait for the kernel in front, which does not write weights. */
 template <class A, int TOKENS, int TEAMS, class SMEM>
-__device__ static void copy_stages(SMEM &smem, const wide_call &c, const strip &expert) {
-    typedef tile<A, TOKENS, TEAMS> tl;
-    const int steps = c.f.k / DEPTH, ahead = steps < tl::stages ? steps : tl::stages;
-    const int clusters = (int)gridDim.x / cluster_size();
-    const int first = (int)blockIdx.x / cluster_size();
-    sources<TEAMS> from(c, strip_of<TOKENS>(c, expert, first), first);
-    cursor write = {};
-    bool filled = false;
+__device__ static void copy_codes(SMEM &smem, const wide_call &c, const strip &expert,
+                                  int team) {
+    const int clusters = (int)gridDim.x / c.cluster;
+    writer<tile<A, TOKENS, TEAMS>::stages> w = {};
 
-    for (int i = 0; i < ahead; i++)
-        copy_codes<A>(smem.stage[i], c, from, i, &smem.x.full[i]);
-    ml_grid_wait();
-    for (int at = first; at < c.tiles; at += clusters) {
-        const strip s = strip_of<TOKENS>(c, expert, at);
-        from = sources<TEAMS>(c, s, at);
-        for (int i = 0; i < steps; i++) {
-            ml_barrier *full = &smem.x.full[write.at];
-            if (filled)
-                ml_barrier_wait(&smem.x.empty[write.at], write.parity ^ 1);
-            copy_tokens<TOKENS>(smem.stage[write.at], c, s, i, full);
-            if (at != first || i >= ahead)
-                copy_codes<A>(smem.stage[write.at], c, from, i, full);
-            filled |= write.at + 1 == tl::stages;
-            write.advance(1, tl::stages);
+    for (int at = (int)blockIdx.x / c.cluster; at < c.tiles; at += clusters) {
+        source<A> from(c, strip_of<TOKENS>(c, expert, at), find_place<TEAMS>(c, at, team));
+        for (int k = 0; k < c.f.k; k += DEPTH) {
+            w.wait(smem.x.empty);
+            from.copy(smem.stage[w.at.at].code[team], smem.stage[w.at.at].scale[team]);
+            ml_barrier_arrive_copied(smem.x.full + w.at.at);
+            w.advance();
         }
     }
     ml_copy_commit();
     ml_copy_wait<0>();
+}
+
+/* A thread that copies this block's share of the tokens to all blocks of the cluster. */
+template <class A, int TOKENS, int TEAMS, class SMEM>
+__device__ static void copy_tokens(SMEM &smem, const wide_call &c, const strip &expert) {
+    const int clusters = (int)gridDim.x / c.cluster, share = TOKENS / c.cluster,
+              first = (int)blockIdx.x % c.cluster * share;
+    const uint16_t all = (uint16_t)((1u << c.cluster) - 1);
+    writer<tile<A, TOKENS, TEAMS>::stages> w = {};
+
+    ml_grid_wait();
+    for (int at = (int)blockIdx.x / c.cluster; at < c.tiles; at += clusters) {
+        const strip s = strip_of<TOKENS>(c, expert, at);
+        for (int k = 0; k < c.f.k; k += DEPTH) {
+            auto &to = smem.stage[w.at.at].x;
+            ml_barrier *full = smem.x.full + w.at.at;
+            w.wait(smem.x.empty);
+            ml_barrier_expect(full, sizeof to);
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++)
+                tensor_multicast(to[i] + first * CHUNK, &c.x, k + i * CHUNK, s.row + first,
+                                 full, all);
+            w.advance();
+        }
+    }
 }
 
 /* ---- products ---- */
@@ -386,9 +377,9 @@ __device__ static void make_operand(uint32_t (&a)[STEPS][4], const typename A::f
 }
 
 /* A warp has read a stage: tells the copying threads of the cluster, which all write to it. */
-__device__ static void release(ml_barrier *empty) {
+__device__ static void release(ml_barrier *empty, int cluster) {
     __syncwarp();
-    if ((int)threadIdx.x % 32 < cluster_size())
+    if ((int)threadIdx.x % 32 < cluster)
         arrive_at(empty, (int)threadIdx.x % 32);
 }
 
@@ -396,7 +387,7 @@ __device__ static void release(ml_barrier *empty) {
  * this fetches the first of its stage again. */
 template <class A, int TOKENS, int TEAMS, class SMEM>
 __device__ static void multiply(float (&acc)[TOKENS / 8][4], SMEM &smem, cursor &read,
-                                int steps, int team) {
+                                int steps, int team, int cluster) {
     const int warp = (int)threadIdx.x / 32 % TEAM_WARPS,
               stages = tile<A, TOKENS, TEAMS>::stages;
     cursor now = read, next;
@@ -419,7 +410,7 @@ __device__ static void multiply(float (&acc)[TOKENS / 8][4], SMEM &smem, cursor 
         multiply_chunk<TOKENS>(acc, a[0], smem.stage[now.at].x[0]);
         wait_for_previous(a[1]);
         if (before >= 0)
-            release(&smem.x.empty[before]);
+            release(&smem.x.empty[before], cluster);
         make_operand<A>(a[1], r);
         ml_barrier_wait(&smem.x.full[next.at], next.parity);
         fetch(next.at, 0);
@@ -430,7 +421,7 @@ __device__ static void multiply(float (&acc)[TOKENS / 8][4], SMEM &smem, cursor 
         now = next;
     }
     wait_for_all(acc);
-    release(&smem.x.empty[before]);
+    release(&smem.x.empty[before], cluster);
     now.advance(1, stages);
     read = now;
 }
@@ -529,16 +520,16 @@ __device__ static void put_gated(const wide_call &c, uint32_t (*pair)[N][ML_WARP
 template <class A, int TOKENS, int TEAMS, class SMEM>
 __device__ static void multiply_tiles(SMEM &smem, const wide_call &c, const strip &expert,
                                       int team) {
-    const int clusters = (int)gridDim.x / cluster_size();
+    const int clusters = (int)gridDim.x / c.cluster;
     cursor read = {};
 
-    for (int at = (int)blockIdx.x / cluster_size(); at < c.tiles; at += clusters) {
+    for (int at = (int)blockIdx.x / c.cluster; at < c.tiles; at += clusters) {
         const strip s = strip_of<TOKENS>(c, expert, at);
         const team_place p = find_place<TEAMS>(c, at, team);
         int col = p.col + (int)threadIdx.x / 32 % TEAM_WARPS * TILE +
                   (int)threadIdx.x % 32 / 4 * 2;
         float acc[TOKENS / 8][4] = {};
-        multiply<A, TOKENS, TEAMS>(acc, smem, read, c.f.k / DEPTH, team);
+        multiply<A, TOKENS, TEAMS>(acc, smem, read, c.f.k / DEPTH, team, c.cluster);
         if constexpr (TEAMS == 2)
             if (c.f.gated) {
                 put_gated(c, smem.x.pair, acc, s, p.part, col);
@@ -553,12 +544,25 @@ __device__ static void multiply_tiles(SMEM &smem, const wide_call &c, const stri
     }
 }
 
+/* The warps that copy.  They compute addresses at every stage: `held` keeps the compiler from reading the
+ * special register for them each time. */
+template <class A, int TOKENS, int TEAMS, class SMEM>
+__device__ static void copy_stages(SMEM *held, const wide_call &c, const strip &expert,
+                                   int warp) {
+    asm volatile("" : "+l"(held));
+    if (warp > 0)
+        copy_codes<A, TOKENS, TEAMS>(*held, c, expert, warp - 1);
+    else if (threadIdx.x % 32 == 0)
+        copy_tokens<A, TOKENS, TEAMS>(*held, c, expert);
+    __syncwarp();
+}
+
 template <class A, int TOKENS, int TEAMS>
 __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
     wide_kernel(const __grid_constant__ wide_call c) {
     typedef tile<A, TOKENS, TEAMS> tl;
     typename tl::smem &smem = *(typename tl::smem *)wide_bytes;
-    int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
+    int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     strip expert = {};
 
     if (c.start) {
@@ -569,20 +573,18 @@ __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
     }
     if (threadIdx.x == 0) {
         for (int i = 0; i < tl::stages; i++) {
-            ml_barrier_init(&smem.x.full[i], 1 + 32); /* tokens; codes */
-            ml_barrier_init(&smem.x.empty[i],
-                            (unsigned)(cluster_size() * TEAMS * TEAM_WARPS));
+            ml_barrier_init(&smem.x.full[i], 1 + TEAMS * 32); /* tokens; codes */
+            ml_barrier_init(&smem.x.empty[i], (unsigned)(c.cluster * TEAMS * TEAM_WARPS));
         }
         ml_barrier_init_end();
     }
     cluster_sync();
-    if (team == TEAMS) {
-        copy_stages<A, TOKENS, TEAMS>(smem, c, expert);
-        __syncwarp();
+    if (warp >= TEAMS * TEAM_WARPS) {
+        copy_stages<A, TOKENS, TEAMS>(&smem, c, expert, warp - TEAMS * TEAM_WARPS);
     } else {
         ml_grid_wait();
         ml_grid_release();
-        multiply_tiles<A, TOKENS, TEAMS>(smem, c, expert, team);
+        multiply_tiles<A, TOKENS, TEAMS>(smem, c, expert, warp / TEAM_WARPS);
     }
     cluster_sync(); /* the others of the cluster may still arrive at this block's barriers */
 }
@@ -623,6 +625,7 @@ static void launch(ml_cuda_stream *s, wide_call &c, int cluster) {
     const ml_tensor_box box = box_of(c.f, TOKENS / cluster);
     int clusters;
 
+    c.cluster = cluster;
     c.strips = (int)ml_cuda_blocks(c.f.m, TOKENS) + c.n_expert;
     c.tiles = (int)ml_cuda_blocks(count_items(&c.f, tl::outputs), cluster) * c.strips;
     clusters = c.tiles; /* experts' tiles have a cluster each */
