@@ -9,9 +9,7 @@
 
 enum {
     CHAINS = 4,
-    /* Of an expert, on average: with more rows tensor cores take longer than dequantizing to scratch
-     * memory. */
-    MOST_ROWS = 24,
+    MOST_ROWS = 24, /* of an expert, on average */
     MOST_WGMMA_ROWS = 512
 };
 static const size_t EXPERT_SMEM = 72 * 1024; /* three blocks on an SM */
