@@ -3,7 +3,7 @@
  *
  *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK [FORMAT [GRADIENTS]]]]
  *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
- *     bench_gpu MODEL_DIR quantized STREAMS IN OUT
+ *     bench_gpu MODEL_DIR quantized STREAMS IN OUT [DTYPE...]
  *     bench_gpu MODEL_DIR kv STREAMS IN OUT
  *     bench_gpu MODEL_DIR speculate STREAMS IN OUT DRAFTS
  *
@@ -19,7 +19,8 @@
  * Decode: tokens per second of decode steps alone, of the weights, and with an adapter for each
  * stream, in turn, in the same batch.
  *
- * Quantized: the same of weights in bf16 and in the quantized formats, and the bytes of each.
+ * Quantized: the same of weights in bf16 and in the quantized formats, or in those that are named, and
+ * the bytes of each; ratios are to the first.  Peak: of all memory on the GPU, until then.
  *
  * KV: rollouts with a KV cache in bf16 and in 8 bits, of weights in bf16 and fp8-blockwise.
  *
@@ -352,11 +353,20 @@ static void check_load(const load *l) {
 
 /* ---- quantized weights ---- */
 
-static int bench_quantized(const char *dir, load l) {
-    static const ml_weight_dtype dtypes[] = {
-        ML_WEIGHT_BF16, ML_WEIGHT_INT4, ML_WEIGHT_INT4_G128,
-        ML_WEIGHT_FP8,  ML_WEIGHT_INT8, ML_WEIGHT_FP8_BLOCKWISE
-    };
+static ml_weight_dtype weight_dtype_named(const char *name) {
+    static const ml_weight_dtype known[] = { ML_WEIGHT_BF16,      ML_WEIGHT_INT4,
+                                             ML_WEIGHT_INT4_G128, ML_WEIGHT_FP8,
+                                             ML_WEIGHT_INT8,      ML_WEIGHT_FP8_BLOCKWISE,
+                                             ML_WEIGHT_NF4,       ML_WEIGHT_MXFP8 };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, ml_weight_dtype_name(known[i])) == 0)
+            return known[i];
+    die("DTYPE is bf16 or a quantized format, such as int4");
+}
+
+static int bench_quantized(const char *dir, load l, const char *const *names, int n) {
+    static const char *const all[] = { "bf16", "int4", "int4-g128",
+                                       "fp8",  "int8", "fp8-blockwise" };
     double base = 0, speed;
     ml_backend be;
     ml_weights w;
@@ -364,14 +374,18 @@ static int bench_quantized(const char *dir, load l) {
 
     check_load(&l);
     open_gpu(&be);
-    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+    if (n == 0) {
+        names = all;
+        n = sizeof all / sizeof *all;
+    }
+    for (int i = 0; i < n; i++) {
         ml_arena_init(&a, "bench");
-        l.dtype = dtypes[i];
+        l.dtype = weight_dtype_named(names[i]);
         speed = measure_decode(dir, &l, &w, &be, &a).tokens_per_s;
         base = base > 0 ? base : speed;
-        printf("%s: tokens_per_s %.0f, ratio %.2f, weights %.2f GiB\n",
-               ml_weight_dtype_name(l.dtype), speed, speed / base,
-               (double)w.buf.bytes / 0x1p30);
+        printf("%s: tokens_per_s %.0f, ratio %.2f, weights %.2f GiB, peak %.2f GiB\n",
+               names[i], speed, speed / base, (double)w.buf.bytes / 0x1p30,
+               (double)ml_memory_peak(&be) / 0x1p30);
         ml_weights_close(&w);
         ml_arena_release(&a);
     }
@@ -665,10 +679,12 @@ int main(int argc, char **argv) {
                                        .n_in = atoi(argv[4]),
                                        .n_out = atoi(argv[5]) },
                                atoi(argv[6]));
-    if (argc == 6 && strcmp(argv[2], "quantized") == 0)
-        return bench_quantized(argv[1], (load){ .n_stream = atoi(argv[3]),
-                                                .n_in = atoi(argv[4]),
-                                                .n_out = atoi(argv[5]) });
+    if (argc >= 6 && strcmp(argv[2], "quantized") == 0)
+        return bench_quantized(argv[1],
+                               (load){ .n_stream = atoi(argv[3]),
+                                       .n_in = atoi(argv[4]),
+                                       .n_out = atoi(argv[5]) },
+                               (const char *const *)argv + 6, argc - 6);
     if (argc == 6 && strcmp(argv[2], "kv") == 0)
         return bench_kv(argv[1], (load){ .n_stream = atoi(argv[3]),
                                          .n_in = atoi(argv[4]),

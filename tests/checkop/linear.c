@@ -234,7 +234,7 @@ static const struct variant coded[] = {
     { 6, 45, 96, ML_MXFP4, false },
     { 8, 33, 2120, ML_FP8, true },
     { 13, 40, 77, ML_INT4, true },
-    /* Whole panels and steps, whose codes the products of up to 32 rows read on a GPU. */
+    /* Whole panels and steps, whose codes the products of up to 512 rows read on a GPU. */
     { 1, 48, 1280, ML_INT4, true },
     { 8, 32, 256, ML_INT8, false },
     { 11, 64, 512, ML_FP8, true },
@@ -246,6 +246,13 @@ static const struct variant coded[] = {
     { 33, 16, 256, ML_INT4, false },
     { 2, 9008, 256, ML_INT4, false },
     { 3, 9008, 256, ML_FP8, true },
+    { 64, 64, 128, ML_INT8, true },
+    { 65, 208, 384, ML_FP8, false },
+    { 100, 80, 1280, ML_INT4, true },
+    { 200, 80, 640, ML_INT4_G128, false },
+    { 260, 528, 128, ML_INT8, false },
+    { 512, 80, 384, ML_FP8, true },
+    { 513, 32, 256, ML_INT4, true },
 };
 
 static void build_coded(ck_case *c, int i) {
@@ -436,12 +443,14 @@ static const struct moe_variant coded_moe[] = {
     { 9, 2, 16, 72, ML_NF4 },
     { 3, 40, 20, 33, ML_INT8, true },
     { 5, 4, 48, 64, ML_MXFP4 },
-    /* Whole panels and steps; the last has more rows than the kernel of few rows takes. */
+    /* Whole panels and steps; the last three have more rows than the kernel of few rows takes. */
     { 8, 3, 48, 256, ML_INT4, true },
     { 4, 20, 80, 512, ML_FP8 },
     { 3, 30, 16, 256, ML_INT8 },
     { 2, 40, 32, 768, ML_INT4_G128, true },
     { 1, 90, 16, 256, ML_INT8, true },
+    { 3, 200, 80, 384, ML_FP8, false },
+    { 2, 260, 144, 256, ML_INT4, true },
 };
 
 static void build_moe_variant(ck_case *c, const struct moe_variant *v) {

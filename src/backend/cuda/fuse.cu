@@ -1,9 +1,9 @@
 /* fuse.cu - fuses consecutive op calls of a plan.
  *
  *     function         calls                               rows  becomes
- *     run_products     [RMSNORM] LINEAR [ADD]             16, 32  one skinny GEMM
- *                      [RMSNORM] LINEAR x 2 [GLU]         16, 32  one skinny GEMM
- *                      [RMSNORM] LINEAR x 3               16, 32  one skinny GEMM
+ *     run_products     [RMSNORM] LINEAR [ADD]            16, 512  one skinny GEMM
+ *                      [RMSNORM] LINEAR x 2 [GLU]        16, 512  one skinny GEMM
+ *                      [RMSNORM] LINEAR x 3              16, 512  one skinny GEMM
  *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
  *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, GLU
  *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
@@ -14,7 +14,8 @@
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
  *
  * The first pattern that matches is used.  [ ] is optional; rows is the maximum (a
- * skinny GEMM takes 8 with a norm, 32 with quantized weights and none, and needs sm_90).  The match is by the tensors that
+ * skinny GEMM takes 8 with a norm; with quantized weights and no norm 512 on Hopper, 32 on
+ * other cards; it needs sm_90).  The match is by the tensors that
  * the calls read and write.  A fused kernel leaves the same bits as the single calls;
  * it does not write an intermediate that no later call reads, or that a later output
  * overwrites.  Blocks of a kernel do not synchronize with each other, so no block may
@@ -164,7 +165,7 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
                     p.norm->attr->norm.width > ML_NORM_WIDE)))
         return 0;
     f = skinny_of(&p);
-    if (!ml_skinny_gemm_supports(&f))
+    if (!ml_skinny_gemm_supports(s, &f))
         return 0;
     ml_skinny_gemm_run(s, &f);
     return p.n_call;

@@ -20,15 +20,17 @@ enum {
     PROLOGUE_WARPS = 8, /* at least, without the helpers */
     MADE_CHAINS = 4,    /* the most of a block whose helpers dequantize */
     COPIED = 3,         /* chains whose weights a helper copies */
-    MOST_ROWS = 8       /* every block computes their norm */
+    LONG = 2,           /* steps of a slot of fragments */
+    RAW_BYTES = 72 * 1024,
+    MOST_ROWS = 8 /* every block computes their norm */
 };
 
 /* How a block is divided: warps of chains, then their helpers, then warps that only take part in the
  * prologue.  Offsets in shared memory are in bytes. */
 struct plan {
     int chains, helpers, warps;
-    int stages; /* of a ring of weights */
-    int slots;  /* of a ring of fragments that helpers write */
+    int stages;     /* of a ring of weights */
+    int made_steps; /* of a slot of fragments that helpers make; 0: they do not */
     size_t norm, squares, x, exchange, made, raw, bytes;
 };
 
@@ -39,38 +41,41 @@ struct codes_call {
 
 /* ---- fragments of helpers ---- */
 
-/* Fragments that helpers have made: for 16 of k of a tile 16 bytes of each lane. */
-struct made_ring {
-    enum { PACKS = STEP / 16 * 32 };
+/* Fragments that helpers have made: for 16 of k of a tile 16 bytes of each lane.  A slot has STEPS_OF steps:
+ * the chain waits once for all of them, since a wait and a branch take as long as several mma steps. */
+template <int STEPS_OF> struct made_ring {
+    enum {
+        SLOT = STEPS_OF * STEP,
+        SLOTS = STEPS_OF > 1 ? 2 : 4,
+        PACKS = STEP / 16 * 32, /* of a step */
+        BYTES = SLOTS * STEPS_OF * PACKS * (int)sizeof(uint4)
+    };
     struct fetched {
         uint4 a[STEPS];
     };
-    static const int slot_bytes = PACKS * (int)sizeof(uint4);
     uint4 *slot;
-    ml_barrier *full, *empty; /* [slots] each */
-    int slots;
+    ml_barrier *full, *empty; /* [SLOTS] each */
     cursor read;
 
     /* One thread calls it. */
     __device__ void open() {
-        for (int i = 0; i < slots; i++) {
-            ml_barrier_init(full + i);
+        for (int i = 0; i < SLOTS; i++) {
+            ml_barrier_init(full + i, STEPS_OF);
             ml_barrier_init(empty + i);
         }
         ml_barrier_init_end();
     }
 
     __device__ uint32_t wait() {
-        uint32_t at = ml_smem(slot) + (uint32_t)(read.at * slot_bytes);
         ml_barrier_wait(full + read.at, read.parity);
-        return at;
+        return ml_smem(slot + read.at * STEPS_OF * PACKS);
     }
 
     __device__ void release(bool leader) {
         __syncwarp();
         if (leader)
             ml_barrier_arrive(empty + read.at);
-        read.advance(1, slots);
+        read.advance(1, SLOTS);
     }
 
     __device__ static void fetch(fetched &r, uint32_t from, int at) {
@@ -88,34 +93,40 @@ struct made_ring {
     }
 };
 
-/* A helper: makes the fragments of its steps, beginning with slot `first`. */
-template <class W> __device__ static void help(ring<W, 1> &from, made_ring &to, int first) {
+/* The fragments of a step. */
+template <class W> __device__ static void make(uint4 *to, uint32_t from) {
+    typename W::fetched r[2];
+
+    W::fetch(r[0], from, 0);
+#pragma unroll
+    for (int at = 0; at < STEP; at += CHUNK) {
+        if (at + CHUNK < STEP)
+            W::fetch(r[(at / CHUNK + 1) % 2], from, at + CHUNK);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            uint32_t a[4];
+            W::fragment(a, r[at / CHUNK % 2], i);
+            to[(at / 16 + i) * 32] = make_uint4(a[0], a[1], a[2], a[3]);
+        }
+    }
+}
+
+/* A helper makes the fragments of its steps, from step `first` on. */
+template <class W, int STEPS_OF>
+__device__ static void help(ring<W, 1> &from, made_ring<STEPS_OF> &to, int first) {
     const bool leader = is_leader();
-    cursor write = { first, 0 };
 
     for (int step = first; step < from.n_step; step += from.every) {
         uint32_t raw = from.wait();
-        uint4 *out = to.slot + write.at * to.PACKS + (int)threadIdx.x % 32;
-        typename W::fetched r[2];
-
-        W::fetch(r[0], raw, 0);
-        if (step >= to.slots)
-            ml_barrier_wait(to.empty + write.at, write.parity ^ 1);
-#pragma unroll
-        for (int at = 0; at < STEP; at += CHUNK) {
-            if (at + CHUNK < STEP)
-                W::fetch(r[(at / CHUNK + 1) % 2], raw, at + CHUNK);
-#pragma unroll
-            for (int i = 0; i < STEPS; i++) {
-                uint32_t a[4];
-                W::fragment(a, r[at / CHUNK % 2], i);
-                out[(at / 16 + i) * 32] = make_uint4(a[0], a[1], a[2], a[3]);
-            }
-        }
+        int turn = step / STEPS_OF, at = turn % to.SLOTS;
+        if (turn >= to.SLOTS)
+            ml_barrier_wait(to.empty + at, (unsigned)(turn / to.SLOTS - 1) % 2);
+        make<W>(to.slot + (at * STEPS_OF + step % STEPS_OF) * to.PACKS +
+                    (int)threadIdx.x % 32,
+                raw);
         from.release(leader);
         if (leader)
-            ml_barrier_arrive(to.full + write.at);
-        write.advance(from.every, to.slots);
+            ml_barrier_arrive(to.full + at);
     }
 }
 
@@ -157,8 +168,8 @@ __device__ static void fetch(operands<COLS> &o, typename S::fetched &r,
  * stage is released after its last chunk was fetched. */
 template <class S, class R, int COLS>
 __device__ static void chains(float (&acc)[COLS][4], R &s, const lane_rows<COLS> &x,
-                              int n_step) {
-    const int per = STEP / CHUNK;
+                              int n_k) {
+    const int per = R::SLOT / CHUNK;
     const bool leader = is_leader();
     uint32_t w = s.wait();
     operands<COLS> o[2];
@@ -169,17 +180,19 @@ __device__ static void chains(float (&acc)[COLS][4], R &s, const lane_rows<COLS>
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
         S::fragment(o[0].a[i], r, i);
-    for (int step = 0; step < n_step; step++) {
+    while (k < n_k) {
 #pragma unroll
         for (int c = 0; c < per; c++) {
             operands<COLS> &now = o[c % 2], &next = o[(c + 1) % 2];
-            if (c + 1 == per && step + 1 < n_step) {
-                s.release(leader);
-                w = s.wait();
-                k += STEP;
+            if (c + 1 == per) {
+                k += R::SLOT;
+                if (k < n_k) {
+                    s.release(leader);
+                    w = s.wait();
+                }
             }
             /* After the last chunk this fetches the first of its stage again. */
-            fetch<S>(next, r, x, k, w, (c + 1) % per * CHUNK);
+            fetch<S>(next, r, x, k < n_k ? k : 0, w, (c + 1) % per * CHUNK);
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
 #pragma unroll
@@ -320,13 +333,14 @@ __device__ static void copy_weights(unsigned char *smem, const codes_call &c, in
 }
 
 /* The fragments of the block's i-th chain. */
-__device__ static made_ring made_of(unsigned char *smem, const codes_call &c, int i) {
-    ml_barrier *full = (ml_barrier *)smem + c.p.helpers * c.p.stages + 2 * i * c.p.slots;
-    return { (uint4 *)(smem + c.p.made + (size_t)i * c.p.slots * made_ring::slot_bytes),
-             full,
-             full + c.p.slots,
-             c.p.slots,
-             {} };
+template <int STEPS_OF>
+__device__ static made_ring<STEPS_OF> made_of(unsigned char *smem, const codes_call &c,
+                                              int i) {
+    typedef made_ring<STEPS_OF> made;
+    ml_barrier *full = (ml_barrier *)smem + c.p.helpers * c.p.stages + 2 * i * made::SLOTS;
+    return {
+        (uint4 *)(smem + c.p.made + (size_t)i * made::BYTES), full, full + made::SLOTS, {}
+    };
 }
 
 /* The warp before has the gate's tile, this one that of the up projection: gives it the sums. */
@@ -371,7 +385,8 @@ finish_tile(unsigned char *smem, const codes_call &c, const float (&acc)[COLS][4
     }
 }
 
-template <class W, int COLS, bool MADE>
+/* MADE: the steps of a slot of fragments that helpers make; 0: the chains dequantize. */
+template <class W, int COLS, int MADE>
 __global__ void __launch_bounds__(MOST_WARPS * 32)
     codes_kernel(const __grid_constant__ codes_call c) {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -381,9 +396,9 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     bool is_chain = helper < 0, is_helper = helper >= 0 && helper < c.p.helpers;
     int i = (is_helper ? helper : warp) % c.p.chains;
     place at = tile_of(f, (int)blockIdx.x * c.p.chains + i);
-    ring<W, 1> raw = raw_ring<W, !MADE>(smem, c, at, MADE && is_helper ? helper : i,
-                                        MADE ? c.p.helpers / c.p.chains : 1);
-    made_ring made = made_of(smem, c, i);
+    ring<W, 1> raw = raw_ring<W, MADE == 0>(smem, c, at, MADE && is_helper ? helper : i,
+                                            MADE ? c.p.helpers / c.p.chains : 1);
+    auto made = made_of < MADE ? MADE : 1 > (smem, c, i);
     float acc[COLS][4] = {}, addend[COLS][2][2] = {};
 
     if (lane == 0 && (MADE ? is_helper : is_chain))
@@ -407,9 +422,9 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     load_addend(addend, f, at.col + lane / 4 * 2);
     const lane_rows<COLS> x((const bf16 *)(smem + c.p.x), f);
     if constexpr (MADE)
-        chains<made_ring>(acc, made, x, f.k / STEP);
+        chains<made_ring<MADE>>(acc, made, x, f.k);
     else
-        chains<W>(acc, raw, x, f.k / STEP);
+        chains<W>(acc, raw, x, f.k);
     finish_tile(smem, c, acc, addend, at, warp);
 }
 
@@ -421,9 +436,13 @@ static int tiles_of(const ml_skinny_gemm *f) {
 
 /* Offsets in shared memory with so many stages. */
 template <class W> static void lay_out(plan *p, const ml_skinny_gemm *f, int stages) {
-    int rings = p->slots ? p->helpers : p->chains;
+    int rings = p->made_steps ? p->helpers : p->chains;
+    int slots =
+        p->made_steps == LONG ? (int)made_ring<LONG>::SLOTS : (int)made_ring<1>::SLOTS;
+    int made =
+        p->made_steps == LONG ? (int)made_ring<LONG>::BYTES : (int)made_ring<1>::BYTES;
     int barriers =
-        p->slots ? rings * stages + 2 * p->chains * p->slots : 2 * rings * stages;
+        p->made_steps ? rings * stages + 2 * p->chains * slots : 2 * rings * stages;
 
     p->stages = stages;
     p->norm = align_up((size_t)barriers * sizeof(ml_barrier));
@@ -431,23 +450,23 @@ template <class W> static void lay_out(plan *p, const ml_skinny_gemm *f, int sta
     p->x = align_up(p->squares + (f->norm ? (size_t)f->m * PARTS * sizeof(float) : 0));
     p->exchange = align_up(p->x + (size_t)f->m * (size_t)(f->k + PAD) * sizeof(bf16));
     p->made = p->exchange + (f->gated ? (size_t)p->chains * 512 : 0);
-    p->raw = p->made + (size_t)(p->chains * p->slots) * made_ring::slot_bytes;
+    p->raw = p->made + (p->made_steps ? (size_t)(p->chains * made) : 0);
     p->bytes = p->raw + (size_t)(rings * stages * W::stage);
 }
 
-/* The most stages that are of use and fit in so much shared memory; at least two. */
-template <class W>
-static bool fits(plan *p, const ml_skinny_gemm *f, int n_step, size_t bytes) {
+/* The most stages that are of use and fit in shared memory; at least two.  More than RAW_BYTES of copies
+ * in flight delay the rows of x. */
+template <class W> static bool fits(plan *p, const ml_skinny_gemm *f, int n_step) {
     int stages = n_step;
 
     do {
         lay_out<W>(p, f, stages);
-    } while (p->bytes > bytes && --stages > 0);
+    } while ((p->bytes > MOST_SMEM || (p->bytes - p->raw > RAW_BYTES && stages > 2)) &&
+             --stages > 0);
     return stages >= 2 || (stages == 1 && n_step == 1);
 }
 
-/* Warps for one block on each SM.  Half the shared memory is enough to hide the latency of copies, and the
- * next kernel may begin; it is also faster than all of it, which delays the rows of x. */
+/* Warps for one block on each SM. */
 template <class W> static bool plan_for(plan *p, const ml_skinny_gemm *f) {
     int n_step = f->k / STEP, rest;
 
@@ -457,9 +476,9 @@ template <class W> static bool plan_for(plan *p, const ml_skinny_gemm *f) {
     p->chains +=
         f->gated && p->chains % 2; /* a gate and its up projection are in one block */
     if (p->chains <= MADE_CHAINS) {
-        int each = p->chains <= 3 ? 3 : 2;
+        int each = p->chains <= 3 ? 4 : 2;
         p->helpers = p->chains * each;
-        p->slots = each + 1;
+        p->made_steps = f->k % (LONG * STEP) == 0 ? LONG : 1;
         n_step = (n_step + each - 1) / each;
     } else {
         p->helpers = (p->chains + COPIED - 1) / COPIED;
@@ -467,7 +486,7 @@ template <class W> static bool plan_for(plan *p, const ml_skinny_gemm *f) {
     rest = PROLOGUE_WARPS - p->chains;
     p->warps = p->chains + p->helpers + (rest > 0 ? rest : 0);
     p->warps = p->warps < MOST_WARPS ? p->warps : MOST_WARPS;
-    return fits<W>(p, f, n_step, HALF_SMEM) || fits<W>(p, f, n_step, MOST_SMEM);
+    return fits<W>(p, f, n_step);
 }
 
 static bool plan_of(plan *p, const ml_skinny_gemm *f) {
@@ -492,11 +511,21 @@ static bool is_resident(const ml_skinny_gemm *f) {
     return plan_of(&p, f);
 }
 
-bool ml_codes_gemm_supports(const ml_skinny_gemm *f) {
-    return is_resident(f) || ml_codes_rows_supports(f);
+/* More rows than the other kernels take. */
+static bool takes_wgmma(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
+#if ML_WGMMA
+    return f->m > ML_CODES_ROWS && f->m <= ML_JOINT_ROWS && ml_codes_wgmma_supports(s, f);
+#else
+    (void)s, (void)f;
+    return false;
+#endif
 }
 
-template <class W, int COLS, bool MADE>
+bool ml_codes_gemm_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
+    return is_resident(f) || ml_codes_rows_supports(f) || takes_wgmma(s, f);
+}
+
+template <class W, int COLS, int MADE>
 static void launch(ml_cuda_stream *s, const codes_call &c) {
     ml_cuda_note(s,
                  cudaFuncSetAttribute(codes_kernel<W, COLS, MADE>,
@@ -509,15 +538,23 @@ static void launch(ml_cuda_stream *s, const codes_call &c) {
 }
 
 template <class W> static void run(ml_cuda_stream *s, const codes_call &c) {
-    if (c.p.slots)
-        launch<W, 1, true>(s, c);
+    if (c.p.made_steps == LONG)
+        launch<W, 1, LONG>(s, c);
+    else if (c.p.made_steps)
+        launch<W, 1, 1>(s, c);
     else
-        launch<W, 1, false>(s, c);
+        launch<W, 1, 0>(s, c);
 }
 
 void ml_codes_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
     codes_call c = {};
 
+#if ML_WGMMA
+    if (takes_wgmma(s, f)) {
+        ml_codes_wgmma_run(s, f);
+        return;
+    }
+#endif
     if (!is_resident(f)) {
         ml_codes_rows_run(s, f);
         return;

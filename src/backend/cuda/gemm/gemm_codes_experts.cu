@@ -1,12 +1,17 @@
-/* gemm_codes_experts.cu - MOE_LINEAR of few rows with quantized weights, which are read as codes.
+/* gemm_codes_experts.cu - MOE_LINEAR with quantized weights, which are read as codes.
  *
  * A block has tiles of an expert that has rows, and at most 32 of these rows; the warps and their sums are
- * those of gemm_codes_rows.cu. */
+ * those of gemm_codes_rows.cu.  On Hopper, experts with more rows have the kernel of
+ * gemm_codes_wgmma.cu. */
 #include "backend/cuda/dense.cuh"
 #include "backend/cuda/gemm/gemm_codes.cuh"
 #include "backend/cuda/gemm/gemm_tiles.cuh"
 
-enum { CHAINS = 4, MOST_ROWS = 24 /* of an expert, on average */ };
+enum {
+    CHAINS = 4,
+    MOST_ROWS = 24, /* of an expert, on average */
+    MOST_WGMMA_ROWS = 512
+};
 static const size_t EXPERT_SMEM = 72 * 1024; /* three blocks on an SM */
 
 /* Offsets in shared memory are in bytes. */
@@ -129,19 +134,39 @@ template <class W> static void by_rows(ml_cuda_stream *s, expert_call *c) {
         launch<W, 4>(s, c);
 }
 
+/* Whether experts with more than MOST_ROWS rows have a kernel. */
+static bool takes_wgmma(const ml_cuda_stream *s, const expert_call &c) {
+#if ML_WGMMA
+    return c.f.m <= MOST_WGMMA_ROWS * c.n_expert && ml_codes_wgmma_supports(s, &c.f);
+#else
+    (void)s, (void)c;
+    return false;
+#endif
+}
+
+static void run_wgmma(ml_cuda_stream *s, const expert_call &c) {
+#if ML_WGMMA
+    ml_codes_wgmma_experts(s, &c.f, c.start, c.n_expert);
+#else
+    (void)s, (void)c;
+#endif
+}
+
 bool ml_cuda_expert_codes(ml_cuda_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0];
+    const bool few = x->shape[0] <= MOST_ROWS * w->shape[0] && w->shape[2] % STEP == 0;
     expert_call c = {};
 
     if (!s->early || x->dtype != ML_BF16 || !ml_codes_gemm_reads(w->dtype) ||
-        x->shape[0] > MOST_ROWS * w->shape[0] || w->shape[1] % TILE != 0 ||
-        w->shape[2] % STEP != 0)
+        w->shape[1] % TILE != 0)
         return false;
     c.f.x = (const bf16 *)x->data;
     c.f.m = (int)x->shape[0];
     c.f.k = (int)w->shape[2];
+    c.f.weights = w->dtype;
     c.f.panel = ml_codes_panel_bytes(w->dtype, c.f.k);
     c.f.scales = ml_codes_scale_bytes(w->dtype, c.f.k);
+    c.f.n_part = 1;
     c.f.part[0].w = w->data;
     c.f.part[0].bias = (const float *)a->w[1].data;
     c.f.part[0].y = (bf16 *)a->out[0].data;
@@ -149,7 +174,11 @@ bool ml_cuda_expert_codes(ml_cuda_stream *s, const ml_op_args *a) {
     c.start = (const int32_t *)a->in[1].data;
     c.n_expert = (int)w->shape[0];
     c.expert = (size_t)(c.f.part[0].n / TILE) * c.f.panel;
-    if (c.f.m > 0)
+    if (!few && !takes_wgmma(s, c))
+        return false;
+    if (!few)
+        run_wgmma(s, c);
+    else if (c.f.m > 0)
         WITH_CODES(w->dtype, by_rows<W>(s, &c));
     return true;
 }

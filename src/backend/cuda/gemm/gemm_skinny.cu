@@ -10,7 +10,6 @@
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/gemm/gemm_codes.cuh"
 #include "backend/cuda/gemm/gemm_skinny.cuh"
-#include "backend/cuda/glu.cuh"
 
 enum {
     COLUMNS = 8, /* of a warp's tile */
@@ -271,19 +270,6 @@ __device__ static void norm_wide(bf16 *x, const float *w, const ml_skinny_gemm &
 
 /* ---- epilogue ---- */
 
-/* Two adjacent outputs, rounded and stored as LINEAR does. */
-__device__ static void finish(float (&v)[2], const float *acc, const ml_skinny_gemm_part &p,
-                              int64_t at, int col) {
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        v[j] = ml_f32(ml_as<bf16>(acc[j]));
-        if (p.bias)
-            v[j] = ml_f32(ml_as<bf16>(v[j] + p.bias[col + j]));
-    }
-    if (p.y)
-        ml_store(p.y + at, v);
-}
-
 template <int TILES>
 __device__ static void put(const ml_skinny_gemm &f, const float (&acc)[TILES][4], int part,
                            int col, const float (&addend)[2][2]) {
@@ -295,19 +281,12 @@ __device__ static void put(const ml_skinny_gemm &f, const float (&acc)[TILES][4]
         float v[2], u[2];
         if (row >= f.m)
             continue;
-        finish(v, acc[0] + 2 * r, f.part[part], at, col);
+        ml_skinny_finish(v, acc[0][2 * r], acc[0][2 * r + 1], f.part[part], at, col);
         if constexpr (TILES == 2) {
-            finish(u, acc[1] + 2 * r, f.part[1], at, col);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                ml_gate g = ml_gate_of(v[j], u[j], f.act, f.limit);
-                v[j] = g.act * g.up;
-            }
-            ml_store(f.gated + at, v);
+            ml_skinny_finish(u, acc[1][2 * r], acc[1][2 * r + 1], f.part[1], at, col);
+            ml_skinny_put_gated(f, v, u, at);
         } else if (f.addend) {
-            v[0] += addend[r][0];
-            v[1] += addend[r][1];
-            ml_store(f.sum + at, v);
+            ml_skinny_put_sum(f, v, addend[r], at);
         }
     }
 }
@@ -458,9 +437,9 @@ void ml_skinny_gemm_add(ml_skinny_gemm *f, const ml_op_args *a, bool stored) {
     p->y = stored ? (bf16 *)a->out[0].data : NULL;
 }
 
-bool ml_skinny_gemm_supports(const ml_skinny_gemm *f) {
+bool ml_skinny_gemm_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
     if (f->weights != ML_BF16)
-        return ml_codes_gemm_supports(f);
+        return ml_codes_gemm_supports(s, f);
     if (f->m < 1 || f->m > ML_SKINNY_ROWS || f->k % STEP != 0)
         return false;
     if (f->norm && (f->m > NORM_ROWS || f->k > 8192))

@@ -10,7 +10,6 @@
 
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/gemm/gemm_skinny.cuh"
-#include "backend/cuda/glu.cuh"
 
 enum {
     TILE = ML_LANES, /* outputs: rows of A, a panel of codes */
@@ -21,7 +20,7 @@ enum {
     ML_ROW_SLOTS = 4,     /* of a ring of rows */
     MULTIPROCESSORS = 132 /* SMs of an H200: a hint for the shape of the grid */
 };
-static const size_t MOST_SMEM = 224 * 1024, HALF_SMEM = 112 * 1024;
+static const size_t MOST_SMEM = 224 * 1024;
 
 /* Of a warp: the first lane.  Reading the special register takes longer than an mma step, so that the
  * compiler must not do it again in a loop. */
@@ -249,6 +248,7 @@ struct cursor {
 /* Weights: every `every`-th step of TILES tiles.  One warp copies them, and one reads them; it may be the
  * same, or tells the other by `empty` (or NULL) what it has read. */
 template <class W, int TILES> struct ring {
+    enum { SLOT = STEP };
     W tile[TILES];
     unsigned char *stage;
     ml_barrier *full, *empty;
@@ -432,21 +432,6 @@ __device__ static void stream_chains(float (&acc)[TILES][COLS][4], ring<W, TILES
 
 /* ---- epilogue ---- */
 
-/* Two adjacent outputs, rounded and stored as LINEAR does. */
-__device__ static void finish(float (&v)[2], float first, float second,
-                              const ml_skinny_gemm_part &p, int64_t at, int col) {
-    v[0] = first;
-    v[1] = second;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        v[j] = ml_f32(ml_as<bf16>(v[j]));
-        if (p.bias)
-            v[j] = ml_f32(ml_as<bf16>(v[j] + p.bias[col + j]));
-    }
-    if (p.y)
-        ml_store(p.y + at, v);
-}
-
 /* The outputs of a lane: of column `col` and the next, for two rows of each 8. */
 __device__ static int row_of(int i) {
     return i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
@@ -471,19 +456,14 @@ __device__ static void put(const ml_skinny_gemm &f, const float (&acc)[TILES][CO
         float v[2], u[2];
         if (row >= f.m)
             continue;
-        finish(v, acc[0][i / 2][i % 2], acc[0][i / 2][2 + i % 2], f.part[part], at, col);
+        ml_skinny_finish(v, acc[0][i / 2][i % 2], acc[0][i / 2][2 + i % 2], f.part[part],
+                         at, col);
         if constexpr (TILES == 2) {
-            finish(u, acc[1][i / 2][i % 2], acc[1][i / 2][2 + i % 2], f.part[1], at, col);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                ml_gate g = ml_gate_of(v[j], u[j], f.act, f.limit);
-                v[j] = g.act * g.up;
-            }
-            ml_store(f.gated + at, v);
+            ml_skinny_finish(u, acc[1][i / 2][i % 2], acc[1][i / 2][2 + i % 2], f.part[1],
+                             at, col);
+            ml_skinny_put_gated(f, v, u, at);
         } else if (f.addend) {
-            v[0] += addend[i / 2][i % 2][0];
-            v[1] += addend[i / 2][i % 2][1];
-            ml_store(f.sum + at, v);
+            ml_skinny_put_sum(f, v, addend[i / 2][i % 2], at);
         }
     }
 }
@@ -510,32 +490,18 @@ template <class W, int TILES>
 __device__ static ring<W, TILES> ring_of(const ml_skinny_gemm &f, const place &at,
                                          unsigned char *stage, ml_barrier *full,
                                          ml_barrier *empty, int stages, int every) {
-    int n_step = at.has_work ? f.k / STEP : 0;
+    ring<W, TILES> r = {};
 
-    if constexpr (TILES == 1)
-        return { { W(f.part[at.part].w, f, at.col) },
-                 stage,
-                 full,
-                 empty,
-                 stages,
-                 every,
-                 n_step,
-                 0,
-                 {},
-                 {},
-                 false };
-    else
-        return { { W(f.part[0].w, f, at.col), W(f.part[1].w, f, at.col) },
-                 stage,
-                 full,
-                 empty,
-                 stages,
-                 every,
-                 n_step,
-                 0,
-                 {},
-                 {},
-                 false };
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+        r.tile[t] = W(f.part[TILES == 1 ? at.part : t].w, f, at.col);
+    r.stage = stage;
+    r.full = full;
+    r.empty = empty;
+    r.stages = stages;
+    r.every = every;
+    r.n_step = at.has_work ? f.k / STEP : 0;
+    return r;
 }
 
 static inline int items_of(const ml_skinny_gemm *f) {

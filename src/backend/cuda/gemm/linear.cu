@@ -60,7 +60,7 @@ static bool reads_codes(ml_cuda_stream *s, const ml_op_args *a) {
         a->out[0].dtype != ML_BF16)
         return false;
     ml_skinny_gemm_add(&f, a, true);
-    if (!ml_skinny_gemm_supports(&f))
+    if (!ml_skinny_gemm_supports(s, &f))
         return false;
     ml_skinny_gemm_run(s, &f);
     return true;
