@@ -255,7 +255,7 @@ __device__ static void transpose_words(uint32_t (&v)[4]) {
 }
 
 __global__ void __launch_bounds__(THREADS)
-    transpose_codes(const ml_fp8_operand to, const ml_fp8_rows w, int64_t ld,
+    transpose_codes(const ml_fp8_operand to, const ml_fp8_blocks w, int64_t ld,
                     int padded_groups) {
     __shared__ __align__(16) code_tile tile;
     int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(THREADS)
                   ld, tile);
 }
 
-void ml_fp8_transpose(ml_cuda_stream *s, const ml_fp8_operand *to, const ml_fp8_rows *w,
+void ml_fp8_transpose(ml_cuda_stream *s, const ml_fp8_operand *to, const ml_fp8_blocks *w,
                       int64_t n, int64_t k, int64_t ld) {
     dim3 grid((unsigned)(k / TILE), (unsigned)(n / TILE));
 

@@ -6,7 +6,7 @@
 #ifndef ML_BACKEND_CUDA_FP8_FP8_BACK_CUH
 #define ML_BACKEND_CUDA_FP8_FP8_BACK_CUH
 
-#include "backend/cuda/gemm/gemm_fp8.cuh"
+#include "backend/cuda/common.cuh"
 
 /* Codes row by row, and the scales of groups, [groups][rows of codes]. */
 typedef struct ml_fp8_operand {
@@ -31,9 +31,16 @@ typedef struct ml_fp8_rounding {
 
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r);
 
+/* A weight in row-major order, ld bytes from a row to the next, and the scales of its blocks of 128 x 128. */
+typedef struct ml_fp8_blocks {
+    const unsigned char *code;
+    int64_t ld;
+    const float *scale;
+} ml_fp8_blocks;
+
 /* The codes [k, n] of a weight [n, k], and the scales of their blocks, [k / 128][n / 128], in rows of ld codes and
  * of ld / 128 scales, rounded up to four as cuBLASLt reads them. */
-void ml_fp8_transpose(ml_cuda_stream *s, const ml_fp8_operand *to, const ml_fp8_rows *w,
+void ml_fp8_transpose(ml_cuda_stream *s, const ml_fp8_operand *to, const ml_fp8_blocks *w,
                       int64_t n, int64_t k, int64_t ld);
 
 #endif

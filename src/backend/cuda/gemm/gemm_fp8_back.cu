@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "backend/cuda/fp8/fp8_back.cuh"
+#include "backend/cuda/gemm/gemm_fp8.cuh"
 
 enum { MAX_ENTRIES = 256 };
 
@@ -228,7 +229,8 @@ static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_ar
 
 static void transpose_weight(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
                              int64_t at) {
-    const ml_fp8_rows w = ml_cuda_fp8_rows(s, a, g->w_scale);
+    const ml_fp8_rows rows = ml_cuda_fp8_rows(s, a, g->w_scale);
+    const ml_fp8_blocks w = { rows.code, rows.ld, rows.scale };
     const ml_fp8_operand to = { g->w.code + at, g->w.scale + at / 128 };
 
     ml_fp8_transpose(s, &to, &w, a->w[0].shape[0], g->k, g->n);
