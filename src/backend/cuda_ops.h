@@ -49,6 +49,7 @@
 
 enum {
     ML_JOINT_ROWS = 512,  /* LINEARs of so many rows and one input run as one GEMM */
+    ML_JOINT_CALLS = 3,   /* at most: q, k and v */
     ML_BIAS_ROWS = 64,    /* rows of a partial sum of a bias's gradient */
     ML_F32_OUT_ROWS = 64, /* and of an f32 weight's (linear_f32_out.cu) */
     /* Rows of logits computed at a time: more of a small vocabulary, up to the numbers
@@ -193,7 +194,8 @@ static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) 
 
     if (!backward) /* for three LINEARs of its size as one GEMM */
         return ml_cuda_dense_bytes(a) + ml_cuda_input_bytes(a) +
-               (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 * n) *
+               (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * ML_JOINT_CALLS *
+                        n) *
                    ml_dtype_bytes(a->out[0].dtype);
     return ml_cuda_linear_bias_at(a) + (size_t)(parts * n) * sizeof(float);
 }

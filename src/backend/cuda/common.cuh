@@ -41,7 +41,7 @@ typedef struct ml_cuda_stream {
     ml_staging_ring *staging;
     ml_cuda_clock *clock; /* NULL: not used yet */
     struct {              /* consecutive LINEARs of the plan being made, as one GEMM */
-        int64_t n, k;
+        int64_t n, k, calls;
     } joint;
     ml_cuda_host host;
     bool early; /* PDL: kernels may begin before the previous one has ended (sm_90) */

@@ -167,8 +167,9 @@ static ml_status try_linear(ml_cuda_stream *s, const ml_op_args *a, ml_err *err)
     ml_dtype in = a->in[0].dtype, out = a->out[0].dtype;
     ml_status st = ml_gemm_try(s, rows, n, k, in, out, err);
 
-    if (s->joint.k != k)
-        s->joint.n = 0;
+    if (s->joint.k != k || s->joint.calls == ML_JOINT_CALLS)
+        s->joint.n = s->joint.calls = 0;
+    s->joint.calls++;
     s->joint.n += n;
     s->joint.k = k;
     if (st == ML_OK && s->joint.n > n)
@@ -217,7 +218,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return ml_gemm_fp8_try(ml_cuda(s), a->in[0].shape[0], w[0], w[1], err);
     if (op == ML_OP_LINEAR && !ml_cuda_linear_is_f32_out(a))
         return try_linear(ml_cuda(s), a, err);
-    ml_cuda(s)->joint.n = 0;
+    ml_cuda(s)->joint.n = ml_cuda(s)->joint.calls = 0;
     if (op == ML_OP_LMHEAD)
         return ml_gemm_try(ml_cuda(s), a->rows->n_loss, w[0], w[1], a->in[0].dtype, ML_F32,
                            err);
