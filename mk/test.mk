@@ -29,8 +29,10 @@ sanitized = $(call in_config,$(1),$(filter-out $(UNSANITIZED),$(2)))
 QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine slice conv decay linear-rnn row-gate scale moe-scale lora
 TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f /proc/cpuinfo && \
   echo avx512 || echo avx2))
-# $(call quick_checkop,CONFIG): the ops that are not slow.
-quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL) --threads 3$(NL)
+# Products have cases of hundreds of rows, 5 minutes under a sanitizer: the long tier has them.
+SHORT_OPS := $(filter-out linear moe-linear linear-rnn lora,$(QUICK_OPS))
+# $(call quick_checkop,CONFIG,OPS): the ops that are not slow.
+quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(2) --level $(TOP_LEVEL) --threads 3$(NL)
 
 # Whole runs, whole models and processes of others: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
@@ -115,7 +117,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
 300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
 $(call load,asan,15,--no-rss --router)
-$(call quick_checkop,asan)
+$(call quick_checkop,asan,$(SHORT_OPS))
 $(call tests,300,$(call in_config,asan,$(CHECKED)))
 endef
 
@@ -130,12 +132,12 @@ define LONG_TIER
 $(call tests,900,$(call in_config,clang,$(PARITY) $(RANKS) $(CHECKOP) $(UNIT) $(GOLDEN)))
 !1800 asan/build $(SELF) $(ASAN) programs
 900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
-$(call quick_checkop,asan)
+$(call quick_checkop,asan,$(QUICK_OPS))
 $(call slow_parity,asan)
 $(call load,asan,60,--no-rss)
 $(call tests,1800,$(call sanitized,asan,$(UNIT) $(GOLDEN) $(RANKS)))
 !1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(PARITY) $(RANKS) $(CHECKOP) $(LOAD))
-$(call quick_checkop,tsan)
+$(call quick_checkop,tsan,$(QUICK_OPS))
 $(call slow_parity,tsan)
 $(call load,tsan,60,--no-rss)
 $(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
