@@ -32,7 +32,7 @@ TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f 
 # Products have cases of hundreds of rows, 5 minutes under a sanitizer: the long tier has them.
 SHORT_OPS := $(filter-out linear moe-linear linear-rnn lora,$(QUICK_OPS))
 # $(call quick_checkop,CONFIG,OPS): the ops that are not slow.
-quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(2) --level $(TOP_LEVEL) --threads 3$(NL)
+quick_checkop = 1800 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(2) --level $(TOP_LEVEL) --threads 3$(NL)
 
 # Whole runs, whole models and processes of others: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
