@@ -134,7 +134,7 @@ static void ours(const bench *b, const layer *l, direction d) {
     switch (d) {
     case FORWARD: ml_gemm_forward(b->s, &out, 1, l->x, l->k, ROWS, l->scratch); break;
     case DINPUT:
-        ml_gemm_dinput(b->s, l->dx, l->k, l->y, l->n, &w, ROWS, false, l->scratch);
+        ml_gemm_dinput(b->s, l->dx, l->k, l->y, l->n, &w, ROWS, false, false, l->scratch);
         break;
     case DWEIGHT:
         ml_gemm_dweight(b->s, &dw, l->y, l->n, l->x, l->k, ROWS, NULL, l->scratch);

@@ -123,6 +123,7 @@ endef
 
 define LONG_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
+900 build/bench $(SELF) CONFIG=$(CONFIG) CC=$(CC) $(BENCH)
 600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
 400 load $(LOAD) --connections 1000 --seconds 120
 600 serve-10000 tests/e2e/serve_qos.py --miles $(B)/miles --long

@@ -551,7 +551,7 @@ ml_status ml_job_planner_open(ml_job_planner **out, const ml_job_request *req,
     for (int32_t k = 1; k <= p->n_expert || k == 1; k++)
         if ((k == 1 || p->n_expert % k == 0) && p->n_ep < ML_JOB_SIZES)
             p->ep[p->n_ep++] = k;
-    p->grad_bytes = (double)ml_grads_bytes(req->spec, NULL, 0);
+    p->grad_bytes = (double)ml_grads_bytes(req->spec, NULL, true, 0);
     p->state_bytes = (double)ml_optimizer_bytes(req->spec, &req->opts.optimizer, req->bf16);
     p->node_stage = ML_NEW(&p->arena, int32_t, req->spec->n_node);
     ml_job_find_kinds(p);

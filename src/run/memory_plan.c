@@ -264,7 +264,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     bool bf16 = req->bf16 && !lora;
     const ml_shard_range *part;
     ml_arena a;
-    size_t whole = ml_optimizer_saved_bytes(trained, &opt, bf16), state;
+    size_t whole = ml_optimizer_saved_bytes(trained, &opt, bf16), state, grads;
 
     opt.mesh = req->opts.mesh;
     opt.stage = lora ? lora->stage : req->opts.stage;
@@ -272,10 +272,12 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
     ml_arena_init(&a, "parts of gradients");
     part = lora ? lora->weights.range
                 : ml_trainer_parts(&a, spec, opt.mesh, opt.stage, req->be->linear);
+    grads = lora
+                ? ml_lora_grad_bytes(lora)
+                : ml_grads_bytes(spec, part, !opt.mesh || opt.mesh->at[ML_MESH_PP] == 0, 0);
     add(m, row[GRADS],
-        (lora ? ml_lora_grad_bytes(lora) : ml_grads_bytes(spec, part, 0)) +
-            (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
-                ml_weights_part_bytes(trained, NULL, ML_WEIGHT_F32, part));
+        grads + (size_t)ml_trainer_waiting_sets(req->opts.grad_shards, opt.mesh) *
+                    ml_weights_part_bytes(trained, NULL, ML_WEIGHT_F32, part));
     if (opt.offload_dir)
         m->on_disk += state;
     else if (ml_optimizer_is_staged(&opt, req->be->dev))

@@ -44,9 +44,10 @@ static size_t again_bytes(const ml_spec *s, const ml_shard_range *range, int64_t
     return bytes;
 }
 
-size_t ml_grads_bytes(const ml_spec *s, const ml_shard_range *range, int64_t n_token) {
+size_t ml_grads_bytes(const ml_spec *s, const ml_shard_range *range, bool embeds,
+                      int64_t n_token) {
     return ml_weights_part_bytes(s, NULL, ML_WEIGHT_F32, range) +
-           embed_bytes(s, range, n_token) + again_bytes(s, range, NULL);
+           (embeds ? embed_bytes(s, range, n_token) : 0) + again_bytes(s, range, NULL);
 }
 
 static ml_status take_again(ml_grads *g, ml_arena *a, ml_err *err) {

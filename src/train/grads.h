@@ -30,9 +30,11 @@ typedef struct ml_grads {
 /* The parameter that is both embedding and LM head, or ML_NONE. */
 int32_t ml_grads_tied_table(const ml_spec *s);
 
-/* Bytes of gradients, or of these parts of them ([n_param]; NULL: whole).  n_token: how many tokens are
- * embedded, at most, where the rows of no others take memory (ml_device.zero_sparse); 0: any number. */
-size_t ml_grads_bytes(const ml_spec *s, const ml_shard_range *range, int64_t n_token);
+/* Bytes of gradients, or of these parts of them ([n_param]; NULL: whole).  embeds: as in ml_grads_open.
+ * n_token: how many tokens are embedded, at most, where the rows of no others take memory
+ * (ml_device.zero_sparse); 0: any number. */
+size_t ml_grads_bytes(const ml_spec *s, const ml_shard_range *range, bool embeds,
+                      int64_t n_token);
 
 /* embeds: whether its passes embed tokens.  The tables are in the arena; the values are
  * undefined before ml_grads_zero. */

@@ -148,7 +148,7 @@ ml_status ml_mtp_trainer_bytes(size_t *out, const ml_mtp_trainer *m, const ml_ch
     part = ml_mtp_parts(&m->spec, m->be->linear, &a);
     *out = rows + ml_weights_part_bytes(&m->spec, m->head ? m->head : c, dtype, part) +
            ml_mtp_trunk_bytes(&m->spec, c, dtype, opts->mesh, m->be->linear) +
-           (size_t)(1 + n_waiting) * ml_grads_bytes(&m->spec, part, 0) +
+           (size_t)(1 + n_waiting) * ml_grads_bytes(&m->spec, part, true, 0) +
            ml_optimizer_bytes(&m->spec, &own, bf16) +
            ml_optimizer_scratch_bytes(&m->spec, &own, m->be);
     ml_arena_release(&a);

@@ -6,7 +6,7 @@
 #include "run/memory_plan.h"
 #include "tests/support/job_rank.h"
 #include "tests/support/must.h"
-#include "train/grads.h"
+#include "train/trainer_priv.h"
 
 enum { TOKENS = 96, SAMPLES = 32 };
 
@@ -66,6 +66,7 @@ static const memory_case cases[] = {
     { "qwen3", 3, { .fsdp = true } },
     { "qwen3", 2, { .cp = 2 } },
     { "qwen3", 2, { .pp = 2 } },
+    { "llama_tied", 2, { .pp = 2 } },
     { "qwen3", 4, { .tp = 2, .pp = 2 } },
     { "qwen3_moe", 2, { .tp = 2 } },
     { "qwen3", 1, { 0 }, .trains_only = true },
@@ -116,7 +117,16 @@ static size_t stages(const ml_optimizer *o) {
     return o->same.stage.bytes + o->experts.stage.bytes;
 }
 
-static size_t planned(ml_job_rank *p, const ml_trainer_opts *o, size_t *exchange) {
+static size_t grad_bytes(const ml_grads *g) {
+    return g->sum.buf.bytes + g->embed_buf.bytes + g->again_buf.bytes;
+}
+
+/* Of stages of exchanges, and of gradients, which the total includes. */
+typedef struct plan_rows {
+    size_t exchange, grads;
+} plan_rows;
+
+static size_t planned(ml_job_rank *p, const ml_trainer_opts *o, plan_rows *row) {
     static const char *const set[] = { "weights", NULL };
     ml_memory_request req = { .spec = &p->t.spec,
                               .be = &p->t.be,
@@ -131,14 +141,16 @@ static size_t planned(ml_job_rank *p, const ml_trainer_opts *o, size_t *exchange
     ml_memory m;
 
     MUST(ml_memory_plan(&m, &req, &err));
-    *exchange = 0;
+    *row = (plan_rows){ 0 };
     for (int i = 0; i < m.n; i++) {
         if (strcmp(m.row[i].what, "save buffer") == 0) /* no snapshot is written */
             m.total -= m.row[i].bytes;
         if (strcmp(m.row[i].what, "rank exchange") == 0)
-            *exchange = m.row[i].bytes;
+            row->exchange = m.row[i].bytes;
+        if (strcmp(m.row[i].what, "gradients") == 0)
+            row->grads = m.row[i].bytes;
     }
-    return m.total - *exchange;
+    return m.total - row->exchange;
 }
 
 static void compare(ml_comm *c, void *ud) {
@@ -152,7 +164,8 @@ static void compare(ml_comm *c, void *ud) {
     counter count;
     ml_job_rank p;
     ml_trainer_opts made;
-    size_t plan, taken, exchange;
+    size_t plan, taken;
+    plan_rows row;
 
     snprintf(dir, sizeof dir, "tests/golden/data/%s", x->model);
     o.dir = dir;
@@ -165,16 +178,17 @@ static void compare(ml_comm *c, void *ud) {
     made.mesh = &p.mesh;
     made.stage = ml_trainer_optimizer(p.t.trainer)->opts.stage;
     make_samples(&p.t, sample);
-    plan = planned(&p, &made, &exchange);
+    plan = planned(&p, &made, &row);
+    CHECK(grad_bytes(&p.t.trainer->grads) == row.grads);
     count_from(&count, &p.t.be,
-               p.t.weights.buf.bytes + ml_grads_bytes(&p.t.spec, p.t.weights.range, 0) +
+               p.t.weights.buf.bytes + grad_bytes(&p.t.trainer->grads) +
                    ml_trainer_optimizer(p.t.trainer)->bytes +
                    ml_optimizer_scratch_bytes(&p.t.spec, &made.optimizer, &p.t.be));
     if (!x->trains_only)
         score(&p, sample);
     train(&p, sample);
     taken = count.most - stages(ml_trainer_optimizer(p.t.trainer));
-    CHECK(stages(ml_trainer_optimizer(p.t.trainer)) <= exchange);
+    CHECK(stages(ml_trainer_optimizer(p.t.trainer)) <= row.exchange);
     if ((double)taken > 1.03 * (double)plan || (double)taken < 0.97 * (double)plan)
         ml_test_fail(
             __FILE__, __LINE__,

@@ -162,7 +162,7 @@ static size_t grad_bytes(const score_job *j) {
     if (!j->config->score.grads)
         return 0;
     return j->adapters.n ? ml_score_adapters_bytes(&j->adapters, true)
-                         : ml_grads_bytes(&j->spec, NULL, embedded(j));
+                         : ml_grads_bytes(&j->spec, NULL, true, embedded(j));
 }
 
 static size_t memory_plan(const score_job *j, memory_row row[MEMORY_ROWS]) {
