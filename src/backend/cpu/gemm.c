@@ -28,8 +28,8 @@ enum {
     PART_TILES = 8,                 /* tiles that amortize loading b once more */
     LINE = 64,                      /* bytes of a cache line */
     MOST_PANELS = 2,                /* np of a kernel */
-    TILE_LINES = ML_LANES * MOST_PANELS,     /* of a tile of c */
-    BLOCK_LINES = DEPTH_BLOCK * MOST_PANELS, /* of a block of b; runs end inside of lines */
+    MOST_LISTS =
+        MOST_PANELS + DEPTH_BLOCK / ML_LANES + 2, /* of lines: tile of c, block of b */
 };
 
 typedef enum b_source {
@@ -87,10 +87,10 @@ typedef struct block {
     int64_t p, np, i, d, depth;
 } block;
 
-/* The source of a block: n runs of `bytes`, `stride` bytes apart. */
+/* The source of a block: n runs of cache lines, `stride` bytes apart. */
 typedef struct runs {
-    const char *at;
-    int64_t n, bytes, stride;
+    ml_gemm_lines first;
+    int64_t n, stride;
 } runs;
 
 /* Where the weights of a panel begin, for 16 outputs and inputs from k on. */
@@ -111,21 +111,26 @@ static int64_t weight_bytes(const product *g, int64_t n) {
     return n * ML_LANES * (f ? f->bits : 8 * (int64_t)ml_dtype_bytes(g->w->dtype)) / 8;
 }
 
+static ml_gemm_lines contiguous(const char *at, int64_t bytes) {
+    return (ml_gemm_lines){ at, divide_up(bytes, LINE), LINE };
+}
+
 static runs block_runs(const product *g, block blk) {
     const int64_t size = sizeof(float);
+    const char *at;
 
     switch (g->b_source) {
     case B_PANELS:
-        return (runs){ weights_at(g, blk.p, blk.d), blk.np, weight_bytes(g, blk.depth),
-                       g->b_panel };
+        return (runs){ contiguous(weights_at(g, blk.p, blk.d), weight_bytes(g, blk.depth)),
+                       blk.np, g->b_panel };
     case B_TRANSPOSED: /* d is a multiple of 16 */
-        return (runs){ weights_at(g, blk.d / ML_LANES, blk.p * ML_LANES),
-                       divide_up(blk.depth, ML_LANES), weight_bytes(g, blk.np * ML_LANES),
-                       g->b_panel };
+        at = weights_at(g, blk.d / ML_LANES, blk.p * ML_LANES);
+        return (runs){ contiguous(at, weight_bytes(g, blk.np * ML_LANES)),
+                       divide_up(blk.depth, ML_LANES), g->b_panel };
     case B_COLUMNS: break;
     }
-    return (runs){ (const char *)g->b + (blk.d * g->b_ld + blk.p * ML_LANES) * size,
-                   blk.depth, blk.np * ML_LANES * size, g->b_ld * size };
+    at = (const char *)g->b + (blk.d * g->b_ld + blk.p * ML_LANES) * size;
+    return (runs){ { at, blk.depth, g->b_ld * size }, blk.np, ML_LANES * size };
 }
 
 /* Widens or dequantizes n vectors of a panel, from input k on, a multiple of 8. */
@@ -190,27 +195,25 @@ static const float *block_panels(const product *g, float *buf, block blk, int64_
 
 /* The cache lines of a future block that have not been prefetched yet. */
 typedef struct ahead {
-    const char *line, *run_end;
-    runs left; /* the remaining runs */
+    runs left;    /* the first of them partly, if done */
+    int64_t done; /* lines of the first run */
 } ahead;
 
-static ahead ahead_of(runs r) {
-    return (ahead){ r.at, r.at + r.bytes, r };
-}
-
-/* Appends the next n of them to a list of `at`; returns its length. */
-static int32_t list_lines(const char **list, int32_t at, ahead *h, int64_t n) {
-    for (; n > 0 && h->left.n > 0; n--) {
-        list[at++] = h->line;
-        h->line += LINE;
-        if (h->line >= h->run_end) {
+/* Appends the next n of them to the lists of a tile. */
+static void list_lines(ml_gemm_tile *tile, ml_gemm_lines *list, ahead *h, int64_t n) {
+    while (n > 0 && h->left.n > 0) {
+        const ml_gemm_lines *run = &h->left.first;
+        const int64_t some = lesser(n, run->n - h->done);
+        list[tile->n_ahead++] =
+            (ml_gemm_lines){ run->at + h->done * run->stride, some, run->stride };
+        n -= some;
+        h->done += some;
+        if (h->done == run->n) {
             h->left.n--;
-            h->left.at += h->left.stride;
-            h->line = h->left.at;
-            h->run_end = h->line + h->left.bytes;
+            h->left.first.at += h->left.stride;
+            h->done = 0;
         }
     }
-    return at;
 }
 
 /* The first row of a tile; rows are divided evenly. */
@@ -274,22 +277,22 @@ static ml_gemm_tile tile_of(const product *g, block blk) {
     };
 }
 
-/* Appends the outputs of a tile. */
-static int32_t list_output(const char **list, int32_t at, const product *g, const float *c,
-                           int64_t np) {
-    for (int64_t i = 0; i < g->tile_rows; i++)
-        for (int64_t p = 0; p < np; p++)
-            list[at++] = (const char *)(c + i * g->c_is + p * g->c_ps);
-    return at;
+/* Appends the outputs of the next tile. */
+static void list_output(const product *g, ml_gemm_tile *tile, ml_gemm_lines *list) {
+    const float *c = tile->c + tile->mr * g->c_is;
+
+    for (int64_t p = 0; p < tile->np; p++)
+        list[tile->n_ahead++] =
+            (ml_gemm_lines){ (const char *)(c + p * g->c_ps), g->tile_rows,
+                             g->c_is * (int64_t)sizeof *c };
 }
 
 /* Multiplies one block of b with tiles t .. t_end - 1, and prefetches `next` meanwhile. */
 static void multiply_block(const product *g, block blk, runs next, int64_t t, int64_t t_end,
                            float *buf) {
-    const int64_t lines = next.n * divide_up(next.bytes, LINE);
-    const int64_t share = divide_up(lines, t_end - t);
-    const char *list[TILE_LINES + BLOCK_LINES];
-    ahead to_come = ahead_of(next);
+    const int64_t share = divide_up(next.n * next.first.n, t_end - t);
+    ml_gemm_lines list[MOST_LISTS];
+    ahead to_come = { .left = next };
     ml_gemm_tile tile = tile_of(g, blk);
 
     tile.a_is = 1;
@@ -303,8 +306,8 @@ static void multiply_block(const product *g, block blk, runs next, int64_t t, in
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
         tile.n_ahead = 0;
         if (t + 1 < t_end)
-            tile.n_ahead = list_output(list, 0, g, tile.c + tile.mr * g->c_is, blk.np);
-        tile.n_ahead = list_lines(list, tile.n_ahead, &to_come, share);
+            list_output(g, &tile, list);
+        list_lines(&tile, list, &to_come, share);
         g->s->kern->gemm->tile(&tile);
     }
 }

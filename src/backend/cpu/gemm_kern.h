@@ -15,6 +15,12 @@ typedef struct ml_gemm_codes {
     ml_dtype dtype;
 } ml_gemm_codes;
 
+/* n cache lines, `stride` bytes apart. */
+typedef struct ml_gemm_lines {
+    const char *at;
+    int64_t n, stride;
+} ml_gemm_lines;
+
 /* One register tile: for rows i < mr, panels p < np, lanes l < 16
  *
  *     c[i*c_is + p*c_ps + l]  (+)=  sum over ascending k of  a[i*a_is + k*a_ks] *
@@ -30,7 +36,7 @@ typedef struct ml_gemm_codes {
  * with a_ks 16, a single one has a_ks 1.
  * `next`, when not NULL, is the memory to be read after b, of b's type and order; the
  * kernel prefetches it when a is not packed, which leaves time for that.  `ahead` are n_ahead
- * addresses of later tiles, which it prefetches into the L2 cache.
+ * lists of cache lines of later tiles, which it prefetches into the L2 cache.
  *
  * Any np is allowed; panels are processed in groups that fit the registers.  The fastest
  * a is in the order of pack_rows: a_is 1, a_ks its lanes (16 for more than mr rows). */
@@ -40,7 +46,7 @@ typedef struct ml_gemm_tile {
     const uint16_t *b_bf16;
     const ml_gemm_codes *b_codes;
     const void *next;
-    const char *const *ahead;
+    const ml_gemm_lines *ahead;
     const float *bias;
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
     int64_t k, run, b_rs, b_k;
