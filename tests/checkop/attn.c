@@ -20,6 +20,7 @@ static const struct variant {
     bool bf16; /* pages hold bf16 */
     int32_t chunk;
     ml_dtype codes; /* ML_KV_*: pages hold these */
+    bool gpu_only;
 } variants[] = {
     { { 0 }, 2, 1, 16, 0, 0.25f, 0.0f, 1.0f },
     { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f },
@@ -76,9 +77,18 @@ static const struct variant {
     { { 150, 81 }, 2, 1, 16, 0, 0.25f, 0.0f, 2.0f, .chunk = 80, .codes = ML_KV_E5M2 },
     { { 70, 130 }, 4, 2, 20, 65, 0.2f, 50.0f, 10.0f, .codes = ML_KV_INT8 },
     { { 70, 9 }, 4, 2, 24, 0, 0.2f, 0.0f, 2.0f, .e = 40, .codes = ML_KV_INT8 },
-    { { 140, 20 }, 8, 2, 128, 0, 0.09f, 0.0f, 1.5f, .codes = ML_KV_E4M3 },
+    { { 140, 20 }, 8, 2, 128, 0, 0.09f, 0.0f, 1.5f, .codes = ML_KV_E4M3, .gpu_only = true },
     { { 133, 9 }, 10, 1, 112, 40, 0.09f, 0.0f, 1.5f, .codes = ML_KV_E5M2 },
-    { { 130, 70 }, 20, 2, 64, 0, 0.125f, 20.0f, 3.0f, .codes = ML_KV_INT8 },
+    { { 130, 70 },
+      20,
+      2,
+      64,
+      0,
+      0.125f,
+      20.0f,
+      3.0f,
+      .codes = ML_KV_INT8,
+      .gpu_only = true },
     { { 140, 2 }, 4, 2, 8, 0, 0.4f, 0.0f, 2.0f, .codes = ML_KV_E4M3 },
     { { 70 }, 3, 1, 88, 0, 0.1f, 0.0f, 1.5f, .codes = ML_KV_INT8 },
     { { 3, 70 }, 2, 1, 136, 20, 0.08f, 20.0f, 1.5f, .e = 72, .codes = ML_KV_E5M2 },
@@ -93,7 +103,8 @@ static const struct variant {
       1.5f,
       .e = 128,
       .in_key = true,
-      .codes = ML_KV_E4M3 },
+      .codes = ML_KV_E4M3,
+      .gpu_only = true },
     { { 66 },
       2,
       1,
@@ -219,6 +230,7 @@ static void build(ck_case *c, int i) {
     int64_t width = (size + ML_LANES - 1) / ML_LANES * ML_LANES, n;
 
     name_case(c, v, size);
+    c->gpu_only = v->gpu_only;
     c->attr.attn.n_head = v->n_head;
     c->attr.attn.n_kv = v->n_kv;
     c->attr.attn.head_dim = v->d;

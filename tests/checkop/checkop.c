@@ -302,6 +302,10 @@ static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashe
     c.random = o->seed << 32 | (uint64_t)s->op << 16 | (uint64_t)i;
     s->build(&c, i);
     snprintf(full, sizeof full, "%s/%s", op, c.name);
+    if (c.gpu_only && !o->device) {
+        ml_arena_release(&arena);
+        return;
+    }
     if (o->device && wanted(o, op, full) && !ck_device_takes(&env, &c, &err)) {
         printf("skipped: %s: %s\n", full, err.msg);
         count[2]++;

@@ -31,6 +31,7 @@ typedef struct ck_case {
     ml_rows rows;
     ml_tensor in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
     ml_tensor given; /* given selections, or absent */
+    bool gpu_only;   /* a size of a GPU's tiles: the CPU has smaller cases of its kernels */
     bool exact;      /* weights and outputs are f32 on every backend */
     bool exact_grad; /* so are the cotangents */
     ml_grad_format grad_format;

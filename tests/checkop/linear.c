@@ -14,6 +14,7 @@ static const struct variant {
     bool bias;
     bool exact;     /* as in the head of a critic */
     int32_t len[4]; /* rows of each sequence; none: one of all rows */
+    bool gpu_only;
 } variants[] = {
     { 0, 5, 3, ML_F32, true },
     { 1, 1, 1, ML_F32, false },
@@ -44,6 +45,7 @@ static void build_variant(ck_case *c, const struct variant *v) {
             : v->bias   ? "-bias"
                         : "");
     c->exact = v->exact;
+    c->gpu_only = v->gpu_only;
     c->rows.n_token = v->m;
     if (v->len[0])
         ck_page_rows(c, v->len, 4);
@@ -245,13 +247,13 @@ static const struct variant coded[] = {
     { 30, 80, 256, ML_INT4_G128, true },
     { 33, 16, 256, ML_INT4, false },
     { 2, 9008, 256, ML_INT4, false },
-    { 3, 9008, 256, ML_FP8, true },
+    { 3, 9008, 256, ML_FP8, true, .gpu_only = true },
     { 64, 64, 128, ML_INT8, true },
     { 65, 208, 384, ML_FP8, false },
     { 100, 80, 1280, ML_INT4, true },
-    { 200, 80, 640, ML_INT4_G128, false },
-    { 260, 528, 128, ML_INT8, false },
-    { 512, 80, 384, ML_FP8, true },
+    { 200, 80, 640, ML_INT4_G128, false, .gpu_only = true },
+    { 260, 528, 128, ML_INT8, false, .gpu_only = true },
+    { 512, 80, 384, ML_FP8, true, .gpu_only = true },
     { 513, 32, 256, ML_INT4, true },
 };
 
@@ -298,13 +300,13 @@ static const struct variant rounded[] = {
     { 14, 70, 1800, ML_FP8_BLOCKWISE, false },
     { 30, 129, 1672, ML_FP8_BLOCKWISE, false },
     { 90, 200, 640, ML_FP8_BLOCKWISE, true },
-    { 300, 40, 1100, ML_FP8_BLOCKWISE, false },
-    { 1040, 20, 1100, ML_FP8_BLOCKWISE, false },
+    { 300, 40, 1100, ML_FP8_BLOCKWISE, false, .gpu_only = true },
+    { 1040, 20, 1100, ML_FP8_BLOCKWISE, false, .gpu_only = true },
     { 130, 40, 96, ML_MXFP8, true },
     /* Blocks that share scales. */
     { 50, 256, 640, ML_FP8_BLOCKWISE, false },
     { 150, 384, 520, ML_FP8_BLOCKWISE, true },
-    { 600, 128, 1160, ML_FP8_BLOCKWISE, false },
+    { 600, 128, 1160, ML_FP8_BLOCKWISE, false, .gpu_only = true },
 };
 
 static void build_rounded(ck_case *c, int i) {
