@@ -137,7 +137,7 @@ static void ours(const bench *b, const layer *l, direction d) {
         ml_gemm_dinput(b->s, l->dx, l->k, l->y, l->n, &w, ROWS, false, false, l->scratch);
         break;
     case DWEIGHT:
-        ml_gemm_dweight(b->s, &dw, l->y, l->n, l->x, l->k, ROWS, NULL, l->scratch);
+        ml_gemm_dweight(b->s, &dw, l->y, l->n, l->x, l->k, ROWS, NULL, true, l->scratch);
         break;
     }
 }

@@ -167,7 +167,8 @@ static void backward(run *r, ck_result *res) {
     for (int i = 0; i < ML_OP_W; i++)
         if (r->c->dw[i].data && (r->m.only == CK_ALL || r->m.only == ML_OP_IN + i)) {
             a->dw[i] = place(r, &r->c->dw[i], true);
-            if (!r->m.add)
+            a->dw_write[i] = !r->m.add && b->ops->writes_dw[r->c->suite->op] >> i & 1;
+            if (!r->m.add && !a->dw_write[i])
                 memset(a->dw[i].data, 0, ml_tensor_bytes(&a->dw[i]));
         }
     if (r->c->suite->bind)

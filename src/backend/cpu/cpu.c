@@ -167,6 +167,12 @@ static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
 }
 
 static const ml_ops cpu_ops = {
+    .writes_dw = {
+        [ML_OP_LINEAR] = 1,
+        [ML_OP_MOE_LINEAR] = 1,
+        [ML_OP_HEAD_LINEAR] = 1,
+        [ML_OP_LMHEAD] = 1,
+    },
     .forward = {
         [ML_OP_EMBED] = ml_cpu_embed_forward,
         [ML_OP_LINEAR] = ml_cpu_linear_forward,

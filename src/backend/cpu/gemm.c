@@ -19,6 +19,8 @@
  * Forward may have several outputs, each with its own w: a is then packed once for all. */
 #include "backend/cpu/gemm.h"
 
+#include <string.h>
+
 enum {
     DEPTH_BLOCK = ML_GEMM_SPAN / 6, /* np panels of this depth nearly fit the L1 cache */
     CHAIN_ROWS = DEPTH_BLOCK / 2,   /* of a sequence, in a chain of dweight */
@@ -50,8 +52,9 @@ typedef struct product {
     int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements per row of dy */
     int64_t b_panel;                      /* bytes per panel of w */
     int64_t n_row, n_col, n_depth;
-    bool add;      /* chains start from c */
-    bool by_block; /* each block is a chain from +0; they are added */
+    bool add;       /* chains start from c */
+    bool by_block;  /* each block is a chain from +0; they are added */
+    bool from_zero; /* the first of them to +0 */
 
     int32_t *cut; /* [n_block+1] where the blocks of the depth begin, and its end */
     int64_t n_block;
@@ -272,6 +275,7 @@ static ml_gemm_tile tile_of(const product *g, block blk) {
         .tail = tail_of(g->n_col, blk.p + blk.np),
         .add = !g->by_block && (g->add || blk.d > 0),
         .onto = g->by_block && (g->add || blk.d > 0),
+        .onto_zero = g->from_zero && blk.d == 0,
         .bias =
             g->bias && blk.d + blk.depth == g->n_depth ? g->bias + blk.p * ML_LANES : NULL,
     };
@@ -515,7 +519,7 @@ void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float
 
 void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *dy,
                      int64_t lddy, const float *x, int64_t ldx, int64_t m,
-                     const ml_row_runs *seqs, void *scratch) {
+                     const ml_row_runs *seqs, bool add, void *scratch) {
     product g = {
         .s = s,
         .c = dw->data,
@@ -530,9 +534,12 @@ void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *d
         .n_row = dw->shape[1],
         .n_col = dw->shape[0],
         .n_depth = m,
-        .add = true,
+        .add = add,
         .by_block = seqs != NULL,
+        .from_zero = seqs && !add,
     };
+    if (m == 0 && !add)
+        memset(dw->data, 0, ml_tensor_bytes(dw));
     place_scratch(&g, scratch);
     for (int64_t end = 0; seqs && end < m; cut_depth(&g, end))
         end = ml_row_run_end(seqs, end, m);

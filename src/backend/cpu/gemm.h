@@ -56,10 +56,10 @@ void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float
                     int64_t lddy, const ml_tensor *w, int64_t m, bool add, bool by_block,
                     void *scratch);
 
-/* dw[N,K] += dy^T x; dw is f32 ML_PANELS.  FMA chains over ascending rows that start from dw; or, with
- * `seqs`, from +0 for each block of 176 rows of a sequence, and are added to dw. */
+/* dw[N,K] (+)= dy^T x; dw is f32 ML_PANELS.  FMA chains over ascending rows that start from dw, or from +0
+ * unless add; or, with `seqs`, from +0 for each block of 176 rows of a sequence, and are added. */
 void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *dy,
                      int64_t lddy, const float *x, int64_t ldx, int64_t m,
-                     const ml_row_runs *seqs, void *scratch);
+                     const ml_row_runs *seqs, bool add, void *scratch);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct ml_gemm_lines {
  *                                                           b[k*b_ks + p*b_ps + l]
  *
  * as one FMA chain per output that starts from +0, or from c when add; `onto`: from +0, and is
- * added to c.  With run > 0, b
+ * added to c; `onto_zero`: to +0 instead, which only makes -0 a +0.  With run > 0, b
  * consists of runs of that depth (k is a multiple of it), each b_rs elements after the
  * previous one.  With a bias [np*16], bias[16*p + l] is added last.  All 16 lanes of each
  * panel are read and written, unless `tail` (1..15) cuts the last panel of c and bias
@@ -51,7 +51,7 @@ typedef struct ml_gemm_tile {
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
     int64_t k, run, b_rs, b_k;
     int32_t mr, np, tail, n_ahead;
-    bool add, onto;
+    bool add, onto, onto_zero;
 } ml_gemm_tile;
 
 typedef struct ml_gemm_kern {

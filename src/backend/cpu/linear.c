@@ -62,7 +62,8 @@ void ml_cpu_linear_backward(ml_stream *s, const ml_op_args *a) {
         ml_gemm_dinput(ml_cpu(s), a->din[0].data, k, dy, n, w, m, a->din_add[0], true,
                        a->scratch);
     if (a->dw[0].data)
-        ml_gemm_dweight(ml_cpu(s), &a->dw[0], dy, n, x->data, k, m, &runs, a->scratch);
+        ml_gemm_dweight(ml_cpu(s), &a->dw[0], dy, n, x->data, k, m, &runs, !a->dw_write[0],
+                        a->scratch);
     if (a->dw[1].data)
         add_bias_grad(ml_cpu(s), a->dw[1].data, dy, m, n, runs);
 }
@@ -185,7 +186,7 @@ static void expert_backward(const ml_cpu_stream *s, const ml_op_args *a, int64_t
     }
     if (a->dw[0].data) {
         const ml_tensor dw = expert_of(&a->dw[0], e);
-        ml_gemm_dweight(s, &dw, dy, n, x, k, m, NULL, scratch);
+        ml_gemm_dweight(s, &dw, dy, n, x, k, m, NULL, !a->dw_write[0], scratch);
     }
     if (a->dw[1].data)
         add_bias_grad(s, (float *)a->dw[1].data + e * n, dy, m, n, expert_runs(a, e));
@@ -224,7 +225,7 @@ void ml_cpu_head_linear_backward(ml_stream *s, const ml_op_args *a) {
         if (a->dw[0].data) {
             const ml_tensor dw = expert_of(&a->dw[0], i);
             ml_gemm_dweight(ml_cpu(s), &dw, dy + i * n, h * n, x + i * k, h * k, m, &runs,
-                            a->scratch);
+                            !a->dw_write[0], a->scratch);
         }
     }
 }

@@ -344,7 +344,7 @@ static void lmhead_backward_stripe(lmhead_call *c) {
                        false, c->gemm);
     if (dw.data)
         ml_gemm_dweight(c->stream, &dw, c->z, c->stripe, c->x, c->width, c->n, NULL,
-                        c->gemm);
+                        c->first > 0 || !a->dw_write[0], c->gemm);
 }
 
 void ml_cpu_lmhead_backward(ml_stream *s, const ml_op_args *a) {
@@ -352,6 +352,8 @@ void ml_cpu_lmhead_backward(ml_stream *s, const ml_op_args *a) {
 
     if (a->din[0].data && !a->din_add[0])
         memset(a->din[0].data, 0, ml_tensor_bytes(&a->din[0]));
+    if (a->dw[0].data && a->dw_write[0] && a->rows->n_loss == 0)
+        memset(a->dw[0].data, 0, ml_tensor_bytes(&a->dw[0]));
     for (int64_t first = 0; lmhead_next_chunk(&c, first); first += c.n) {
         for (int64_t column = 0; lmhead_next_stripe(&c, column); column += c.stripe)
             lmhead_backward_stripe(&c);

@@ -344,12 +344,14 @@ static void add_gradients(const lora *l, const worker *k, const piece *p, bool b
         if (site->da.data) {
             ml_tensor da = matrix(&site->da, t.group);
             rows y = swapped ? t.low : t.dlow, v = swapped ? dz : x;
-            ml_gemm_dweight(k->s, &da, y.data, y.ld, v.data, v.ld, t.m, seqs, k->gemm);
+            ml_gemm_dweight(k->s, &da, y.data, y.ld, v.data, v.ld, t.m, seqs, true,
+                            k->gemm);
         }
         if (site->db.data) {
             ml_tensor db = matrix(&site->db, t.group);
             rows y = swapped ? x : dz, v = swapped ? t.dlow : t.low;
-            ml_gemm_dweight(k->s, &db, y.data, y.ld, v.data, v.ld, t.m, seqs, k->gemm);
+            ml_gemm_dweight(k->s, &db, y.data, y.ld, v.data, v.ld, t.m, seqs, true,
+                            k->gemm);
         }
     }
 }
