@@ -223,7 +223,7 @@ __device__ static void exchange(uint32_t (&v)[4]) {
     }
 }
 
-/* Rounds and stores 32 columns of a row, 16 bytes a lane, or adds them; `col` is the first. */
+/* Rounds and stores 32 columns of a row, or adds them, 16 bytes a lane; `col` is the first. */
 __device__ static void put_row(const ml_expert_gemm<bf16, bf16> &g, bf16 *row, bool there,
                                int col, const float (*acc)[4], int r) {
     uint4 *at;
@@ -254,26 +254,28 @@ __device__ static void put_row(const ml_expert_gemm<bf16, bf16> &g, bf16 *row, b
         *at = make_uint4(v[0], v[1], v[2], v[3]);
 }
 
+/* The same in f32: of two m16n8 tiles, lanes exchange halves, so that each has four columns of
+ * one. */
 __device__ static void put_row(const ml_expert_gemm<bf16, float> &g, float *row, bool there,
                                int col, const float (*acc)[4], int r) {
-    float old[4][2] = {};
+    bool odd = threadIdx.x & 1;
 
+    col += (odd ? 8 : 0) + (int)threadIdx.x % 4 / 2 * 4;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int at = col + j * 8 + (int)threadIdx.x % 4 * 2;
-        if (g.add && there && at < g.n)
-            ml_load(old[j], row + at);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int at = col + j * 8 + (int)threadIdx.x % 4 * 2;
-        float v[2] = { acc[j][2 * r], acc[j][2 * r + 1] };
+    for (int j = 0; j < 4; j += 2, col += 16) {
+        const float *even = acc[j] + 2 * r, *next = acc[j + 1] + 2 * r;
+        float x = odd ? next[0] : even[0], y = odd ? next[1] : even[1];
+        float u = __shfl_xor_sync(0xffffffffu, odd ? even[0] : next[0], 1);
+        float v = __shfl_xor_sync(0xffffffffu, odd ? even[1] : next[1], 1);
+        float sum[4] = { odd ? u : x, odd ? v : y, odd ? x : u, odd ? y : v }, old[4];
+        if (!there || col >= g.n)
+            continue;
         if (g.add) {
-            v[0] += old[j][0];
-            v[1] += old[j][1];
+            ml_load(old, row + col);
+            for (int k = 0; k < 4; k++)
+                sum[k] += old[k];
         }
-        if (there && at < g.n)
-            ml_store(row + at, v);
+        ml_store(row + col, sum);
     }
 }
 
