@@ -169,6 +169,19 @@ template <int PENDING> __device__ static void wait_products(float (&acc)[32][4])
     ml_wgmma_wait_256<PENDING>(acc);
 }
 
+/* The stages of a tile in which a team has no rows: the other one gets the tensor cores.  All
+ * threads wait, since a barrier's phases have but one bit. */
+template <int BN> __device__ static int pass_stages(expert_smem<BN> &smem, int k, int n) {
+    const int STAGES = expert_smem<BN>::STAGES;
+
+    for (int k0 = 0; k0 < k; k0 += BK, n++) {
+        ml_barrier_wait(&smem.full[n % STAGES], (unsigned)(n / STAGES) & 1);
+        if (threadIdx.x % ML_WARPGROUP == 0)
+            ml_barrier_arrive(&smem.empty[n % STAGES]);
+    }
+    return n;
+}
+
 /* The same of the teams.  A stage is free when the products that read it are done. */
 template <int BN, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ static int multiply(float (&acc)[BN / 8][4], expert_smem<BN> &smem,
@@ -331,6 +344,10 @@ __device__ static void multiply_tiles(expert_smem<BN> &smem, int team,
     for (int at = (int)blockIdx.x, n = 0; find_tile<BN>(t, smem, g, at);
          at += (int)gridDim.x) {
         float acc[BN / 8][4] = {};
+        if (g.k && t.m0 + team * 64 >= t.m) {
+            n = pass_stages<BN>(smem, t.k, n);
+            continue;
+        }
         n = multiply<BN, A_TRANSPOSED, B_TRANSPOSED>(acc, smem, t, team, !g.k, n);
         if (ml_expert_has_outputs(g, t.rows))
             put(acc, g, t);
