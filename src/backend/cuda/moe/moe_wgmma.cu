@@ -170,12 +170,14 @@ template <int PENDING> __device__ static void wait_products(float (&acc)[32][4])
 }
 
 /* The stages of a tile in which a team has no rows: the other one gets the tensor cores.  All
- * threads wait, since a barrier's phases have but one bit. */
-template <int BN> __device__ static int pass_stages(expert_smem<BN> &smem, int k, int n) {
+ * threads wait, and for each other, since the number of a barrier's phase has but one bit. */
+template <int BN>
+__device__ static int pass_stages(expert_smem<BN> &smem, int k, int team, int n) {
     const int STAGES = expert_smem<BN>::STAGES;
 
     for (int k0 = 0; k0 < k; k0 += BK, n++) {
         ml_barrier_wait(&smem.full[n % STAGES], (unsigned)(n / STAGES) & 1);
+        asm volatile("bar.sync %0, %1;" ::"r"(2 + team), "n"((int)ML_WARPGROUP) : "memory");
         if (threadIdx.x % ML_WARPGROUP == 0)
             ml_barrier_arrive(&smem.empty[n % STAGES]);
     }
@@ -345,7 +347,7 @@ __device__ static void multiply_tiles(expert_smem<BN> &smem, int team,
          at += (int)gridDim.x) {
         float acc[BN / 8][4] = {};
         if (g.k && t.m0 + team * 64 >= t.m) {
-            n = pass_stages<BN>(smem, t.k, n);
+            n = pass_stages<BN>(smem, t.k, team, n);
             continue;
         }
         n = multiply<BN, A_TRANSPOSED, B_TRANSPOSED>(acc, smem, t, team, !g.k, n);
