@@ -2,12 +2,19 @@
 #ifndef ML_BACKEND_CUDA_FUSE_CUH
 #define ML_BACKEND_CUDA_FUSE_CUH
 
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/fp8/fp8_out.cuh"
 
 /* ml_ops.together */
 int ml_cuda_together(ml_stream *s, const ml_op_call *call, int n);
 
-/* norm.cu: ADD, then RMSNORM of the sum. */
-void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm);
+/* The outputs of these may be written as FP8 codes, too: of widths that are multiples of 128, in bf16.  out[0].data
+ * NULL: as codes only. */
+
+/* norm.cu: RMSNORM; ADD, then RMSNORM of the sum. */
+void ml_cuda_norm(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes);
+void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm,
+                      const ml_fp8_out &codes);
+/* elementwise.cu: GLU. */
+void ml_cuda_glu(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes);
 
 #endif

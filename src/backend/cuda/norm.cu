@@ -3,6 +3,7 @@
  * A team of threads (half a warp, a warp, or a block for wide groups) has a group; each
  * thread keeps its packs of numbers in registers.  Team and packs depend on the width
  * only. */
+#include "backend/cuda/fp8/fp8_out.cuh"
 #include "backend/cuda/fuse.cuh"
 
 enum {
@@ -12,7 +13,8 @@ enum {
 };
 
 template <class T> struct norm_call {
-    T *y, *dx;
+    T *y, *dx; /* y NULL: only the codes are read */
+    ml_fp8_out codes;
     const T *x, *dy;
     const T *plus; /* forward: the norm is of x + plus, which is written to sum; or NULL */
     T *sum;
@@ -103,6 +105,15 @@ __device__ static float load_group(float (&x)[S::PACKS][S::V], const norm_call<T
     return 1.0f / sqrtf(team_sum<S>(sum, smem) / (float)c.width + c.eps);
 }
 
+/* A half-warp has whole groups of codes where V is 8: they are wanted of widths that are multiples of 128 only. */
+template <class S, class T>
+__device__ static void put_codes(const norm_call<T> &c, int64_t g, int i,
+                                 const float (&y)[S::V], bool there) {
+    if constexpr (S::V == ML_FP8_LANE)
+        if (c.codes.code && i < c.width)
+            ml_fp8_put_rounded(c.codes, g, i, y, there);
+}
+
 template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
     __shared__ float smem[THREADS / 32];
     int lane = (int)threadIdx.x % S::TEAM;
@@ -123,8 +134,9 @@ template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
 #pragma unroll
         for (int k = 0; k < S::V; k++)
             x[j][k] = (x[j][k] * r) * w[k];
-        if (there && i < c.width)
+        if (there && i < c.width && c.y)
             ml_store(c.y + g * c.width + i, x[j]);
+        put_codes<S>(c, g, i, x[j], there);
     }
 }
 
@@ -272,10 +284,12 @@ template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
     return c;
 }
 
-template <class T> static void norm_forward(ml_stream *s, const ml_op_args *a) {
+template <class T>
+static void norm_forward(ml_stream *s, const ml_op_args *a, const ml_fp8_out &codes) {
     norm_call<T> c = norm_open<T>(a);
 
     c.y = (T *)a->out[0].data;
+    c.codes = codes;
     norm_run<T>(s, c, false);
 }
 
@@ -302,22 +316,29 @@ template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) 
 }
 
 template <class T>
-static void sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm) {
+static void sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm,
+                     const ml_fp8_out &codes) {
     norm_call<T> c = norm_open<T>(norm);
 
     c.x = (const T *)add->in[0].data;
     c.plus = (const T *)add->in[1].data;
     c.y = (T *)norm->out[0].data;
     c.sum = add->out[0].data == norm->out[0].data ? NULL : (T *)add->out[0].data;
+    c.codes = codes;
     norm_run<T>(&s->base, c, false);
 }
 
-void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm) {
-    ML_CUDA_TYPED(norm->out[0].dtype, sum_norm<T>(s, add, norm));
+void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm,
+                      const ml_fp8_out &codes) {
+    ML_CUDA_TYPED(norm->out[0].dtype, sum_norm<T>(s, add, norm, codes));
+}
+
+void ml_cuda_norm(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes) {
+    ML_CUDA_TYPED(a->out[0].dtype, norm_forward<T>(&s->base, a, codes));
 }
 
 void ml_cuda_rmsnorm_forward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->out[0].dtype, norm_forward<T>(s, a));
+    ml_cuda_norm(ml_cuda(s), a, {});
 }
 
 void ml_cuda_rmsnorm_backward(ml_stream *s, const ml_op_args *a) {
