@@ -6,8 +6,9 @@
  * used.  The scales of a weight's blocks are gathered from its rows to scratch memory first. */
 #include "backend/cuda/gemm/gemm_fp8.cuh"
 
-#include <cublasLt.h>
 #include <stdlib.h>
+
+#include "backend/cuda/gemm/gemm_fp8_lt.cuh"
 
 enum {
     BLOCK = 128,
@@ -64,32 +65,19 @@ ml_fp8_rows ml_cuda_fp8_rows(ml_cuda_stream *s, const ml_op_args *a, void *scrat
 
 /* ---- cuBLASLt ---- */
 
-/* Column-major: y' (n x m) = w (n x k) x' (k x m). */
-typedef struct lt_call {
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t w, x, y;
-} lt_call;
+/* y' (n x m) = w (n x k) x' (k x m). */
+static ml_fp8_lt describe(const ml_fp8_gemm *g, const ml_fp8_rows *w) {
+    ml_fp8_lt_product p = {};
+    ml_fp8_lt t;
 
-static void set(lt_call *c, cublasLtMatmulDescAttributes_t which, const void *value,
-                size_t size) {
-    cublasLtMatmulDescSetAttribute(&c->desc, which, value, size);
-}
-
-static void describe(lt_call *c, const ml_fp8_gemm *g, const ml_fp8_rows *w) {
-    const int32_t transposed = CUBLAS_OP_T;
-    const int32_t blocks = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    const int32_t groups = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-
-    cublasLtMatmulDescInit(&c->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    set(c, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks, sizeof blocks);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &groups, sizeof groups);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w->scale, sizeof w->scale);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->x.scale, sizeof g->x.scale);
-    cublasLtMatrixLayoutInit(&c->w, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->n, w->ld);
-    cublasLtMatrixLayoutInit(&c->x, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->rows,
-                             g->k);
-    cublasLtMatrixLayoutInit(&c->y, CUDA_R_16BF, (uint64_t)g->n, (uint64_t)g->rows, g->n);
+    p.p = g->n;
+    p.q = g->rows;
+    p.k = g->k;
+    p.ld = w->ld;
+    p.a_scale = w->scale;
+    p.b_scale = g->x.scale;
+    ml_fp8_lt_init(&t, &p);
+    return t;
 }
 
 /* With the gathering of the scales. */
@@ -97,25 +85,23 @@ static bool run(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch,
                 const cublasLtMatmulAlgo_t *algo) {
     const float one = 1.0f, zero = 0.0f;
     const ml_fp8_rows w = rows_of(s, g, scratch);
+    ml_fp8_lt t = describe(g, &w);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
 
-    describe(&c, g, &w);
-    return cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, w.code, &c.w,
-                          g->x.code, &c.x, &zero, g->y, &c.y, g->y, &c.y, algo,
+    return cublasLtMatmul((cublasLtHandle_t)lt.handle, &t.desc, &one, w.code, &t.a,
+                          g->x.code, &t.b, &zero, g->y, &t.c, g->y, &t.c, algo,
                           lt.workspace, lt.bytes, s->stream) == CUBLAS_STATUS_SUCCESS;
 }
 
 static int candidates(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch,
                       cublasLtMatmulHeuristicResult_t *out) {
     const ml_fp8_rows w = rows_of(s, g, scratch);
+    ml_fp8_lt t = describe(g, &w);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
     int n = 0;
 
-    describe(&c, g, &w);
-    if (cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &c.desc, &c.w, &c.x,
-                                       &c.y, &c.y, (cublasLtMatmulPreference_t)lt.forward,
+    if (cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &t.desc, &t.a, &t.b,
+                                       &t.c, &t.c, (cublasLtMatmulPreference_t)lt.forward,
                                        CANDIDATES, out, &n) != CUBLAS_STATUS_SUCCESS)
         return 0;
     return n;

@@ -8,16 +8,15 @@
  * is used, whatever its speed, also with split-K where partial sums are stored and added in a second step. */
 #include "backend/cuda/gemm/gemm_fp8_back.cuh"
 
-#include <cublasLt.h>
 #include <stdlib.h>
 
 #include "backend/cuda/fp8/fp8_back.cuh"
 #include "backend/cuda/gemm/gemm_fp8.cuh"
+#include "backend/cuda/gemm/gemm_fp8_lt.cuh"
 
 enum { MAX_ENTRIES = 256 };
 
-/* Column-major: c (p x q) = a' (p x k) b (k x q), of codes with k first; a in e4m3 has scales of blocks, b of
- * groups. */
+/* As in gemm_fp8_lt.cuh, with whole columns: ld is k. */
 typedef struct product {
     int64_t p, q, k;
     bool e5m2; /* b */
@@ -41,44 +40,30 @@ struct ml_gemm_fp8_back_cache {
 
 /* ---- cuBLASLt ---- */
 
-typedef struct lt_call {
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t a, b, c;
-} lt_call;
+static ml_fp8_lt describe(const product *g) {
+    ml_fp8_lt_product p = {};
+    ml_fp8_lt t;
 
-static void set(lt_call *c, cublasLtMatmulDescAttributes_t which, const void *value,
-                size_t size) {
-    cublasLtMatmulDescSetAttribute(&c->desc, which, value, size);
-}
-
-static void describe(lt_call *c, const product *g) {
-    const int32_t transposed = CUBLAS_OP_T;
-    const int32_t blocks = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    const int32_t groups = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-
-    cublasLtMatmulDescInit(&c->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    set(c, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks, sizeof blocks);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &groups, sizeof groups);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->a.scale, sizeof g->a.scale);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->b.scale, sizeof g->b.scale);
-    cublasLtMatrixLayoutInit(&c->a, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->p, g->k);
-    cublasLtMatrixLayoutInit(&c->b, g->e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3,
-                             (uint64_t)g->k, (uint64_t)g->q, g->k);
-    cublasLtMatrixLayoutInit(&c->c, g->f32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)g->p,
-                             (uint64_t)g->q, g->p);
+    p.p = g->p;
+    p.q = g->q;
+    p.k = p.ld = g->k;
+    p.a_scale = g->a.scale;
+    p.b_scale = g->b.scale;
+    p.e5m2 = g->e5m2;
+    p.f32 = g->f32;
+    ml_fp8_lt_init(&t, &p);
+    return t;
 }
 
 static void find_algo(ml_cuda_stream *s, entry *e) {
     cublasLtMatmulHeuristicResult_t found;
+    ml_fp8_lt t = describe(&e->shape);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
     int n = 0;
 
-    describe(&c, &e->shape);
     e->found =
-        cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &c.desc, &c.a, &c.b,
-                                       &c.c, &c.c, (cublasLtMatmulPreference_t)lt.backward,
+        cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &t.desc, &t.a, &t.b,
+                                       &t.c, &t.c, (cublasLtMatmulPreference_t)lt.backward,
                                        1, &found, &n) == CUBLAS_STATUS_SUCCESS &&
         n > 0 && found.state == CUBLAS_STATUS_SUCCESS;
     if (e->found)
@@ -113,12 +98,11 @@ static const cublasLtMatmulAlgo_t *algo_of(ml_cuda_stream *s, const product *g) 
 static void run(ml_cuda_stream *s, const product *g) {
     const float one = 1.0f, beta = g->add ? 1.0f : 0.0f;
     const cublasLtMatmulAlgo_t *algo = algo_of(s, g);
+    ml_fp8_lt t = describe(g);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
 
-    describe(&c, g);
-    if (cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, g->a.code, &c.a,
-                       g->b.code, &c.b, &beta, g->c, &c.c, g->c, &c.c, algo, lt.workspace,
+    if (cublasLtMatmul((cublasLtHandle_t)lt.handle, &t.desc, &one, g->a.code, &t.a,
+                       g->b.code, &t.b, &beta, g->c, &t.c, g->c, &t.c, algo, lt.workspace,
                        lt.bytes, s->stream) != CUBLAS_STATUS_SUCCESS)
         ml_cuda_note(s, cudaErrorUnknown, "an FP8 gradient");
 }
