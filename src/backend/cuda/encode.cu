@@ -218,7 +218,7 @@ template <ml_dtype D> __global__ void __launch_bounds__(THREADS) encode(const en
 struct row_encoding {
     const bf16 *from;
     unsigned char *to;
-    int64_t ld, before; /* bytes of a row, and those before its scales */
+    int64_t ld, before;   /* bytes of a row, and those before its scales */
     int64_t n, stored, k; /* stored: rows of a member, whole panels */
 };
 

@@ -616,10 +616,10 @@ static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
 }
 
 int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
-    static int (*const ways[])(ml_cuda_stream *, const ml_op_call *, int) = {
-        run_products, run_linears, run_adapted,      run_coded_norm,
-        run_gate,     run_adapters, run_qk_norm_rope, run_sum_norm
-    };
+    static int (*const ways[])(ml_cuda_stream *, const ml_op_call *,
+                               int) = { run_products,     run_linears, run_adapted,
+                                        run_coded_norm,   run_gate,    run_adapters,
+                                        run_qk_norm_rope, run_sum_norm };
 
     for (int (*way)(ml_cuda_stream *, const ml_op_call *, int) : ways) {
         int took = way(ml_cuda(s), c, n);

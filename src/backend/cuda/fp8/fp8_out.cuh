@@ -67,8 +67,7 @@ __device__ static inline void ml_fp8_put(const ml_fp8_out &o, int64_t row, int64
 
 /* The same of numbers that are rounded to bf16 first. */
 __device__ static inline void ml_fp8_put_rounded(const ml_fp8_out &o, int64_t row,
-                                                 int64_t col,
-                                                 const float (&x)[ML_FP8_LANE],
+                                                 int64_t col, const float (&x)[ML_FP8_LANE],
                                                  bool there) {
     float v[ML_FP8_LANE];
 
