@@ -513,8 +513,9 @@ typedef struct ml_ops {
      * returns how many calls it ran; 0: run the first call alone.  Outputs that only
      * these calls read need not be written.  NULL: no fusion. */
     int (*together)(ml_stream *s, const ml_op_call *call, int n);
-    /* The same of backward: n calls of LINEAR with one input, in the order in which they run.  Their scratch
-     * memory is that of one call with all their outputs.  0: run them one by one.  NULL: no fusion. */
+    /* The same of backward: n calls of LINEAR with one input, in the order in which they run; or a GLU and then the
+     * two whose outputs it reads.  The scratch memory of LINEARs is that of one call with all their outputs.  0: run
+     * the GLU, or all LINEARs, one by one.  NULL: no fusion. */
     int (*together_back)(ml_stream *s, const ml_op_call *call, int n);
     /* Scratch bytes for a call with these shapes (data pointers are not read). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);

@@ -181,7 +181,7 @@ static void need_scratch(ml_plan *p, size_t bytes) {
         p->scratch_bytes = bytes;
 }
 
-enum { MOST_JOINT = 3 }; /* q, k and v */
+enum { MOST_JOINT = 3 }; /* q, k and v; or a gate, its gate and up */
 
 /* How many LINEARs with the input of this node backward runs one after the other, from this one down to node
  * `first`; 0: they run one by one. */
@@ -197,6 +197,16 @@ static int32_t n_joint(const ml_plan *p, int32_t node, int32_t first) {
            p->call[node - k].unit == p->call[node].unit)
         k++;
     return k > 1 ? k : 0;
+}
+
+/* Whether this is a GLU that backward may run together with the two LINEARs before it, whose outputs it reads. */
+static bool is_joint_gate(const ml_plan *p, int32_t node, int32_t first) {
+    const ml_node *n = &p->spec->node[node];
+
+    return n->op == ML_OP_GLU && node > first && n_joint(p, node - 1, first) == 2 &&
+           n->in[0] == n[-2].out[0] && n->in[1] == n[-1].out[0] &&
+           p->call[node].backward_runs && p->call[node].experts == ML_NONE &&
+           p->call[node].unit == p->call[node - 1].unit;
 }
 
 /* Together they need what one with all their outputs does. */
@@ -665,20 +675,21 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
 /* Returns how many nodes it ran, from this one down. */
 static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run *r) {
     ml_op_call call[MOST_JOINT] = { 0 };
-    int32_t n = n_joint(p, node, first);
+    const int32_t gate = is_joint_gate(p, node, first) ? 1 : 0;
+    int32_t n = gate ? 3 : n_joint(p, node, first);
     double start = ml_clock_s();
 
     if (n == 0 || !p->be->ops->together_back || is_left_out(p, node, r))
         return 0;
     for (int32_t k = 0; k < n; k++) {
-        call[k].op = ML_OP_LINEAR;
+        call[k].op = p->spec->node[node - k].op;
         bind_backward(p, node - k, r, &call[k].args);
     }
     n = p->be->ops->together_back(p->be->stream, call, n);
     if (n == 0)
         return 0;
     p->stats.backward_s[ML_OP_LINEAR] += ml_clock_s() - start;
-    ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
+    ml_plan_spans_node(p, node - gate, ML_PASS_BACKWARD);
     return n;
 }
 

@@ -6,6 +6,7 @@
 #include <cuda_fp8.h>
 
 #include "backend/cuda/fp8/fp8_back.cuh"
+#include "backend/cuda/glu.cuh"
 
 enum {
     TILE = 128,
@@ -205,28 +206,56 @@ __device__ static uint2 column_codes(const uint4 (&v)[EIGHT], int j, float by) {
     return make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
 }
 
+/* Where a thread's numbers are in a matrix whose blocks are those of the grid. */
+struct spot {
+    int c, r; /* of the threads of a block */
+    int64_t row0, col0;
+};
+
+__device__ static spot find_spot(void) {
+    int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
+
+    return { c, r, (int64_t)blockIdx.y * TILE + r * EIGHT,
+             (int64_t)blockIdx.x * TILE + c * EIGHT };
+}
+
+struct round_smem {
+    code_tile tile;
+    float inverse[TILE];
+};
+
+/* The block's numbers, of which a thread has eight rows in v. */
+template <bool E5M2, bool BLOCKS>
+__device__ static void round_block(round_smem &smem, const ml_fp8_rounding &o,
+                                   const uint4 (&v)[EIGHT]) {
+    const spot at = find_spot();
+    int64_t padded = (int64_t)gridDim.y * TILE;
+
+    if (o.along_rows.code)
+        round_rows<E5M2>(find_place(o, at.row0), v, at.col0, o.ld);
+    scale_columns<E5M2, BLOCKS>(o, smem.inverse, v);
+#pragma unroll
+    for (int j = 0; j < EIGHT; j++)
+        put_column(smem.tile, at.c, at.r, j,
+                   column_codes<E5M2>(v, j, smem.inverse[at.c * EIGHT + j]));
+    __syncthreads();
+    write_columns(o.along_cols.code + (int64_t)blockIdx.x * TILE * padded +
+                      (int64_t)blockIdx.y * TILE,
+                  padded, smem.tile);
+}
+
 template <bool E5M2, bool BLOCKS>
 __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o) {
-    __shared__ __align__(16) code_tile tile;
-    __shared__ float inverse[TILE];
-    int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
-    int64_t first = (int64_t)blockIdx.y * TILE, row0 = first + r * EIGHT;
-    int64_t left = (int64_t)blockIdx.x * TILE, col0 = left + c * EIGHT;
-    int64_t padded = (int64_t)gridDim.y * TILE;
+    __shared__ __align__(16) round_smem smem;
+    const spot at = find_spot();
     uint4 v[EIGHT];
 
 #pragma unroll
     for (int i = 0; i < EIGHT; i++)
-        v[i] = row0 + i < o.rows ? *(const uint4 *)(o.x + (row0 + i) * o.cols + col0)
-                                 : make_uint4(0, 0, 0, 0);
-    if (o.along_rows.code)
-        round_rows<E5M2>(find_place(o, row0), v, col0, o.ld);
-    scale_columns<E5M2, BLOCKS>(o, inverse, v);
-#pragma unroll
-    for (int j = 0; j < EIGHT; j++)
-        put_column(tile, c, r, j, column_codes<E5M2>(v, j, inverse[c * EIGHT + j]));
-    __syncthreads();
-    write_columns(o.along_cols.code + left * padded + first, padded, tile);
+        v[i] = at.row0 + i < o.rows
+                   ? *(const uint4 *)(o.x + (at.row0 + i) * o.cols + at.col0)
+                   : make_uint4(0, 0, 0, 0);
+    round_block<E5M2, BLOCKS>(smem, o, v);
 }
 
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
@@ -239,6 +268,54 @@ void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
     else
         round_operand<false, false><<<grid, THREADS, 0, s->stream>>>(*r);
     ml_cuda_launched(s, "rounded gradients");
+}
+
+/* ---- gradients of SwiGLU ---- */
+
+__device__ static uint4 pack_eight(const float (&x)[EIGHT]) {
+    uint4 v;
+
+    ml_store((bf16 *)&v, x);
+    return v;
+}
+
+/* Rounds to bf16 as GLU does before it rounds to codes. */
+template <bool E5M2>
+__global__ void __launch_bounds__(THREADS, 2) round_gate(const ml_fp8_gate_rounding o) {
+    __shared__ __align__(16) round_smem smem;
+    const spot at = find_spot();
+    uint4 dg[EIGHT], du[EIGHT];
+
+#pragma unroll
+    for (int i = 0; i < EIGHT; i++) {
+        int64_t from = (at.row0 + i) * o.gate.cols + at.col0;
+        float g[EIGHT] = {}, u[EIGHT] = {}, dy[EIGHT] = {};
+        if (at.row0 + i < o.gate.rows) {
+            ml_load(g, o.g + from);
+            ml_load(u, o.u + from);
+            ml_load(dy, o.dy + from);
+        }
+#pragma unroll
+        for (int k = 0; k < EIGHT; k++) {
+            ml_gate r = ml_gate_of(g[k], u[k], ML_ACT_SILU, 0.0f);
+            g[k] = (dy[k] * r.up) * r.slope;
+            u[k] = (dy[k] * r.act) * r.keep;
+        }
+        dg[i] = pack_eight(g);
+        du[i] = pack_eight(u);
+    }
+    round_block<E5M2, false>(smem, o.gate, dg);
+    round_block<E5M2, false>(smem, o.up, du);
+}
+
+void ml_fp8_round_gate(ml_cuda_stream *s, const ml_fp8_gate_rounding *r) {
+    dim3 grid((unsigned)(r->gate.cols / TILE), ml_cuda_blocks(r->gate.rows, TILE));
+
+    if (r->gate.e5m2)
+        round_gate<true><<<grid, THREADS, 0, s->stream>>>(*r);
+    else
+        round_gate<false><<<grid, THREADS, 0, s->stream>>>(*r);
+    ml_cuda_launched(s, "rounded gradients of a gate");
 }
 
 /* ---- the weight ---- */

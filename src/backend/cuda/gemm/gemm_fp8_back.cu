@@ -113,6 +113,8 @@ static void run(ml_cuda_stream *s, const product *g) {
 typedef struct gradients {
     const ml_op_args *linear[ML_FP8_JOINT]; /* in the order of their weight gradients */
     int n_linear;
+    const ml_op_args
+        *glu; /* of the outputs of both; or NULL: the outputs' gradients are there */
     int64_t n, k, rows, tail_rows; /* n: outputs of all */
     bool e5m2, add;                /* add: to dx */
     ml_fp8_operand w, dy, tail, dy_cols, x_cols;
@@ -192,8 +194,7 @@ static product weight_product(const gradients *g) {
 }
 
 /* Of a LINEAR whose outputs begin at column `at`. */
-static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
-                           int64_t at) {
+static ml_fp8_rounding rounding_of(const gradients *g, const ml_op_args *a, int64_t at) {
     const int64_t group = at / 128, before = g->rows - g->tail_rows;
     ml_fp8_rounding r = {};
 
@@ -208,7 +209,29 @@ static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_ar
         r.tail = { g->tail.code + at, g->tail.scale + group * ML_FP8_TAIL };
     r.along_cols = { g->dy_cols.code + at * ml_cuda_fp8_width(g->rows),
                      g->dy_cols.scale + at };
-    ml_fp8_round_operand(s, &r);
+    return r;
+}
+
+static void round_gradients(ml_cuda_stream *s, const gradients *g) {
+    int64_t at = 0;
+
+    for (int i = 0; i < g->n_linear; i++) {
+        const ml_fp8_rounding r = rounding_of(g, g->linear[i], at);
+        ml_fp8_round_operand(s, &r);
+        at += r.cols;
+    }
+}
+
+/* The same with the gradients of the GLU that reads both outputs. */
+static void round_gate(ml_cuda_stream *s, const gradients *g) {
+    ml_fp8_gate_rounding r = {};
+
+    r.gate = rounding_of(g, g->linear[0], 0);
+    r.up = rounding_of(g, g->linear[1], r.gate.cols);
+    r.g = (const bf16 *)g->glu->in[0].data;
+    r.u = (const bf16 *)g->glu->in[1].data;
+    r.dy = (const bf16 *)g->glu->dout[0].data;
+    ml_fp8_round_gate(s, &r);
 }
 
 static void transpose_weight(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
@@ -279,16 +302,14 @@ static bool has_products(ml_cuda_stream *s, const gradients *g) {
 }
 
 static bool back(ml_cuda_stream *s, const gradients *g) {
-    int64_t at = 0;
-
     if (g->rows == 0)
         return true;
     if (!has_products(s, g))
         return false;
-    for (int i = 0; i < g->n_linear; i++) {
-        round_gradient(s, g, g->linear[i], at);
-        at += g->linear[i]->w[0].shape[0];
-    }
+    if (g->glu)
+        round_gate(s, g);
+    else
+        round_gradients(s, g);
     if (g->dx)
         back_input(s, g);
     if (g->dw)
@@ -316,19 +337,47 @@ static bool is_next(const ml_op_args *a, const ml_op_args *b) {
            (char *)a->dw[0].data + ml_tensor_bytes(&a->dw[0]) == (char *)b->dw[0].data;
 }
 
-bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
+/* n_linear 0: they cannot be computed so. */
+static gradients joint_gradients(ml_cuda_stream *s, const ml_op_call *call, int n) {
     const ml_op_args *linear[ML_FP8_JOINT] = {};
-    gradients g;
+    const gradients none = {};
 
     if (n > ML_FP8_JOINT)
-        return false;
+        return none;
     for (int i = 0; i < n; i++) {
         linear[n - 1 - i] = &call[i].args;
         if (!takes(s, &call[i].args) ||
             (i > 0 && !is_next(&call[i].args, &call[i - 1].args)))
-            return false;
+            return none;
     }
-    g = gradients_of(linear, n);
+    return gradients_of(linear, n);
+}
+
+bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
+    const gradients g = joint_gradients(s, call, n);
+
+    return g.n_linear && back(s, &g);
+}
+
+/* Is this SwiGLU, of the outputs of both, whose gradients nothing else reads? */
+static bool is_gate_of(const ml_op_args *glu, const gradients *g) {
+    if (glu->attr->glu.act != ML_ACT_SILU || glu->attr->glu.limit != 0.0f ||
+        glu->attr->glu.fused)
+        return false;
+    for (int i = 0; i < g->n_linear; i++)
+        if (glu->din[i].data != g->linear[i]->dout[0].data || glu->din_add[i] ||
+            g->linear[i]->dw[1].data)
+            return false;
+    return true;
+}
+
+bool ml_gemm_fp8_back_gated(ml_cuda_stream *s, const ml_op_args *glu,
+                            const ml_op_call *call) {
+    gradients g = joint_gradients(s, call, 2);
+
+    if (!g.n_linear || !is_gate_of(glu, &g))
+        return false;
+    g.glu = glu;
     return back(s, &g);
 }
 
