@@ -1,5 +1,5 @@
 /* check_fused.c - layers with FP8 weights on a GPU, of which norms and gates write the codes that the products read
- * (fuse.cu): fused calls leave the bits of the single ones. */
+ * (fuse.cu), and so does the backward of a gate (gemm_fp8_back.cu): fused calls leave the bits of the single ones. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,11 +11,11 @@
 enum { HIDDEN = 256, INNER = 384, MOST_ROWS = 700, MOST_CALLS = 6, LATER = 100 };
 
 /* Values of a chain of calls, and what is between two layers. */
-enum { X, BEFORE, SUM, NORMED, GATE, UP, THIRD, GATED, DOWN, N_VALUE };
+enum { X, BEFORE, SUM, NORMED, GATE, UP, THIRD, GATED, ALSO, DOWN, N_VALUE };
 enum { NO_WEIGHT, SCALE, W_GATE, W_UP, W_THIRD, W_DOWN, N_WEIGHT };
 
 static const int width[N_VALUE] = { HIDDEN, HIDDEN, HIDDEN, HIDDEN, INNER,
-                                    INNER,  INNER,  INNER,  HIDDEN };
+                                    INNER,  INNER,  INNER,  INNER,  HIDDEN };
 
 typedef struct step {
     ml_op_id op;
@@ -49,7 +49,7 @@ static const int32_t row_counts[] = { 1, 40, 300, MOST_ROWS };
 
 typedef struct setup {
     ml_backend be;
-    ml_buf values, weights, scratch;
+    ml_buf values, weights, weight_grads, scratch;
     ml_tensor value[N_VALUE], weight[N_WEIGHT];
 } setup;
 
@@ -175,7 +175,7 @@ static int bind(setup *s, const chain *c, bool kept, const ml_rows *rows,
     return n;
 }
 
-/* Runs the calls, and copies all values; ends the program where a fused call was expected and there was none. */
+/* Runs the calls, and copies all values. */
 static void run(setup *s, const ml_op_call *call, int n, bool fused, unsigned char *out) {
     const ml_ops *ops = s->be.ops;
     size_t bytes = s->values.bytes;
@@ -223,13 +223,100 @@ static bool check(setup *s, const chain *c, int32_t n_row, bool kept) {
     return same;
 }
 
+/* ---- backward: GLU, then up and gate ---- */
+
+enum { BACK_CALLS = 3, DX = SUM, D_GATE = THIRD, D_UP = ALSO, D_GATED = GATED };
+
+static void bind_back(setup *s, ml_grad_format format, const ml_rows *rows,
+                      ml_op_call *call) {
+    static const ml_op_attr plain = { 0 };
+    ml_op_args a = {
+        .attr = &plain, .rows = rows, .grad_format = format, .scratch = s->scratch.ptr
+    };
+    ml_op_args linear = a;
+    float *dw = s->weight_grads.ptr;
+
+    a.in[0] = s->value[GATE];
+    a.in[1] = s->value[UP];
+    a.din[0] = s->value[D_GATE];
+    a.din[1] = s->value[D_UP];
+    a.dout[0] = s->value[D_GATED];
+    call[0] = (ml_op_call){ .op = ML_OP_GLU, .args = a };
+    for (int i = 1; i < BACK_CALLS; i++) { /* gate is the last, and the first in memory */
+        bool gate = i == BACK_CALLS - 1;
+        linear.in[0] = s->value[NORMED];
+        linear.din[0] = s->value[DX];
+        linear.din_add[0] = gate;
+        linear.w[0] = s->weight[gate ? W_GATE : W_UP];
+        linear.dout[0] = s->value[gate ? D_GATE : D_UP];
+        linear.dw[0] = linear.w[0];
+        linear.dw[0].dtype = ML_F32;
+        linear.dw[0].data = dw + (gate ? 0 : INNER * HIDDEN);
+        call[i] = (ml_op_call){ .op = ML_OP_LINEAR, .args = linear };
+    }
+}
+
+/* The gradients of the input and of the weights, to out. */
+static bool run_back(setup *s, const ml_op_call *call, bool fused, unsigned char *out) {
+    static const int random[] = { GATE, UP, NORMED, D_GATED };
+    const ml_tensor *dx = &s->value[DX];
+    const size_t dw_bytes = s->weight_grads.bytes;
+    int took = 0;
+
+    memset(out, 0, dw_bytes);
+    s->be.dev->copy_in(s->be.stream, s->weight_grads.ptr, out, dw_bytes);
+    sync(s);
+    for (uint64_t i = 0; i < sizeof random / sizeof *random; i++)
+        fill(s, s->value[random[i]].data, ml_tensor_count(&s->value[random[i]]), 10 + i);
+    if (fused) {
+        took = s->be.ops->together_back(s->be.stream, call, BACK_CALLS);
+    } else {
+        s->be.ops->backward[ML_OP_GLU](s->be.stream, &call[0].args);
+        took = 1 + s->be.ops->together_back(s->be.stream, call + 1, BACK_CALLS - 1);
+    }
+    s->be.dev->copy_out(s->be.stream, out, s->weight_grads.ptr, dw_bytes);
+    s->be.dev->copy_out(s->be.stream, out + dw_bytes, dx->data, ml_tensor_bytes(dx));
+    sync(s);
+    return took == BACK_CALLS;
+}
+
+static bool check_back(setup *s, int32_t n_row, ml_grad_format format) {
+    const ml_rows rows = { .n_token = n_row };
+    ml_op_call call[BACK_CALLS];
+    unsigned char *single, *fused;
+    size_t bytes;
+    bool ran, same;
+
+    place_values(s, n_row);
+    bytes = s->weight_grads.bytes + ml_tensor_bytes(&s->value[DX]);
+    single = malloc(bytes);
+    fused = malloc(bytes);
+    if (!single || !fused)
+        die("no memory");
+    bind_back(s, format, &rows, call);
+    ran = run_back(s, call, false, single) && run_back(s, call, true, fused);
+    same = ran && memcmp(single, fused, bytes) == 0;
+    if (!same)
+        printf("backward of a gate, %d rows, %s: %s\n", n_row,
+               format == ML_GRAD_E5M2 ? "e5m2" : "e4m3",
+               ran ? "the gradients differ" : "calls were not fused");
+    free(single);
+    free(fused);
+    return same;
+}
+
 static void open_memory(setup *s) {
-    const size_t row = sizeof(uint16_t) * (4 * HIDDEN + 4 * INNER + HIDDEN);
+    const size_t row = sizeof(uint16_t) * (4 * HIDDEN + 5 * INNER + HIDDEN);
 
     s->values = device_bytes(s, MOST_ROWS * row);
     s->weights = device_bytes(s, 8 << 20);
+    s->weight_grads = device_bytes(s, sizeof(float) * 2 * INNER * HIDDEN);
     s->scratch = device_bytes(s, 64 << 20);
     make_weights(s);
+}
+
+static void count(bool right, int *passed, int *failed) {
+    *(right ? passed : failed) += 1;
 }
 
 int main(void) {
@@ -243,15 +330,17 @@ int main(void) {
         return 0;
     }
     open_memory(&s);
-    for (size_t i = 0; i < sizeof chains / sizeof *chains; i++)
-        for (size_t k = 0; k < sizeof row_counts / sizeof *row_counts; k++)
+    for (size_t k = 0; k < sizeof row_counts / sizeof *row_counts; k++) {
+        for (size_t i = 0; i < sizeof chains / sizeof *chains; i++)
             for (int kept = 0; kept < 2; kept++)
-                if (check(&s, &chains[i], row_counts[k], kept != 0))
-                    passed++;
-                else
-                    failed++;
+                count(check(&s, &chains[i], row_counts[k], kept != 0), &passed, &failed);
+        for (int e5m2 = 0; s.be.fp8_grads && e5m2 < 2; e5m2++)
+            count(check_back(&s, row_counts[k], e5m2 ? ML_GRAD_E5M2 : ML_GRAD_E4M3),
+                  &passed, &failed);
+    }
     s.be.dev->free(&s.values);
     s.be.dev->free(&s.weights);
+    s.be.dev->free(&s.weight_grads);
     s.be.dev->free(&s.scratch);
     ml_backend_close(&s.be);
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);

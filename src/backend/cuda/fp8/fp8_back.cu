@@ -272,11 +272,15 @@ void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
 
 /* ---- gradients of SwiGLU ---- */
 
-__device__ static uint4 pack_eight(const float (&x)[EIGHT]) {
-    uint4 v;
+__device__ static uint32_t pair_of(float low, float high) {
+    __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
 
-    ml_store((bf16 *)&v, x);
-    return v;
+    return *(uint32_t *)&two;
+}
+
+__device__ static uint4 pack_eight(const float (&x)[EIGHT]) {
+    return make_uint4(pair_of(x[0], x[1]), pair_of(x[2], x[3]), pair_of(x[4], x[5]),
+                      pair_of(x[6], x[7]));
 }
 
 /* Rounds to bf16 as GLU does before it rounds to codes. */
