@@ -26,6 +26,10 @@ static const struct variant {
     { 2, 1, 9000, ML_F32, false, 1e-6f },
     { 2, 1, 16384, ML_F32, false, 1e-6f, NO_WEIGHT },
     { 61, 4, 18, ML_F32, false, 1e-5f, 2, .len = { 1, 40, 3, 17 } },
+    { 9, 2, 520, ML_BF16, false, 1e-6f },
+    { 70, 1, 2560, ML_BF16, false, 1e-6f },
+    { 35, 1, 5120, ML_BF16, true, 1e-6f },
+    { 3, 1, 7000, ML_BF16, false, 1e-6f },
 };
 
 static void build(ck_case *c, int i) {

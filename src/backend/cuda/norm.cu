@@ -1,15 +1,20 @@
 /* norm.cu - RMSNORM.
  *
- * A team of threads (half a warp, a warp, or a block for wide groups) has a group; each
+ * A team of threads (half a warp, a warp, or several warps for wide groups) has a group; each
  * thread keeps its packs of numbers in registers.  Team and packs depend on the width
- * only. */
+ * only, and are such that few threads have no pack.
+ *
+ * The order of a wide group's sum of squares is that of 256 threads, whatever the team: pack
+ * i is thread i mod 256's, a warp's threads are added by a tree, and the eight warps in order.
+ * (Fused kernels have the same order: gemm_skinny.cu, gemm_codes.cu.) */
 #include "backend/cuda/fp8/fp8_out.cuh"
 #include "backend/cuda/fuse.cuh"
 
 enum {
     THREADS = 256,
+    DW_THREADS = 1024,
     DW_COLUMNS = 32, /* that a block sums; a warp takes every DW_WAYS-th chunk */
-    DW_WAYS = THREADS / DW_COLUMNS
+    DW_WAYS = DW_THREADS / DW_COLUMNS
 };
 
 template <class T> struct norm_call {
@@ -30,19 +35,122 @@ template <class T> struct norm_call {
 /* How threads share a group: TEAM threads with PACKS packs of V numbers each. */
 template <int TEAM_, int PACKS_, int V_> struct shares {
     static const int TEAM = TEAM_, PACKS = PACKS_, V = V_;
-    static const int WARPS = TEAM_ > 32 ? TEAM_ / 32 : 1;
+    static const int WARPS = TEAM_ > 32 ? TEAM_ / 32 : 1; /* of a team */
     static const int TEAMS = THREADS / TEAM_;
+    static const int PARTS = TEAM_ > 32 ? 8 : 1; /* of a sum of squares, a tree each */
+    static const int OWN = PARTS / WARPS;        /* those that a warp has packs of */
 };
 
-template <class S> __device__ static float team_sum(float x, float *smem) {
-    if constexpr (S::TEAM > 32) {
-        return ml_block_sum<S::WARPS>(x, smem);
-    } else {
+/* Of the block's teams: parts of two sums, used in turn, so that one barrier for a sum is
+ * enough. */
+template <class S> struct team_sums { float part[2][S::TEAMS][S::PARTS]; };
+
+/* A pack as it is stored: of bf16 in half the registers of f32. */
+template <class T, int V> struct stored {
+    ml_pack<T, V> p;
+
+    __device__ void clear(void) {
 #pragma unroll
-        for (int w = S::TEAM / 2; w; w >>= 1)
-            x += __shfl_xor_sync(0xffffffffu, x, w);
-        return x;
+        for (int k = 0; k < V; k++)
+            p.v[k] = ml_as<T>(0.0f);
     }
+    __device__ void load(const T *from) {
+        p = *(const ml_pack<T, V> *)from;
+    }
+    __device__ void get(float (&to)[V]) const {
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            to[k] = ml_f32(p.v[k]);
+    }
+    __device__ void set(const float (&from)[V]) {
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            p.v[k] = ml_as<T>(from[k]);
+    }
+    __device__ void forget(void) {}
+};
+
+template <> struct stored<bf16, 8> {
+    uint32_t w[4];
+
+    __device__ void clear(void) {
+        w[0] = w[1] = w[2] = w[3] = 0;
+    }
+    __device__ void load(const bf16 *from) {
+        uint4 p = *(const uint4 *)from;
+        w[0] = p.x;
+        w[1] = p.y;
+        w[2] = p.z;
+        w[3] = p.w;
+    }
+    __device__ void get(float (&to)[8]) const {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            to[2 * k] = __uint_as_float(w[k] << 16);
+            to[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
+        }
+    }
+    __device__ void set(const float (&from)[8]) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            w[k] = (uint32_t)__bfloat16_as_ushort(ml_as<bf16>(from[2 * k])) |
+                   (uint32_t)__bfloat16_as_ushort(ml_as<bf16>(from[2 * k + 1])) << 16;
+    }
+    /* The compiler must not keep the numbers that get() gave for its next call. */
+    __device__ void forget(void) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            asm volatile("" : "+r"(w[k]));
+    }
+};
+
+/* The thread's packs of a group. */
+template <class S, class T> struct packs { stored<T, S::V> at[S::PACKS]; };
+
+/* The barriers' numbers are constants, so that a block has no more of them than it needs. */
+template <class S, int I = 0> __device__ static void team_sync(void) {
+    if constexpr (I < S::TEAMS) {
+        if (threadIdx.x / S::TEAM == I)
+            asm volatile("bar.sync %0, %1;" ::"n"(1 + I), "n"(S::TEAM) : "memory");
+        else
+            team_sync<S, I + 1>();
+    }
+}
+
+template <class S> __device__ static float tree_sum(float x) {
+#pragma unroll
+    for (int w = (S::TEAM < 32 ? S::TEAM : 32) / 2; w; w >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, w);
+    return x;
+}
+
+/* Over the team, of N parts of each warp; warp w's part k is added as the (w + WARPS k)th. */
+template <class S, int N>
+__device__ static float team_sum(const float (&own)[N], float (&part)[S::TEAMS][S::PARTS]) {
+    float sum = 0.0f;
+
+    if constexpr (S::TEAM <= 32) {
+        return tree_sum<S>(own[0]);
+    } else {
+        int team = (int)threadIdx.x / S::TEAM, warp = (int)threadIdx.x / 32 % S::WARPS;
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            float x = tree_sum<S>(own[k]);
+            if (threadIdx.x % 32 == 0)
+                part[team][warp + S::WARPS * k] = x;
+        }
+        team_sync<S>();
+#pragma unroll
+        for (int i = 0; i < N * S::WARPS; i++)
+            sum += part[team][i];
+        return sum;
+    }
+}
+
+template <class S, class T> __device__ static void forget(packs<S, T> &x) {
+#pragma unroll
+    for (int j = 0; j < S::PACKS; j++)
+        x.at[j].forget();
 }
 
 /* The first column of a thread's pack j. */
@@ -51,149 +159,194 @@ template <class S> __device__ static int pack_at(int lane, int j) {
 }
 
 template <class S, class T>
-__device__ static void load_pack(float (&v)[S::V], const T *from, int i, int width) {
+__device__ static void load_packs(packs<S, T> &to, const T *from, int lane, int width) {
 #pragma unroll
-    for (int k = 0; k < S::V; k++)
-        v[k] = 0.0f;
-    if (i < width)
-        ml_load(v, from + i);
-}
-
-template <class S>
-__device__ static float dot(const float (&a)[S::V], const float (&b)[S::V], float sum) {
-#pragma unroll
-    for (int k = 0; k < S::V; k++)
-        sum = fmaf(a[k], b[k], sum);
-    return sum;
+    for (int j = 0; j < S::PACKS; j++)
+        if (pack_at<S>(lane, j) < width)
+            to.at[j].load(from + pack_at<S>(lane, j));
+        else
+            to.at[j].clear();
 }
 
 template <class S, class T>
 __device__ static void load_weight(float (&w)[S::V], const norm_call<T> &c,
                                    const float *from, int i) {
-    load_pack<S>(w, from, i, c.w ? c.width : 0);
+#pragma unroll
+    for (int k = 0; k < S::V; k++)
+        w[k] = 0.0f;
+    if (c.w && i < c.width)
+        ml_load(w, from + i);
 #pragma unroll
     for (int k = 0; k < S::V; k++)
         w[k] += c.plus_one || !c.w ? 1.0f : 0.0f;
 }
 
-/* x + plus, rounded as ADD does. */
+/* x += y, rounded as ADD does. */
 template <class S, class T>
-__device__ static void add_pack(float (&x)[S::V], const norm_call<T> &c, int64_t group,
-                                int i, bool there) {
-    float y[S::V];
-
-    load_pack<S>(y, c.plus + group, i, c.width);
-#pragma unroll
-    for (int k = 0; k < S::V; k++)
-        x[k] = ml_f32(ml_as<T>(x[k] + y[k]));
-    if (there && c.sum && i < c.width)
-        ml_store(c.sum + group + i, x);
-}
-
-/* Loads x of a group; returns 1 / its root mean square.  there false: writes nothing. */
-template <class S, class T>
-__device__ static float load_group(float (&x)[S::PACKS][S::V], const norm_call<T> &c,
-                                   int64_t g, bool there, int lane, float *smem) {
-    float sum = 0.0f;
+__device__ static void add_packs(packs<S, T> &x, const packs<S, T> &y) {
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
-        load_pack<S>(x[j], c.x + g * c.width, pack_at<S>(lane, j), c.width);
-        if (c.plus)
-            add_pack<S>(x[j], c, g * c.width, pack_at<S>(lane, j), there);
-        sum = dot<S>(x[j], x[j], sum);
+        float a[S::V], b[S::V];
+        x.at[j].get(a);
+        y.at[j].get(b);
+#pragma unroll
+        for (int k = 0; k < S::V; k++)
+            a[k] += b[k];
+        x.at[j].set(a);
     }
-    return 1.0f / sqrtf(team_sum<S>(sum, smem) / (float)c.width + c.eps);
+}
+
+/* 1 / the root mean square of a group. */
+template <class S, class T>
+__device__ static float scale_of(const packs<S, T> &x, const norm_call<T> &c,
+                                 float (&part)[S::TEAMS][S::PARTS]) {
+    float own[S::OWN] = {};
+
+#pragma unroll
+    for (int j = 0; j < S::PACKS; j++) {
+        float v[S::V];
+        x.at[j].get(v);
+#pragma unroll
+        for (int k = 0; k < S::V; k++)
+            own[j % S::OWN] = fmaf(v[k], v[k], own[j % S::OWN]);
+    }
+    return 1.0f / sqrtf(team_sum<S>(own, part) / (float)c.width + c.eps);
 }
 
 /* A half-warp has whole groups of codes where V is 8: they are wanted of widths that are multiples of 128 only. */
 template <class S, class T>
 __device__ static void put_codes(const norm_call<T> &c, int64_t g, int i,
-                                 const float (&y)[S::V], bool there) {
+                                 const float (&y)[S::V]) {
     if constexpr (S::V == ML_FP8_LANE)
-        if (c.codes.code && i < c.width)
-            ml_fp8_put_rounded(c.codes, g, i, y, there);
+        if (c.codes.code)
+            ml_fp8_put_rounded(c.codes, g, i, y, true);
 }
 
-template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
-    __shared__ float smem[THREADS / 32];
+template <class S, class T>
+__global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
+    __shared__ team_sums<S> sums;
     int lane = (int)threadIdx.x % S::TEAM;
-    int64_t g = (int64_t)blockIdx.x * S::TEAMS + threadIdx.x / S::TEAM;
-    bool there = g < c.n_group; /* no early return: a warp's teams shuffle together */
-    float x[S::PACKS][S::V], r;
+    int64_t g = (int64_t)blockIdx.x * S::TEAMS + threadIdx.x / S::TEAM, at = g * c.width;
+    /* No early return: a warp's teams shuffle together. */
+    int width = g < c.n_group ? c.width : 0;
+    const float *weight = c.n_weight > 1 ? c.w + g % c.n_weight * c.width : c.w;
+    packs<S, T> x;
+    float r;
 
     ml_grid_release();
     ml_grid_wait();
-    if (!there)
-        g = 0;
-    r = load_group<S>(x, c, g, there, lane, smem);
+    load_packs<S>(x, c.x + at, lane, width);
+    if (c.plus) {
+        packs<S, T> y;
+        load_packs<S>(y, c.plus + at, lane, width);
+        add_packs<S>(x, y);
+    }
+    r = scale_of<S>(x, c, sums.part[0]);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
         int i = pack_at<S>(lane, j);
-        float w[S::V];
-        load_weight<S>(w, c, c.w + g % c.n_weight * c.width, i);
+        float v[S::V], w[S::V];
+        if (i >= width)
+            continue;
+        x.at[j].get(v);
+        if (c.sum)
+            ml_store(c.sum + at + i, v);
+        load_weight<S>(w, c, weight, i);
 #pragma unroll
         for (int k = 0; k < S::V; k++)
-            x[j][k] = (x[j][k] * r) * w[k];
-        if (there && i < c.width && c.y)
-            ml_store(c.y + g * c.width + i, x[j]);
-        put_codes<S>(c, g, i, x[j], there);
+            v[k] = (v[k] * r) * w[k];
+        if (c.y)
+            ml_store(c.y + at + i, v);
+        put_codes<S>(c, g, i, v);
     }
 }
 
-/* Backward of one group: writes dx, adds to the thread's sums of dw. */
-template <class S, class T>
-__device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, int lane,
-                                  float (&dw)[S::PACKS][S::V], float *smem) {
-    float h[S::PACKS][S::V], dy[S::PACKS][S::V], m = 0.0f, r;
+template <class S, class T> struct back_packs { packs<S, T> x, dy; };
 
-#pragma unroll
-    for (int j = 0; j < S::PACKS; j++)
-        load_pack<S>(dy[j], c.dy + g * c.width, pack_at<S>(lane, j), there ? c.width : 0);
-    r = load_group<S>(h, c, g, there, lane, smem);
+/* Of group i of the chunk's; i >= end: none. */
+template <class S, class T>
+__device__ static void load_back(back_packs<S, T> &b, const norm_call<T> &c, int64_t i,
+                                 int64_t end, int lane) {
+    int64_t at = (c.first + i * c.step) * c.width;
+    int width = i < end ? c.width : 0;
+
+    load_packs<S>(b.x, c.x + at, lane, width);
+    load_packs<S>(b.dy, c.dy + at, lane, width);
+}
+
+/* Backward of one group: writes dx, adds to the thread's sums of dw.  The weight, which stays in
+ * the L1 cache, is loaded twice instead of kept in registers. */
+template <class S, class T>
+__device__ static void back_group(back_packs<S, T> &b, const norm_call<T> &c, int64_t i,
+                                  int64_t end, int lane, float (&dw)[S::PACKS][S::V],
+                                  team_sums<S> &sums) {
+    T *dx = c.dx + (c.first + i * c.step) * c.width;
+    int width = i < end && c.dx ? c.width : 0;
+    float r, m[1] = {};
+    packs<S, T> old;
+
+    load_packs<S>(old, dx, lane, c.add ? width : 0);
+    r = scale_of<S>(b.x, c, sums.part[0]);
+    forget<S>(b.x);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
-        float w[S::V];
+        float h[S::V], d[S::V], w[S::V];
+        b.x.at[j].get(h);
+        b.dy.at[j].get(d);
         load_weight<S>(w, c, c.w, pack_at<S>(lane, j));
 #pragma unroll
         for (int k = 0; k < S::V; k++) {
-            h[j][k] *= r;
-            dw[j][k] = fmaf(dy[j][k], h[j][k], dw[j][k]);
-            dy[j][k] *= w[k];
-            m = fmaf(dy[j][k], h[j][k], m);
+            h[k] *= r;
+            dw[j][k] = fmaf(d[k], h[k], dw[j][k]);
+            m[0] = fmaf(d[k] * w[k], h[k], m[0]);
         }
     }
-    m = -(team_sum<S>(m, smem) / (float)c.width);
+    m[0] = -(team_sum<S>(m, sums.part[1]) / (float)c.width);
+    forget<S>(b.x);
+    forget<S>(b.dy);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
-        int i = pack_at<S>(lane, j);
-        float old[S::V], d[S::V];
-        if (!there || !c.dx || i >= c.width)
+        int at = pack_at<S>(lane, j);
+        float h[S::V], d[S::V], w[S::V], o[S::V];
+        if (at >= width)
             continue;
-        load_pack<S>(old, c.dx + g * c.width, i, c.add ? c.width : 0);
+        b.x.at[j].get(h);
+        b.dy.at[j].get(d);
+        old.at[j].get(o);
+        load_weight<S>(w, c, c.w, at);
 #pragma unroll
         for (int k = 0; k < S::V; k++)
-            d[k] = fmaf(r, fmaf(h[j][k], m, dy[j][k]), old[k]);
-        ml_store(c.dx + g * c.width + i, d);
+            d[k] = fmaf(r, fmaf(h[k] * r, m[0], d[k] * w[k]), o[k]);
+        ml_store(dx + at, d);
     }
 }
 
-/* A block loops over the groups of a chunk; its teams' sums of dw are added in order. */
+/* A block loops over the groups of a chunk; its teams' sums of dw are added in order.  Where registers
+ * suffice, a team loads its next group before it computes. */
 template <class S, class T>
 __global__ void __launch_bounds__(THREADS, S::PACKS == 1          ? 4
                                            : S::PACKS * S::V > 32 ? 1
                                                                   : 2)
     norm_back_kernel(norm_call<T> c) {
     extern __shared__ float sums[]; /* [TEAMS][width] */
-    __shared__ float smem[THREADS / 32];
+    __shared__ team_sums<S> team_part;
+    const bool ahead = S::PACKS * S::V <= 24;
     int lane = (int)threadIdx.x % S::TEAM, team = (int)threadIdx.x / S::TEAM;
     int64_t first = (int64_t)blockIdx.x * c.per_chunk;
     int64_t end = first + c.per_chunk < c.n_group ? first + c.per_chunk : c.n_group;
     float dw[S::PACKS][S::V] = {}, *to;
+    back_packs<S, T> now, next;
 
-    for (int64_t base = first; base < end; base += S::TEAMS) {
-        bool there = base + team < end;
-        back_group<S>(c, c.first + (there ? base + team : first) * c.step, there, lane, dw,
-                      smem);
+    if (ahead)
+        load_back<S>(next, c, first + team, end, lane);
+    for (int64_t i = first + team; i - team < end; i += S::TEAMS) {
+        if (ahead) {
+            now = next;
+            load_back<S>(next, c, i + S::TEAMS, end, lane);
+        } else {
+            load_back<S>(now, c, i, end, lane);
+        }
+        back_group<S>(now, c, i, end, lane, dw, team_part);
     }
     if (!c.part)
         return;
@@ -222,6 +375,7 @@ __global__ static void norm_dw_kernel(float *dw, const float *part, int chunks, 
     int i = (int)blockIdx.x * DW_COLUMNS + col;
     float sum = 0.0f;
 
+#pragma unroll 4
     for (int k = way; i < width && k < chunks; k += DW_WAYS)
         sum += part[(int64_t)k * width + i];
     smem[way][col] = sum;
@@ -240,34 +394,61 @@ static int64_t groups_per_chunk(int64_t n_group, int width) {
 }
 
 template <class S, class T>
-static void norm_launch(ml_stream *s, const norm_call<T> &c, bool back) {
-    cudaStream_t stream = ml_cuda(s)->stream;
-    size_t sums = S::TEAMS == 1 ? 0 : (size_t)S::TEAMS * (size_t)c.width * sizeof(float);
-
-    if (back)
-        norm_back_kernel<S, T>
-            <<<ml_cuda_blocks(c.n_group, c.per_chunk), THREADS, sums, stream>>>(c);
-    else
-        ml_cuda_launch(ml_cuda(s), "rmsnorm", norm_kernel<S, T>,
-                       dim3(ml_cuda_blocks(c.n_group, S::TEAMS)), THREADS, 0, c);
-    ml_cuda_launched(ml_cuda(s), back ? "rmsnorm backward" : "rmsnorm");
+static void launch_forward(ml_stream *s, const norm_call<T> &c) {
+    ml_cuda_launch(ml_cuda(s), "rmsnorm", norm_kernel<S, T>,
+                   dim3(ml_cuda_blocks(c.n_group, S::TEAMS)), THREADS, 0, c);
 }
 
-template <class T> static void norm_run(ml_stream *s, const norm_call<T> &c, bool back) {
+template <class S, class T>
+static void launch_backward(ml_stream *s, const norm_call<T> &c) {
+    size_t sums = S::TEAMS == 1 ? 0 : (size_t)S::TEAMS * (size_t)c.width * sizeof(float);
+
+    norm_back_kernel<S, T>
+        <<<ml_cuda_blocks(c.n_group, c.per_chunk), THREADS, sums, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), "rmsnorm backward");
+}
+
+template <class T> static void run_forward(ml_stream *s, const norm_call<T> &c) {
     if (c.n_group == 0)
         return;
     if (c.width % 8 && c.width <= 256)
-        norm_launch<shares<32, 8, 1>>(s, c, back);
+        launch_forward<shares<32, 8, 1>>(s, c);
     else if (c.width % 8)
-        norm_launch<shares<256, 32, 1>>(s, c, back);
+        launch_forward<shares<256, 32, 1>>(s, c);
     else if (c.width <= ML_NORM_NARROW)
-        norm_launch<shares<16, 1, 8>>(s, c, back);
+        launch_forward<shares<16, 1, 8>>(s, c);
     else if (c.width <= 1024)
-        norm_launch<shares<32, 4, 8>>(s, c, back);
-    else if (c.width <= 8192)
-        norm_launch<shares<256, 4, 8>>(s, c, back);
+        launch_forward<shares<32, 4, 8>>(s, c);
+    else if (c.width <= 2560)
+        launch_forward<shares<64, 5, 8>>(s, c);
+    else if (c.width <= 5120)
+        launch_forward<shares<128, 5, 8>>(s, c);
+    else if (c.width <= ML_NORM_WIDE)
+        launch_forward<shares<256, 4, 8>>(s, c);
     else
-        norm_launch<shares<256, ML_NORM_WIDEST / 2048, 8>>(s, c, back);
+        launch_forward<shares<256, ML_NORM_WIDEST / 2048, 8>>(s, c);
+}
+
+/* Sums of dw need registers, too: larger teams. */
+template <class T> static void run_backward(ml_stream *s, const norm_call<T> &c) {
+    if (c.n_group == 0)
+        return;
+    if (c.width % 8 && c.width <= 256)
+        launch_backward<shares<32, 8, 1>>(s, c);
+    else if (c.width % 8)
+        launch_backward<shares<256, 32, 1>>(s, c);
+    else if (c.width <= ML_NORM_NARROW)
+        launch_backward<shares<16, 1, 8>>(s, c);
+    else if (c.width <= 1024)
+        launch_backward<shares<32, 4, 8>>(s, c);
+    else if (c.width <= 3072)
+        launch_backward<shares<128, 3, 8>>(s, c);
+    else if (c.width <= 6144)
+        launch_backward<shares<256, 3, 8>>(s, c);
+    else if (c.width <= ML_NORM_WIDE)
+        launch_backward<shares<256, 4, 8>>(s, c);
+    else
+        launch_backward<shares<256, ML_NORM_WIDEST / 2048, 8>>(s, c);
 }
 
 template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
@@ -290,7 +471,7 @@ static void norm_forward(ml_stream *s, const ml_op_args *a, const ml_fp8_out &co
 
     c.y = (T *)a->out[0].data;
     c.codes = codes;
-    norm_run<T>(s, c, false);
+    run_forward<T>(s, c);
 }
 
 /* Loops over the weights; a launch has the groups that share one. */
@@ -305,9 +486,9 @@ template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) 
     c.per_chunk = groups_per_chunk(c.n_group, c.width);
     c.step = c.n_weight;
     for (; c.first < c.n_weight && c.n_group; c.first++, c.w += c.w ? c.width : 0) {
-        norm_run<T>(s, c, true);
+        run_backward<T>(s, c);
         if (c.part)
-            norm_dw_kernel<<<ml_cuda_blocks(c.width, DW_COLUMNS), THREADS, 0,
+            norm_dw_kernel<<<ml_cuda_blocks(c.width, DW_COLUMNS), DW_THREADS, 0,
                              ml_cuda(s)->stream>>>(
                 (float *)a->dw[0].data + c.first * c.width, c.part,
                 (int)ml_cuda_blocks(c.n_group, c.per_chunk), c.width);
@@ -325,7 +506,7 @@ static void sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args 
     c.y = (T *)norm->out[0].data;
     c.sum = add->out[0].data == norm->out[0].data ? NULL : (T *)add->out[0].data;
     c.codes = codes;
-    norm_run<T>(&s->base, c, false);
+    run_forward<T>(&s->base, c);
 }
 
 void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm,

@@ -1,7 +1,13 @@
 /* attn.cu - ATTN: writes keys and values to KV pages, then launches an attention kernel. */
 #include "backend/cuda/attn/attn_codes.cuh"
 
-enum { THREADS = 128, MANY_ROWS = 64 /* per sequence on average: wgmma pays */ };
+enum {
+    THREADS = 128,
+    MANY_ROWS = 64, /* per sequence on average: wgmma pays */
+    SUM_TEAM = 16,  /* threads that sum a row of a head */
+    SUM_TEAMS = THREADS / SUM_TEAM,
+    SUM_HEADS = 4
+};
 
 /* Pages of T.  V numbers per access; a value's padding (e .. dv - 1) becomes zero. */
 template <class T, int V> __global__ void write_pages(attn_call<T> c) {
@@ -24,36 +30,47 @@ template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     }
 }
 
-/* delta = rowsum(dO * O), and the LSE in log2 units, of each row and head: one warp each, V
- * numbers per access. */
+/* delta = rowsum(dO * O), and the LSE in log2 units, of each row and head: half a warp has
+ * SUM_HEADS of them, and loads V numbers per access. */
 template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
-    int64_t at = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    int64_t i = (int64_t)c.first_token * c.n_head + at;
-    float sum = 0.0f;
+    int lane = (int)threadIdx.x % SUM_TEAM;
+    int64_t n = (int64_t)c.n_token * c.n_head;
+    int64_t first = (int64_t)c.first_token * c.n_head +
+                    (int64_t)blockIdx.x * SUM_TEAMS * SUM_HEADS + threadIdx.x / SUM_TEAM;
+    float sum[SUM_HEADS] = {};
 
-    if (i >= (int64_t)c.n_token * c.n_head)
-        return;
-    for (int e = (int)threadIdx.x % 32 * V; e < c.e; e += 32 * V) {
-        float dout[V], o[V];
-        ml_load(dout, c.dout + i * c.e + e);
-        ml_load(o, c.o + i * c.e + e);
+    for (int e = lane * V; e < c.e; e += SUM_TEAM * V)
 #pragma unroll
-        for (int k = 0; k < V; k++)
-            sum = fmaf(dout[k], o[k], sum);
-    }
-    sum = ml_warp_sum(sum);
-    if (threadIdx.x % 32 == 0) {
-        c.delta[i] = sum;
-        c.shift[i] = fmaf(c.stat[2 * i], ML_LOG2E, ml_log2(c.stat[2 * i + 1]));
+        for (int h = 0; h < SUM_HEADS; h++) {
+            int64_t i = first + h * SUM_TEAMS;
+            float dout[V] = {}, o[V] = {};
+            if (i < n) {
+                ml_load(dout, c.dout + i * c.e + e);
+                ml_load(o, c.o + i * c.e + e);
+            }
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                sum[h] = fmaf(dout[k], o[k], sum[h]);
+        }
+#pragma unroll
+    for (int h = 0; h < SUM_HEADS; h++) {
+        int64_t i = first + h * SUM_TEAMS;
+#pragma unroll
+        for (int w = SUM_TEAM / 2; w; w >>= 1)
+            sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], w);
+        if (lane == 0 && i < n) {
+            c.delta[i] = sum[h];
+            c.shift[i] = fmaf(c.stat[2 * i], ML_LOG2E, ml_log2(c.stat[2 * i + 1]));
+        }
     }
 }
 
 template <class T> void ml_attn_delta(ml_cuda_stream *s, const attn_call<T> &c) {
-    unsigned blocks =
-        ml_cuda_blocks((int64_t)(c.n_token - c.first_token) * c.n_head, THREADS / 32);
+    unsigned blocks = ml_cuda_blocks((int64_t)(c.n_token - c.first_token) * c.n_head,
+                                     SUM_TEAMS * SUM_HEADS);
 
-    if (c.e % 4 == 0)
-        sum_rows<T, 4><<<blocks, THREADS, 0, s->stream>>>(c);
+    if (c.e % 8 == 0)
+        sum_rows<T, 8><<<blocks, THREADS, 0, s->stream>>>(c);
     else
         sum_rows<T, 1><<<blocks, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "attention backward");

@@ -7,7 +7,14 @@
 
 #include "backend/cuda/attn/attn_codes.cuh"
 
-enum { THREADS = 128, TEAM = 16, TEAMS = THREADS / TEAM, V = 8 };
+enum {
+    THREADS = 128,
+    TEAM = 16,
+    TEAMS = THREADS / TEAM,
+    V = 8,
+    MANY_ROWS = 512, /* enough blocks without one for each TEAMS heads */
+    MANY_HEADS = 4   /* then a team has so many heads of a token */
+};
 
 __device__ static void round_all(float (&x)[V]) {
 #pragma unroll
@@ -33,8 +40,20 @@ __device__ static void norm(float (&x)[V], const ml_qk_norm_rope_side &s, int d,
     round_all(x);
 }
 
+/* The cosines and sines of a thread's numbers. */
+struct angles {
+    float cosine[V], sine[V];
+
+    __device__ angles(const float *cs, int half, int e) : cosine(), sine() {
+        if (e < 2 * half) {
+            ml_load(cosine, cs + (e < half ? e : e - half));
+            ml_load(sine, cs + half + (e < half ? e : e - half));
+        }
+    }
+};
+
 /* RoPE (rotate-half): a thread's numbers pair with those of the thread half a head away. */
-__device__ static void turn(float (&x)[V], const float *cs, int half, int e) {
+__device__ static void turn(float (&x)[V], const angles &a, int half, int e) {
     int lane = (int)threadIdx.x % 32, away = half / V;
     bool low = e < half;
     float other[V];
@@ -45,12 +64,9 @@ __device__ static void turn(float (&x)[V], const float *cs, int half, int e) {
     if (e >= 2 * half)
         return;
 #pragma unroll
-    for (int j = 0; j < V; j++) {
-        int k = (low ? e : e - half) + j;
-        float cosine = cs[k], sine = cs[half + k];
-        x[j] = low ? fmaf(x[j], cosine, -(other[j] * sine))
-                   : fmaf(x[j], cosine, other[j] * sine);
-    }
+    for (int j = 0; j < V; j++)
+        x[j] = low ? fmaf(x[j], a.cosine[j], -(other[j] * a.sine[j]))
+                   : fmaf(x[j], a.cosine[j], other[j] * a.sine[j]);
     round_all(x);
 }
 
@@ -81,62 +97,102 @@ __device__ static void put_codes(const attn_coded &to, const float (&x)[V], int 
         *to.scale = s.scale;
 }
 
-/* No early return: a warp's teams shuffle together; those of values ignore the result. */
+/* Heads of a token: those of q, of k, of v. */
+struct head_of {
+    bool is_q, is_v, there;
+    int index; /* among those of its kind */
+
+    __device__ head_of(const attn_call<bf16> &c, int head, int e)
+        : is_q(head < c.n_head), is_v(head >= c.n_head + c.n_kv),
+          there(head < c.n_head + 2 * c.n_kv && e < c.d),
+          index(is_q ? head : head - c.n_head - (is_v ? c.n_kv : 0)) {}
+};
+
+/* Where keys and values of a token are written. */
+struct kv_slot {
+    const int32_t *page;
+    int pos;
+};
+
+__device__ static void put_kv(const attn_call<bf16> &c, const head_of &h,
+                              const float (&x)[V], int e, const kv_slot &to) {
+    uint32_t most = c.format ? most_of(x) : 0;
+
+    if (!h.there || h.is_q || to.pos < 0)
+        return;
+    if (c.format)
+        put_codes(h.is_v ? attn_coded_value(c, to.page, h.index, to.pos)
+                         : attn_coded_key(c, to.page, h.index, to.pos),
+                  x, e, !h.is_v, most, c.format);
+    else if (h.is_v)
+        ml_store((bf16 *)attn_value(c, to.page, h.index, to.pos) + e, x);
+    else
+        ml_store((bf16 *)attn_key(c, to.page, h.index, to.pos) + e, x);
+}
+
+/* Teams have HEADS heads of a token, with the same angles and KV slot.  No early return: a warp's
+ * teams shuffle together; those of values ignore the result. */
+template <int HEADS>
 __global__ static void __launch_bounds__(THREADS)
     qk_norm_rope_kernel(const __grid_constant__ ml_qk_norm_rope h) {
     const attn_call<bf16> &c = h.to;
-    int per_row = c.n_head + 2 * c.n_kv, d = c.d, e = (int)threadIdx.x % TEAM * V;
-    int64_t i = (int64_t)blockIdx.x * TEAMS + threadIdx.x / TEAM;
-    bool there = i < (int64_t)c.n_token * per_row && e < d;
-    int row = there ? (int)(i / per_row) : 0, head = there ? (int)(i % per_row) : 0;
-    bool is_q = head < c.n_head, is_v = head >= c.n_head + c.n_kv;
-    const ml_qk_norm_rope_side &s = is_q ? h.q : h.k;
-    int kv = is_q ? head : head - c.n_head - (is_v ? c.n_kv : 0);
-    int64_t at = ((int64_t)row * (is_q ? c.n_head : c.n_kv) + kv) * d + e;
-    float x[V] = {}, y[V];
-    const int32_t *page;
-    uint32_t most;
-    int pos;
+    int row = (int)blockIdx.x, d = c.d, e = (int)threadIdx.x % TEAM * V;
+    int first = (int)blockIdx.y * TEAMS * HEADS + (int)threadIdx.x / TEAM;
+    ml_pack<bf16, V> x[HEADS];
+    kv_slot slot;
 
     ml_grid_release();
     /* No kernel of the step writes the batch: read before the wait. */
-    pos = c.pos[row];
-    page =
+    slot.pos = c.pos[row];
+    slot.page =
         c.page +
         c.page_start[c.n_token == c.n_seq ? row : attn_seq_of(c.seq_start, c.n_seq, row)];
     ml_grid_wait();
-    if (there)
-        ml_load(x, (is_v ? c.v + row * h.v_ld : s.x + row * s.ld) + kv * d + e);
 #pragma unroll
-    for (int j = 0; j < V; j++)
-        y[j] = x[j];
-    if (h.k.norm)
-        norm(y, s, d, e);
-    if (s.normed && there && !is_v)
-        ml_store(s.normed + at, y);
-    turn(y, h.cs + (int64_t)row * d, d / 2, e);
-    if (there && !is_v)
-        ml_store(s.rotated + at, y);
+    for (int i = 0; i < HEADS; i++) {
+        head_of o(c, first + i * TEAMS, e);
+        const ml_qk_norm_rope_side &s = o.is_q ? h.q : h.k;
+        if (o.there)
+            x[i] = *(
+                const ml_pack<bf16, V> *)((o.is_v ? c.v + row * h.v_ld : s.x + row * s.ld) +
+                                          o.index * d + e);
+        else
+            x[i] = {};
+    }
+    angles a(h.cs + (int64_t)row * d, d / 2, e);
 #pragma unroll
-    for (int j = 0; j < V; j++)
-        y[j] = is_v ? x[j] : y[j];
-    most = c.format ? most_of(y) : 0;
-    if (!there || is_q || pos < 0)
-        return;
-    if (c.format)
-        put_codes(is_v ? attn_coded_value(c, page, kv, pos)
-                       : attn_coded_key(c, page, kv, pos),
-                  y, e, !is_v, most, c.format);
-    else if (is_v)
-        ml_store((bf16 *)attn_value(c, page, kv, pos) + e, y);
-    else
-        ml_store((bf16 *)attn_key(c, page, kv, pos) + e, y);
+    for (int i = 0; i < HEADS; i++) {
+        head_of o(c, first + i * TEAMS, e);
+        const ml_qk_norm_rope_side &s = o.is_q ? h.q : h.k;
+        int64_t at = ((int64_t)row * (o.is_q ? c.n_head : c.n_kv) + o.index) * d + e;
+        float y[V];
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            y[j] = ml_f32(x[i].v[j]);
+        if (h.k.norm)
+            norm(y, s, d, e);
+        if (s.normed && o.there && !o.is_v)
+            ml_store(s.normed + at, y);
+        turn(y, a, d / 2, e);
+        if (o.there && !o.is_v)
+            ml_store(s.rotated + at, y);
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            y[j] = o.is_v ? ml_f32(x[i].v[j]) : y[j];
+        put_kv(c, o, y, e, slot);
+    }
+}
+
+template <int HEADS> static void launch(ml_cuda_stream *s, const ml_qk_norm_rope *h) {
+    dim3 grid((unsigned)h->to.n_token,
+              ml_cuda_blocks(h->to.n_head + 2 * h->to.n_kv, TEAMS * HEADS));
+
+    ml_cuda_launch(s, "heads", qk_norm_rope_kernel<HEADS>, grid, THREADS, 0, *h);
 }
 
 void ml_qk_norm_rope_run(ml_cuda_stream *s, const ml_qk_norm_rope *h) {
-    int64_t n = (int64_t)h->to.n_token * (h->to.n_head + 2 * h->to.n_kv);
-
-    if (n > 0)
-        ml_cuda_launch(s, "heads", qk_norm_rope_kernel, dim3(ml_cuda_blocks(n, TEAMS)),
-                       THREADS, 0, *h);
+    if (h->to.n_token >= MANY_ROWS)
+        launch<MANY_HEADS>(s, h);
+    else if (h->to.n_token > 0)
+        launch<1>(s, h);
 }

@@ -87,7 +87,7 @@ __global__ static void softcap_kernel(float *z, int64_t n, float cap) {
         z[i] = cap * ml_tanh(z[i] / cap);
 }
 
-__global__ static void __launch_bounds__(ML_SPLIT_THREADS) splits_kernel(lmhead_call c) {
+__global__ static void __launch_bounds__(ML_SPLIT_THREADS, 4) splits_kernel(lmhead_call c) {
     __shared__ float scratch[ML_SPLIT_THREADS / 32];
     int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = c.vocab - first;
     ml_row_stat r =

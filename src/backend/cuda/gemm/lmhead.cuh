@@ -22,19 +22,34 @@ __device__ static inline float ml_scaled(float z, float t) {
     return t == 1.0f ? z : z / t;
 }
 
-/* Of n columns from z on, by a block of ML_SPLIT_THREADS; all threads get the result. */
+/* Of n columns (at most ML_SPLIT) from z on, by a block of ML_SPLIT_THREADS; all threads get
+ * the result.  A thread keeps its columns in registers: they are read once. */
 __device__ static inline ml_row_stat ml_split_stat(const float *z, int64_t n, float t,
                                                    float *smem) {
-    const int warps = ML_SPLIT_THREADS / 32;
+    const int warps = ML_SPLIT_THREADS / 32, columns = ML_SPLIT / ML_SPLIT_THREADS;
+    const int most = (int)n;
     ml_row_stat r = { -INFINITY, 0.0f, 0.0f };
+    float s[columns];
 
-    for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS)
-        r.m = ml_max(r.m, ml_scaled(z[i], t));
+#pragma unroll
+    for (int k = 0; k < columns; k++) {
+        int i = (int)threadIdx.x + k * ML_SPLIT_THREADS;
+        s[k] = i < most ? z[i] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < columns; k++) {
+        s[k] = ml_scaled(s[k], t);
+        if ((int)threadIdx.x + k * ML_SPLIT_THREADS < most)
+            r.m = ml_max(r.m, s[k]);
+    }
     r.m = ml_block_max<warps>(r.m, smem);
-    for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS) {
-        float d = ml_scaled(z[i], t) - r.m, p = ml_exp(d);
-        r.l += p;
-        r.u = p > 0.0f ? fmaf(p, d, r.u) : r.u;
+#pragma unroll
+    for (int k = 0; k < columns; k++) {
+        float d = s[k] - r.m, p = ml_exp(d);
+        if ((int)threadIdx.x + k * ML_SPLIT_THREADS < most) {
+            r.l += p;
+            r.u = p > 0.0f ? fmaf(p, d, r.u) : r.u;
+        }
     }
     r.l = ml_block_sum<warps>(r.l, smem);
     r.u = ml_block_sum<warps>(r.u, smem);
