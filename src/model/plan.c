@@ -140,6 +140,47 @@ const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_ru
     return tied && r->embed_grad ? r->embed_grad : &r->grads->t[n->w[k]];
 }
 
+bool ml_plan_grad_unwritten(const ml_plan *p, int32_t node, int k, const ml_run *r) {
+    int32_t w = p->spec->node[node].w[k];
+
+    return w != ML_NONE && r->grads && r->unwritten && r->unwritten[w] &&
+           ml_plan_grad(p, node, k, r) == &r->grads->t[w];
+}
+
+/* Whether an op writes the gradient of weight k: all of the parameter's, since what it does not
+ * write would stay undefined. */
+static bool writes_grad(const ml_plan *p, int32_t node, int k, const ml_run *r,
+                        const ml_tensor *dw) {
+    const ml_node *n = &p->spec->node[node];
+
+    return p->be->ops->writes_dw[n->op] >> k & 1 && ml_plan_grad_unwritten(p, node, k, r) &&
+           dw->shape[0] == r->grads->t[n->w[k]].shape[0];
+}
+
+/* Before the backward of a node: gradients without values that it does not write are zeroed.
+ * Those of gathered weights get theirs when the ranks' have been summed. */
+static void zero_unwritten(ml_plan *p, int32_t node, const ml_run *r, const ml_op_args *a) {
+    for (int k = 0; k < ML_OP_W; k++) {
+        int32_t w = p->spec->node[node].w[k];
+        ml_tensor gathered;
+        if (!ml_plan_grad_unwritten(p, node, k, r) || a->dw_write[k] ||
+            ml_plan_params_grad(p, node, k, &gathered))
+            continue;
+        if (r->grads->t[w].data)
+            p->be->optim->zero(p->be->stream, r->grads->t[w].data,
+                               ml_tensor_bytes(&r->grads->t[w]));
+        r->unwritten[w] = false;
+    }
+}
+
+/* After it: those that it wrote have values. */
+static void mark_written(const ml_plan *p, int32_t node, const ml_run *r,
+                         const ml_op_args *a) {
+    for (int k = 0; k < ML_OP_W; k++)
+        if (a->dw_write[k])
+            r->unwritten[p->spec->node[node].w[k]] = false;
+}
+
 static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op_args *a) {
     const ml_node *n = &p->spec->node[node];
     const ml_plan_call *c = &p->call[node];
@@ -159,6 +200,7 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
         if (n->w[k] != ML_NONE && r->grads && !ml_plan_params_grad(p, node, k, &a->dw[k])) {
             a->dw[k] = *ml_plan_grad(p, node, k, r);
             ml_plan_experts_view(p, node, &a->dw[k]);
+            a->dw_write[k] = writes_grad(p, node, k, r, &a->dw[k]);
         }
 }
 
@@ -660,12 +702,14 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
     if (is_left_out(p, node, r))
         return;
     bind_backward(p, node, r, &a);
+    zero_unwritten(p, node, r, &a);
     if (node == p->head && !dentropy)
         a.dout[1] = (ml_tensor){ 0 };
     if (ml_op_infos[op].comm)
         ml_plan_comm_back(p, op, &a);
     else
         p->be->ops->backward[op](p->be->stream, &a);
+    mark_written(p, node, r, &a);
     for (int k = 0; dumped(p, node) && k < ML_OP_IN; k++)
         ml_plan_dump_value(p->dump, p->whole, number_of(p, node), k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;
@@ -684,10 +728,13 @@ static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run 
     for (int32_t k = 0; k < n; k++) {
         call[k].op = p->spec->node[node - k].op;
         bind_backward(p, node - k, r, &call[k].args);
+        zero_unwritten(p, node - k, r, &call[k].args);
     }
     n = p->be->ops->together_back(p->be->stream, call, n);
     if (n == 0)
         return 0;
+    for (int32_t k = 0; k < n; k++)
+        mark_written(p, node - k, r, &call[k].args);
     p->stats.backward_s[ML_OP_LINEAR] += ml_clock_s() - start;
     ml_plan_spans_node(p, node - gate, ML_PASS_BACKWARD);
     return n;

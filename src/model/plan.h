@@ -124,6 +124,9 @@ typedef struct ml_run {
     const ml_tensor *embed_grad;
     /* The same for nodes that use the parameters of earlier ones, [n_param]; NULL: none. */
     const ml_tensor *again_grads;
+    /* [n_param] Gradients of `grads` that have no values yet: backward writes them, or zeroes them
+     * before it adds, and clears the flag.  NULL: all have values, to which it adds. */
+    bool *unwritten;
     const ml_kv *kv; /* kv_shared only */
     const ml_rows *rows;
     int32_t set; /* the set of activations, below opts.n_set */
@@ -152,7 +155,7 @@ void ml_plan_spans_to(ml_plan *p, ml_timeline *to, ml_track track);
 
 void ml_plan_forward(ml_plan *p, const ml_run *r);
 
-/* Adds to the gradients: d loss / d weight, given d loss / d log-prob and d loss / d
+/* Adds to the gradients, or writes those that are unwritten: d loss / d weight, given d loss / d log-prob and d loss / d
  * entropy of each loss row ([n_loss]; dentropy may be NULL: zero).  Requires a forward of
  * the same run. */
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,

@@ -329,9 +329,15 @@ void ml_plan_params_backed(ml_plan *p, int32_t node, const ml_run *r) {
     for (int32_t i = 0; i < u->n; i++) {
         const unit_param *w = &u->param[i];
         ml_rank_span own = own_span(x, u->grads, w);
+        void *sum = ml_plan_grad(p, w->node, w->k, r)->data;
+        bool unwritten = ml_plan_grad_unwritten(p, w->node, w->k, r);
+        if (own.bytes && unwritten)
+            p->be->optim->zero(p->be->stream, sum, own.bytes);
         if (own.bytes)
-            p->be->optim->add(p->be->stream, ml_plan_grad(p, w->node, w->k, r)->data,
-                              own.data, (int64_t)(own.bytes / sizeof(float)));
+            p->be->optim->add(p->be->stream, sum, own.data,
+                              (int64_t)(own.bytes / sizeof(float)));
+        if (unwritten)
+            r->unwritten[p->spec->node[w->node].w[w->k]] = false;
     }
 }
 

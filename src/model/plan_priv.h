@@ -151,6 +151,8 @@ void *ml_plan_at(const ml_plan *p, int32_t store);
 
 /* Where the gradient of weight k of a node is added. */
 const ml_tensor *ml_plan_grad(const ml_plan *p, int32_t node, int k, const ml_run *r);
+/* Whether it has no values yet (ml_run.unwritten). */
+bool ml_plan_grad_unwritten(const ml_plan *p, int32_t node, int k, const ml_run *r);
 
 /* plan_params.c: weights that ranks divide.  Layers are gathered one at a time. */
 void ml_plan_params_plan(ml_plan *p);

@@ -97,6 +97,7 @@ ml_status ml_grads_open(ml_grads *out, const ml_spec *s, const ml_shard_range *r
     ml_status st;
 
     *out = (ml_grads){ .spec = s, .be = be, .fresh = true };
+    out->unwritten = ML_NEW(a, bool, s->n_param);
     st = ml_weights_zeros_part(&out->sum, s, range, be, a, err);
     if (st == ML_OK && embeds)
         st = take_embed(out, a, err);
@@ -188,9 +189,18 @@ void ml_grads_zero(ml_grads *g) {
         g->fresh = false;
         return;
     }
-    zero(g, &g->sum.buf);
+    memset(g->unwritten, true, (size_t)g->spec->n_param * sizeof *g->unwritten);
     zero(g, &g->again_buf);
     zero_embed(g);
+}
+
+void ml_grads_fill(ml_grads *g) {
+    for (int32_t i = 0; g->unwritten && i < g->spec->n_param; i++) {
+        const ml_tensor *t = &g->sum.t[i];
+        if (g->unwritten[i] && t->data)
+            g->be->optim->zero(g->be->stream, t->data, ml_tensor_bytes(t));
+        g->unwritten[i] = false;
+    }
 }
 
 /* Tokens past the end of a table have its first row (EMBED). */
@@ -207,6 +217,7 @@ void ml_grads_bind(ml_grads *g, ml_run *run) {
     run->head_grad = g->lora && g->lora->head != ML_NONE ? &g->sum.t[g->lora->head] : NULL;
     run->embed_grad = g->embed_buf.ptr ? &g->embed : NULL;
     run->again_grads = g->again_buf.ptr ? g->again : NULL;
+    run->unwritten = g->unwritten;
 }
 
 static void join_embed(ml_grads *g) {
@@ -231,6 +242,7 @@ void ml_grads_join(ml_grads *g) {
 
     if (g->lora)
         ml_lora_join_grads(g->lora);
+    ml_grads_fill(g);
     for (int32_t i = 0; g->again_buf.ptr && i < g->spec->n_param; i++)
         if (g->again[i].data)
             g->be->optim->add(

@@ -25,6 +25,9 @@ typedef struct ml_grads {
     ml_backend *be;
     ml_lora *lora; /* NULL, or the adapter that has them */
     bool fresh;    /* allocated, and not zeroed since, because new memory is zero */
+    /* [n_param] Gradients of `sum` that no pass has written since ml_grads_zero: their memory has
+     * other numbers until then.  NULL: an adapter's. */
+    bool *unwritten;
 } ml_grads;
 
 /* The parameter that is both embedding and LM head, or ML_NONE. */
@@ -44,10 +47,14 @@ ml_status ml_grads_open(ml_grads *out, const ml_spec *s, const ml_shard_range *r
 ml_status ml_grads_open_lora(ml_grads *out, ml_lora *l, ml_err *err);
 void ml_grads_close(ml_grads *g); /* zero-initialized is allowed */
 
+/* All are zero: those of an adapter in memory, others from ml_grads_fill on at the latest, since
+ * the first pass that has a gradient may write it, without reading zeros. */
 void ml_grads_zero(ml_grads *g);
 /* A run's backward pass, with these rows, adds to these gradients. */
 void ml_grads_bind(ml_grads *g, ml_run *run);
-/* Adds the two gradients of a tied table, and of other parameters that are used twice. */
+/* Zeroes the gradients that no pass has written; afterwards `sum` may be read. */
+void ml_grads_fill(ml_grads *g);
+/* ml_grads_fill, and adds the two gradients of a tied table, and of other parameters that are used twice. */
 void ml_grads_join(ml_grads *g);
 
 #endif

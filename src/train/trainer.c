@@ -863,6 +863,7 @@ static ml_status run_shard(step_run *x, const ml_bins *micro, ml_err *err) {
     if (st == ML_OK) {
         ml_grads_zero(&t->grads);
         st = run_micros(x, micro, n_round, err);
+        ml_grads_fill(&t->grads);
     }
     if (st == ML_OK)
         st = ml_trainer_send_tied(t, &t->grads.sum, false, err);

@@ -469,8 +469,9 @@ static void place_gradients(device_run *r) {
         }
     for (int i = 0; i < ML_OP_W; i++)
         if (c->dw[i].data && (only == CK_ALL || only == ML_OP_IN + i)) {
-            place(r, &r->dw[i], &c->dw[i], ML_F32, true);
-            if (!r->m.add)
+            r->args.dw_write[i] = !r->m.add && r->be->ops->writes_dw[c->suite->op] >> i & 1;
+            place(r, &r->dw[i], &c->dw[i], ML_F32, !r->args.dw_write[i]);
+            if (!r->m.add && !r->args.dw_write[i])
                 memset(r->image + r->dw[i].at, 0, ml_tensor_bytes(&r->dw[i].theirs));
         }
 }
@@ -493,8 +494,11 @@ static void backward(device_run *r, ck_result *res) {
                 check_written(r, "din", i, &r->din[i]);
         }
     for (int i = 0; i < ML_OP_W; i++)
-        if (r->dw[i].theirs.n_dim)
+        if (r->dw[i].theirs.n_dim) {
             res->dw[i] = convert_out(r, &r->dw[i]);
+            if (r->args.dw_write[i] && !r->m.special)
+                check_written(r, "dw", i, &r->dw[i]);
+        }
 }
 
 bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {

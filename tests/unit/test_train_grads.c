@@ -1,5 +1,5 @@
 /* Gradients of a tied table: that of the embedding has memory for the tokens that occur, and steps
- * with other tokens leave nothing of it behind. */
+ * with other tokens leave nothing of it behind.  Steps without passes leave nothing behind either. */
 #include <string.h>
 
 #include "tests/support/test.h"
@@ -45,6 +45,7 @@ static float *row_of(const ml_tensor *t, int32_t id, ml_row_walk *at) {
 static void pass(bench *b, const int32_t *id, int32_t n, float by) {
     ml_rows rows = { .n_token = n, .id = id };
     ml_run run = { .rows = &rows };
+    const int32_t table = ml_grads_tied_table(&b->spec);
     const ml_tensor *head;
     ml_row_walk at;
 
@@ -55,7 +56,10 @@ static void pass(bench *b, const int32_t *id, int32_t n, float by) {
         for (int64_t i = 0; i < WIDTH; i++)
             d[ml_row_at(at, i)] += by;
     }
-    head = &b->grads.sum.t[ml_grads_tied_table(&b->spec)];
+    head = &b->grads.sum.t[table];
+    if (run.unwritten[table])
+        memset(head->data, 0, ml_tensor_bytes(head));
+    run.unwritten[table] = false;
     for (int32_t r = 0; r < VOCAB; r++) {
         float *d = row_of(head, r, &at);
         for (int64_t i = 0; i < WIDTH; i++)
@@ -112,9 +116,28 @@ static void tokens_past_the_end(void) {
     close_bench(&b);
 }
 
+/* Gradients keep the numbers of the step before until a pass writes them. */
+static void gradients_without_a_pass(void) {
+    bench b;
+
+    open_bench(&b);
+    ml_grads_zero(&b.grads);
+    memset(b.grads.sum.buf.ptr, 0x3f, b.grads.sum.buf.bytes);
+    ml_grads_zero(&b.grads);
+    ml_grads_join(&b.grads);
+    for (int32_t i = 0; i < b.spec.n_param; i++) {
+        const ml_tensor *t = &b.grads.sum.t[i];
+        for (size_t k = 0; k < ml_tensor_bytes(t) / sizeof(float); k++)
+            CHECK(((const float *)t->data)[k] == 0.0f);
+        CHECK(!b.grads.unwritten[i]);
+    }
+    close_bench(&b);
+}
+
 static const ml_test tests[] = {
     { "a step has the gradients of its own tokens", steps_are_independent },
     { "tokens past the end of a table", tokens_past_the_end },
+    { "a step in which no pass runs has zero gradients", gradients_without_a_pass },
     { 0 },
 };
 

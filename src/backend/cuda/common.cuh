@@ -153,6 +153,9 @@ ML_CUDA_OP(lora)        /* lora.cu */
 int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *call, int n);
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* copies.cu */
 
+/* Zeroes a weight's gradient that an op shall write.  copies.cu */
+void ml_cuda_zero_dw(ml_cuda_stream *s, const ml_op_args *a, int k);
+
 /* y [n] += the sum of part [n_part, n], in order.  elementwise.cu */
 void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_part,
                        int64_t n);

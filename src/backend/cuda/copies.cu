@@ -344,3 +344,11 @@ void ml_cuda_order_rows_backward(ml_stream *s, const ml_op_args *a) {
     if (a->din[0].data)
         order(s, a, &a->din[0], &a->dout[0], !a->attr->split.back, a->din_add[0]);
 }
+
+/* ---- gradients of weights ---- */
+
+void ml_cuda_zero_dw(ml_cuda_stream *s, const ml_op_args *a, int k) {
+    ml_cuda_note(s,
+                 cudaMemsetAsync(a->dw[k].data, 0, ml_tensor_bytes(&a->dw[k]), s->stream),
+                 "zeroing a gradient");
+}

@@ -234,6 +234,9 @@ static ml_ops table(void) {
     ML_CUDA_OP_LIST(FILL)
 #undef FILL
     o.forward[ML_OP_MERGE_COLS] = ml_cuda_merge_cols_forward;
+    o.writes_dw[ML_OP_LINEAR] = 1 | 2;
+    o.writes_dw[ML_OP_MOE_LINEAR] = o.writes_dw[ML_OP_HEAD_LINEAR] =
+        o.writes_dw[ML_OP_LMHEAD] = 1;
     o.scratch = ml_cuda_op_scratch;
     o.prepare = op_prepare;
     o.together = ml_cuda_together;

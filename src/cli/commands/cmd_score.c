@@ -118,6 +118,8 @@ static ml_status put_grads(score_job *j, ml_err *err) {
     ml_grads_join(&j->grads);
     for (int32_t k = 0; k < j->out.n_named && st == ML_OK; k++)
         st = ml_score_output_grad(&j->out, k, &j->grads.sum, err);
+    if (j->mtp.on)
+        ml_grads_join(&j->mtp.runner.grads);
     return st == ML_OK && j->mtp.on ? ml_score_output_mtp(&j->out, err) : st;
 }
 

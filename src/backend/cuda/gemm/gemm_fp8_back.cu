@@ -1,7 +1,7 @@
 /* gemm_fp8_back.cu - gradients of LINEAR as FP8 products, by cuBLASLt.
  *
  *     dx [m, k]  = dy [m, n] w [n, k]      sums over n: groups of a row of dy, blocks of 128 x 128 of w
- *     dw [n, k] += dy' [n, m] x [m, k]     sums over m: groups of 128 tokens of a column of dy, blocks of x
+ *     dw [n, k] (+)= dy' [n, m] x [m, k]   sums over m: groups of 128 tokens of a column of dy, blocks of x
  *
  * Blocks of x, instead of groups: cuBLASLt's product of groups with groups is a fifth slower.  Tokens are filled
  * up with zeros to whole groups.  Gradients only need to repeat from run to run: the heuristic's first algorithm
@@ -113,10 +113,9 @@ static void run(ml_cuda_stream *s, const product *g) {
 typedef struct gradients {
     const ml_op_args *linear[ML_FP8_JOINT]; /* in the order of their weight gradients */
     int n_linear;
-    const ml_op_args
-        *glu; /* of the outputs of both; or NULL: the outputs' gradients are there */
+    const ml_op_args *glu;         /* of both outputs, whose gradients it gives; or NULL */
     int64_t n, k, rows, tail_rows; /* n: outputs of all */
-    bool e5m2, add;                /* add: to dx */
+    bool e5m2, add, add_dw;        /* add: to dx */
     ml_fp8_operand w, dy, tail, dy_cols, x_cols;
     void *w_scale, *tail_dx, *dx, *dw;
 } gradients;
@@ -158,6 +157,7 @@ static gradients gradients_of(const ml_op_args *const *linear, int n) {
     g.add = linear[n - 1]->din_add[0];
     g.dx = first->din[0].data;
     g.dw = first->dw[0].data;
+    g.add_dw = !first->dw_write[0];
     place_operands(&g);
     return g;
 }
@@ -177,7 +177,7 @@ static product input_product(const gradients *g, bool tail) {
     return c;
 }
 
-/* dw' (k x n) += x' (k x m) dy (m x n). */
+/* dw' (k x n) (+)= x' (k x m) dy (m x n). */
 static product weight_product(const gradients *g) {
     product c = {};
 
@@ -186,7 +186,7 @@ static product weight_product(const gradients *g) {
     c.k = ml_cuda_fp8_width(g->rows);
     c.e5m2 = g->e5m2;
     c.f32 = true;
-    c.add = true;
+    c.add = g->add_dw;
     c.a = g->x_cols;
     c.b = g->dy_cols;
     c.c = g->dw;
@@ -302,8 +302,6 @@ static bool has_products(ml_cuda_stream *s, const gradients *g) {
 }
 
 static bool back(ml_cuda_stream *s, const gradients *g) {
-    if (g->rows == 0)
-        return true;
     if (!has_products(s, g))
         return false;
     if (g->glu)
@@ -333,7 +331,8 @@ bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a) {
 /* Does b, which runs before a, have the input of a, and the weight gradient after that of a? */
 static bool is_next(const ml_op_args *a, const ml_op_args *b) {
     return a->in[0].data == b->in[0].data && a->din[0].data == b->din[0].data &&
-           a->din_add[0] && a->dw[0].data && a->scratch == b->scratch &&
+           a->din_add[0] && a->dw[0].data && a->dw_write[0] == b->dw_write[0] &&
+           a->scratch == b->scratch &&
            (char *)a->dw[0].data + ml_tensor_bytes(&a->dw[0]) == (char *)b->dw[0].data;
 }
 

@@ -118,7 +118,7 @@ static void back_input(ml_stream *s, const ml_op_args *a) {
     ml_gemm_any(ml_cuda(s), &g);
 }
 
-/* dw [n, k] += dy' [n, m] x [m, k]. */
+/* dw [n, k] (+)= dy' [n, m] x [m, k]. */
 static void back_weight(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *dy = &a->dout[0], *dw = &a->dw[0];
     ml_gemm g = ml_gemm_shape(dy->shape[1], x->shape[1], dy->shape[0], true, true);
@@ -128,9 +128,8 @@ static void back_weight(ml_stream *s, const ml_op_args *a) {
     g.c = dw->data;
     g.in = x->dtype;
     g.out = ML_F32;
-    g.add = true;
-    if (g.k)
-        ml_gemm_any(ml_cuda(s), &g);
+    g.add = !a->dw_write[0];
+    ml_gemm_any(ml_cuda(s), &g);
 }
 
 static void back_bias(ml_stream *s, const ml_op_args *a) {
@@ -139,8 +138,8 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
     float *part = (float *)((char *)a->scratch + ml_cuda_linear_bias_at(a));
     unsigned parts = bias_parts(rows), blocks = ml_cuda_blocks(n, THREADS);
 
-    if (rows == 0)
-        return;
+    if (a->dw_write[1])
+        ml_cuda_zero_dw(ml_cuda(s), a, 1);
     ML_CUDA_TYPED(dy->dtype,
                   bias_sums<T><<<dim3(blocks, parts), THREADS, 0, ml_cuda(s)->stream>>>(
                       part, (const T *)dy->data, rows, n));
@@ -162,13 +161,27 @@ static void back_products(ml_stream *s, const ml_op_args *a) {
         back_weight(s, a);
 }
 
+/* No rows: a gradient that is written is zero. */
+static bool has_no_rows(ml_stream *s, const ml_op_args *a) {
+    if (a->dout[0].shape[0])
+        return false;
+    for (int k = 0; k < ML_OP_W; k++)
+        if (a->dw[k].data && a->dw_write[k])
+            ml_cuda_zero_dw(ml_cuda(s), a, k);
+    return true;
+}
+
 void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
+    if (has_no_rows(s, a))
+        return;
     back_products(s, a);
     if (a->dw[1].data)
         back_bias(s, a);
 }
 
 int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *c, int n) {
+    if (c[0].args.dout[0].shape[0] == 0)
+        return 0;
     if (c->op == ML_OP_GLU)
         return n == 3 && ml_gemm_fp8_back_gated(ml_cuda(s), &c->args, c + 1) ? n : 0;
     if (!ml_gemm_fp8_back_joint(ml_cuda(s), c, n))

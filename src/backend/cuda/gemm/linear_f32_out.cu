@@ -75,6 +75,8 @@ template <class OUT> static void back_weight(ml_stream *s, const ml_op_args *a) 
     unsigned parts = ml_cuda_blocks(m, rows);
     float *dw = (float *)a->dw[0].data, *part = apart ? (float *)a->scratch : dw;
 
+    if (a->dw_write[0])
+        ml_cuda_zero_dw(ml_cuda(s), a, 0);
     weight_parts<OUT>
         <<<dim3(ml_cuda_blocks(n * k, THREADS), parts), THREADS, 0, ml_cuda(s)->stream>>>(
             part, (const OUT *)a->dout[0].data, (const bf16 *)a->in[0].data, m, n, k, rows,
@@ -86,8 +88,6 @@ template <class OUT> static void back_weight(ml_stream *s, const ml_op_args *a) 
 void ml_cuda_linear_f32_out_backward(ml_stream *s, const ml_op_args *a) {
     int64_t m = a->in[0].shape[0], n = a->w[0].shape[0], k = a->w[0].shape[1];
 
-    if (m == 0)
-        return;
     if (a->din[0].data)
         ML_CUDA_TYPED(a->dout[0].dtype, input_kernel<T>
                       <<<ml_cuda_blocks(m * k, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(

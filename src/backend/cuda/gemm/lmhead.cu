@@ -351,9 +351,9 @@ static void back_rows(ml_stream *s, const ml_op_args *a, const lmhead_scratch *s
     ml_cuda_launched(ml_cuda(s), "gradients of loss rows");
 }
 
-/* dw [vocab, width] += dz' x. */
+/* dw [vocab, width] (+)= dz' x. */
 static void back_weight(ml_stream *s, const ml_op_args *a, const lmhead_scratch *scratch,
-                        int64_t n) {
+                        int64_t n, bool add) {
     const ml_tensor *w = &a->w[0];
     ml_gemm g = ml_gemm_shape(w->shape[0], w->shape[1], n, true, true);
 
@@ -362,7 +362,7 @@ static void back_weight(ml_stream *s, const ml_op_args *a, const lmhead_scratch 
     g.c = a->dw[0].data;
     g.in = w->dtype;
     g.out = ML_F32;
-    g.add = true;
+    g.add = add;
     ml_gemm_any(ml_cuda(s), &g);
 }
 
@@ -374,6 +374,8 @@ void ml_cuda_lmhead_backward(ml_stream *s, const ml_op_args *a) {
                      cudaMemsetAsync(a->din[0].data, 0, ml_tensor_bytes(&a->din[0]),
                                      ml_cuda(s)->stream),
                      "LM head backward");
+    if (a->dw[0].data && a->dw_write[0] && a->rows->n_loss == 0)
+        ml_cuda_zero_dw(ml_cuda(s), a, 0);
     for (int64_t first = 0, n; first < a->rows->n_loss; first += n) {
         n = rows_from(a, first);
         lmhead_call c = chunk_at(a, &scratch, first);
@@ -387,6 +389,6 @@ void ml_cuda_lmhead_backward(ml_stream *s, const ml_op_args *a) {
         if (a->din[0].data)
             back_rows(s, a, &scratch, &c, n);
         if (a->dw[0].data)
-            back_weight(s, a, &scratch, n);
+            back_weight(s, a, &scratch, n, first > 0 || !a->dw_write[0]);
     }
 }

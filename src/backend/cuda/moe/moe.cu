@@ -414,7 +414,7 @@ void ml_cuda_moe_combine_forward(ml_stream *s, const ml_op_args *a) {
 }
 
 /* Backward of MOE_COMBINE, whose gradient has a row for each token, and of MOE_WEIGH, whose
- * gradient has one for each slot; a block per pair. */
+ * gradient has one for each slot; a warp per pair, V numbers per access. */
 template <class T> struct weigh_call {
     T *y; /* of the pair's slot: weight times x, or the gradient of that */
     float *dweight;
@@ -426,33 +426,49 @@ template <class T> struct weigh_call {
     bool add_y, add_w;
 };
 
-template <class T> __global__ void weigh_kernel(weigh_call<T> c) {
-    __shared__ float smem[WARPS];
-    int64_t pair = blockIdx.x, slot = c.slot_of[pair];
-    const T *from = c.from + (c.k ? pair / c.k : slot) * c.width;
-    float dot = 0.0f, weight = c.weight ? c.weight[pair] : 1.0f;
+template <class T, int V>
+__global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_call<T> c, int64_t n_pair) {
+    int64_t pair = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, slot;
+    const T *from;
+    float dot = 0.0f, weight;
 
-    for (int64_t i = threadIdx.x; i < c.width; i += THREADS) {
-        float d = ml_f32(from[i]);
+    if (pair >= n_pair)
+        return;
+    slot = c.slot_of[pair];
+    from = c.from + (c.k ? pair / c.k : slot) * c.width;
+    weight = c.weight ? c.weight[pair] : 1.0f;
+    for (int64_t i = (int64_t)(threadIdx.x % 32) * V; i < c.width; i += 32 * V) {
         T *to = c.y + slot * c.width + i;
+        float d[V], x[V], y[V] = {};
+        ml_load(d, from + i);
         if (c.dweight)
-            dot = fmaf(d, ml_f32(c.x[slot * c.width + i]), dot);
+            ml_load(x, c.x + slot * c.width + i);
+        if (c.y && c.add_y)
+            ml_load(y, to);
+#pragma unroll
+        for (int j = 0; j < V; j++) {
+            dot = c.dweight ? fmaf(d[j], x[j], dot) : 0.0f;
+            y[j] = fmaf(weight, d[j], y[j]);
+        }
         if (c.y)
-            *to = ml_as<T>(fmaf(weight, d, c.add_y ? ml_f32(*to) : 0.0f));
+            ml_store(to, y);
     }
     if (!c.dweight)
         return;
-    dot = ml_block_sum<WARPS>(dot, smem);
-    if (threadIdx.x == 0)
+    dot = ml_warp_sum(dot);
+    if (threadIdx.x % 32 == 0)
         c.dweight[pair] = c.add_w ? c.dweight[pair] + dot : dot;
 }
 
 template <class T>
 static void weigh_run(ml_stream *s, const ml_op_args *a, const weigh_call<T> &c) {
     int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+    const int V = ml_wide<T>::n;
 
     if (n_pair)
-        weigh_kernel<T><<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(c);
+        (c.width % V ? weigh_kernel<T, 1>
+                     : weigh_kernel<T, V>)<<<ml_cuda_blocks(n_pair, WARPS), THREADS, 0,
+                                             ml_cuda(s)->stream>>>(c, n_pair);
     ml_cuda_launched(ml_cuda(s), "weights of experts");
 }
 

@@ -33,6 +33,14 @@ ml_expert_is_fixed(const ml_expert_gemm<IN, OUT> &g) {
     return g.m || !g.start;
 }
 
+/* Whether an expert with so many rows has outputs: without rows it has those of a weight's gradient
+ * that is written, which are zero. */
+template <class IN, class OUT>
+__device__ static inline bool ml_expert_has_outputs(const ml_expert_gemm<IN, OUT> &g,
+                                                    int rows) {
+    return rows > 0 || (g.m && !g.add);
+}
+
 /* The grid for tiles of bm x bn outputs; `rows`: of all experts together, or of each. */
 template <class IN, class OUT>
 static inline dim3 ml_expert_grid(const ml_expert_gemm<IN, OUT> &g, int64_t rows, int bm,

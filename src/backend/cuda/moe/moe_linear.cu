@@ -146,7 +146,7 @@ template <class T> static void back_input(ml_stream *s, const ml_op_args *a) {
     run(s, g, a->dout[0].shape[0]);
 }
 
-/* dw += dy' x, for each expert. */
+/* dw (+)= dy' x, for each expert. */
 template <class T> static void back_weight(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0];
     ml_expert_gemm<T, float> g = {};
@@ -164,7 +164,9 @@ template <class T> static void back_weight(ml_stream *s, const ml_op_args *a) {
     g.b_k = g.b_row = g.n;
     g.c_expert = g.m * g.n;
     g.ldc = g.n;
-    g.add = true;
+    g.add = !a->dw_write[0];
+    if (a->dout[0].shape[0] == 0 && !g.add)
+        ml_cuda_zero_dw(ml_cuda(s), a, 0);
     run(s, g, a->dout[0].shape[0]);
 }
 
@@ -247,7 +249,7 @@ template <class T> static void heads_back_input(ml_stream *s, const ml_op_args *
     run(s, g, g.rows);
 }
 
-/* dw += dy' x. */
+/* dw (+)= dy' x. */
 template <class T> static void heads_back_weight(ml_stream *s, const ml_op_args *a) {
     ml_expert_gemm<T, float> g =
         head_gemm<T, float>(a, a->dout[0].data, a->in[0].data, a->dw[0].data);
@@ -258,7 +260,9 @@ template <class T> static void heads_back_weight(ml_stream *s, const ml_op_args 
     g.a_k = g.n_expert * g.m;
     g.b_k = g.n_expert * g.n;
     g.c_expert = g.m * g.n;
-    g.add = true;
+    g.add = !a->dw_write[0];
+    if (g.rows == 0 && !g.add)
+        ml_cuda_zero_dw(ml_cuda(s), a, 0);
     run(s, g, g.rows);
 }
 

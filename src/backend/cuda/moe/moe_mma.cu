@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16
     source a, b;
     OUT *c;
 
-    if (p.index < 0 || p.rows == 0)
+    if (p.index < 0 || !ml_expert_has_outputs(g, p.rows))
         return;
     a = { g.a + p.first_row * g.a_row + p.owner * g.a_expert, A_TRANSPOSED ? g.a_k : g.a_m,
           m, g.k ? (int)g.k : p.rows };

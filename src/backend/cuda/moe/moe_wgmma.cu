@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
     tile t = find_tile(g);
 
-    if (t.p.index < 0 || t.p.rows == 0)
+    if (t.p.index < 0 || !ml_expert_has_outputs(g, t.p.rows))
         return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
