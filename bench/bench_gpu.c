@@ -655,7 +655,7 @@ static int bench_train(int argc, char **argv) {
         if (i == 0)
             printf("first_step_s %.2f\n", ml_clock_s() - began);
     }
-    fprintf(stderr, "loss %.4f, gradient norm %.4f\n", r.loss, r.grad_norm);
+    fprintf(stderr, "loss %.6f, gradient norm %.6f\n", r.loss, r.grad_norm);
     report(&spec, took, n_step, (double)n_seq * len, len, rank > 0);
     report_memory(&be, &spec, &opts, w.buf.bytes + quantized.buf.bytes, base);
     if (getenv("CUDA_LAUNCH_BLOCKING"))

@@ -74,27 +74,39 @@ template <class T> struct glu_call {
     bool add_g, add_u;
 };
 
+/* A thread has GLU_PACKS packs of V, and loads all of them first. */
+enum { GLU_PACKS = 2 };
+
 template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    int64_t row = i / c.width, col = i % c.width, at = row * c.ld + col;
-    float g[V], u[V];
+    int64_t first = ((int64_t)blockIdx.x * (GLU_PACKS * THREADS) + threadIdx.x) * V;
+    ml_pack<T, V> g[GLU_PACKS], u[GLU_PACKS];
 
     ml_grid_release();
     ml_grid_wait();
-    if (i >= c.n)
-        return;
-    ml_load(g, c.g + at);
-    ml_load(u, c.u + at);
 #pragma unroll
-    for (int k = 0; k < V; k++) {
-        ml_gate r = ml_gate_of(g[k], u[k], c.act, c.limit);
-        g[k] = r.act * r.up;
+    for (int j = 0; j < GLU_PACKS; j++) {
+        int64_t i = first + (int64_t)j * THREADS * V;
+        int64_t at = i < c.n ? i / c.width * c.ld + i % c.width : 0;
+        g[j] = *(const ml_pack<T, V> *)(c.g + at);
+        u[j] = *(const ml_pack<T, V> *)(c.u + at);
     }
-    if (c.y)
-        ml_store(c.y + i, g);
-    if constexpr (V == ML_FP8_LANE) /* a half-warp has a group of a row */
-        if (c.codes.code)
-            ml_fp8_put_rounded(c.codes, row, col, g, true);
+#pragma unroll
+    for (int j = 0; j < GLU_PACKS; j++) {
+        int64_t i = first + (int64_t)j * THREADS * V;
+        float y[V];
+        if (i >= c.n)
+            return;
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            ml_gate r = ml_gate_of(ml_f32(g[j].v[k]), ml_f32(u[j].v[k]), c.act, c.limit);
+            y[k] = r.act * r.up;
+        }
+        if (c.y)
+            ml_store(c.y + i, y);
+        if constexpr (V == ML_FP8_LANE) /* a half-warp has a group of a row */
+            if (c.codes.code)
+                ml_fp8_put_rounded(c.codes, i / c.width, i % c.width, y, true);
+    }
 }
 
 template <class T, int V>
@@ -146,7 +158,7 @@ template <class T> static glu_call<T> glu_open(const ml_op_args *a, int64_t widt
 
 template <class T, int V>
 static void glu_launch(ml_stream *s, const glu_call<T> &c, bool back) {
-    unsigned blocks = ml_cuda_blocks(c.n, THREADS * V);
+    unsigned blocks = ml_cuda_blocks(c.n, THREADS * V * (back ? 1 : GLU_PACKS));
 
     if (c.n == 0)
         return;

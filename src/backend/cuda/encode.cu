@@ -225,46 +225,70 @@ struct row_encoding {
 /* Half a warp has 128 inputs of a row, a thread eight of every 16th row of the tile. */
 enum { EIGHT = 8, ACROSS = TILE / EIGHT, DOWN = THREADS / ACROSS, DEEP = TILE / DOWN };
 
-/* Zeros where the matrix has no numbers. */
-__device__ static void load_eight(float (&v)[EIGHT], const row_encoding &c,
-                                  const bf16 *from, int64_t row, int64_t k) {
-    if (row < c.n && c.k % EIGHT == 0 && k < c.k) {
-        ml_load(v, from + row * c.k + k);
-        return;
-    }
+/* Zeros where the matrix has no numbers.  WIDE: rows are a multiple of eight. */
+template <bool WIDE>
+__device__ static uint4 load_eight(const row_encoding &c, const bf16 *from, int64_t row,
+                                   int64_t k) {
+    __align__(16) bf16 v[EIGHT];
+
+    if (WIDE)
+        return row < c.n && k < c.k ? *(const uint4 *)(from + row * c.k + k)
+                                    : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < EIGHT; i++)
-        v[i] = row < c.n && k + i < c.k ? ml_f32(from[row * c.k + k + i]) : 0.0f;
+        v[i] = row < c.n && k + i < c.k ? from[row * c.k + k + i] : ml_as<bf16>(0.0f);
+    return *(const uint4 *)v;
 }
 
-/* Eight codes from input k on; 1 for all of a block that is not finite. */
-__device__ static uint2 eight_codes(const float (&v)[EIGHT], float by, bool finite,
-                                    int64_t left) {
-    uint32_t word[2] = {};
+/* The larger magnitudes of pairs of bf16 numbers, as bits: NaN and infinity are the largest. */
+__device__ static uint32_t larger_bits(uint32_t most, const uint4 &v) {
+    const uint32_t size = 0x7fff7fffu;
 
+    most = __vmaxu2(most, __vmaxu2(v.x & size, v.y & size));
+    return __vmaxu2(most, __vmaxu2(v.z & size, v.w & size));
+}
+
+/* Eight codes of a finite block; that of a zero is 0. */
+__device__ static uint2 eight_codes(const uint4 &raw, float by) {
+    float v[EIGHT];
+    uint32_t two[EIGHT / 2];
+
+    ml_load(v, (const bf16 *)&raw);
 #pragma unroll
-    for (int i = 0; i < EIGHT; i++)
-        if (i < left)
-            word[i / 4] |= (finite ? code_of<ML_FP8>(v[i], by) : 1) << i % 4 * 8;
-    return make_uint2(word[0], word[1]);
+    for (int i = 0; i < EIGHT / 2; i++)
+        two[i] = __nv_cvt_float2_to_fp8x2(make_float2(v[2 * i] / by, v[2 * i + 1] / by),
+                                          __NV_SATFINITE, __NV_E4M3);
+    return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
 }
 
-__global__ void __launch_bounds__(THREADS) encode_rows(const row_encoding c) {
+/* Of one that is not: 1 for each of the `left` inputs. */
+__device__ static uint2 eight_ones(int64_t left) {
+    uint64_t ones = 0x0101010101010101u;
+
+    if (left < EIGHT)
+        ones &= left > 0 ? ((uint64_t)1 << left * 8) - 1 : 0;
+    return make_uint2((uint32_t)ones, (uint32_t)(ones >> 32));
+}
+
+template <bool WIDE>
+__global__ void __launch_bounds__(THREADS, 4) encode_rows(const row_encoding c) {
     __shared__ float most[THREADS / 32];
     int64_t row0 = (int64_t)blockIdx.y * TILE + threadIdx.x / ACROSS;
     int64_t k = (int64_t)blockIdx.x * TILE + threadIdx.x % ACROSS * EIGHT;
     const bf16 *from = c.from + (int64_t)blockIdx.z * c.n * c.k;
     unsigned char *to = c.to + (int64_t)blockIdx.z * c.stored * c.ld;
-    float v[DEEP][EIGHT], amax = 0.0f, by, stored;
+    uint32_t bits = 0;
+    uint4 v[DEEP];
+    float amax, by, stored;
 
 #pragma unroll
     for (int i = 0; i < DEEP; i++)
-        load_eight(v[i], c, from, row0 + i * DOWN, k);
+        v[i] = load_eight<WIDE>(c, from, row0 + i * DOWN, k);
 #pragma unroll
     for (int i = 0; i < DEEP; i++)
-#pragma unroll
-        for (int j = 0; j < EIGHT; j++)
-            amax = magnitude(amax, v[i][j]);
+        bits = larger_bits(bits, v[i]);
+    bits = bits >> 16 > (bits & 0xffff) ? bits >> 16 : bits & 0xffff;
+    amax = bits < 0x7f80 ? __uint_as_float(bits << 16) : INFINITY;
     amax = ml_block_max<THREADS / 32>(amax, most);
     scale_of<ML_FP8>(amax, &by, &stored);
 #pragma unroll
@@ -274,7 +298,7 @@ __global__ void __launch_bounds__(THREADS) encode_rows(const row_encoding c) {
             break;
         if (k < c.before)
             *(uint2 *)(to + row * c.ld + k) =
-                eight_codes(v[i], by, amax < INFINITY, c.k - k);
+                amax < INFINITY ? eight_codes(v[i], by) : eight_ones(c.k - k);
         if (threadIdx.x % ACROSS == 0)
             ((float *)(to + row * c.ld + c.before))[blockIdx.x] = stored;
     }
@@ -289,9 +313,12 @@ static void run_rows(ml_cuda_stream *s, const encoding &e, int64_t members) {
                        (e.n + ML_LANES - 1) / ML_LANES * ML_LANES,
                        e.k };
 
-    encode_rows<<<dim3(ml_cuda_blocks(c.k, TILE), ml_cuda_blocks(c.n, TILE),
-                       (unsigned)members),
-                  THREADS, 0, s->stream>>>(c);
+    dim3 grid(ml_cuda_blocks(c.k, TILE), ml_cuda_blocks(c.n, TILE), (unsigned)members);
+
+    if (c.k % EIGHT == 0)
+        encode_rows<true><<<grid, THREADS, 0, s->stream>>>(c);
+    else
+        encode_rows<false><<<grid, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "quantization");
 }
 

@@ -48,15 +48,17 @@ __device__ static float value_of(uint32_t code) {
         __half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, __NV_E4M3)));
 }
 
-/* A lane's inputs from k0 on; zeros past the end. */
-__device__ static void load(float (&v)[LANE], const bf16 *row, int64_t k0, int64_t k) {
-    if (k % LANE == 0 && k0 < k) {
-        ml_load(v, row + k0);
-        return;
-    }
+/* A lane's inputs from k0 on; zeros past the end.  Numbers are unpacked elsewhere: a branch that did so would wait for
+ * them before the next load. */
+__device__ static uint4 load(const bf16 *row, int64_t k0, int64_t k) {
+    __align__(16) bf16 v[LANE];
+
+    if (k % LANE == 0)
+        return k0 < k ? *(const uint4 *)(row + k0) : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < LANE; i++)
-        v[i] = k0 + i < k ? ml_f32(row[k0 + i]) : 0.0f;
+        v[i] = k0 + i < k ? row[k0 + i] : ml_as<bf16>(0.0f);
+    return *(const uint4 *)v;
 }
 
 /* Where a half-warp's inputs are. */
@@ -73,6 +75,8 @@ __device__ static piece find_piece(uint32_t at, int64_t rows, int groups) {
     p.group = (int)(at % (uint32_t)groups);
     p.k0 = (int64_t)p.group * WIDTH + (int)threadIdx.x % LANES * LANE;
     p.there = p.row < rows;
+    if (!p.there)
+        p.row = 0;
     return p;
 }
 
@@ -80,7 +84,7 @@ __device__ static piece find_piece(uint32_t at, int64_t rows, int groups) {
 template <int N>
 __global__ void encode(const ml_fp8_out out, const bf16 *x, int64_t k, int groups) {
     uint32_t first = blockIdx.x * (N * PIECES) + threadIdx.x / LANES;
-    float v[N][LANE] = {};
+    uint4 raw[N];
     piece p[N];
 
     ml_grid_release();
@@ -88,12 +92,14 @@ __global__ void encode(const ml_fp8_out out, const bf16 *x, int64_t k, int group
 #pragma unroll
     for (int i = 0; i < N; i++) {
         p[i] = find_piece(first + i * PIECES, out.rows, groups);
-        if (p[i].there)
-            load(v[i], x + p[i].row * k, p[i].k0, k);
+        raw[i] = load(x + p[i].row * k, p[i].k0, k);
     }
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        ml_fp8_put(out, p[i].row, p[i].k0, v[i], p[i].there);
+    for (int i = 0; i < N; i++) {
+        float v[LANE];
+        ml_load(v, (const bf16 *)&raw[i]);
+        ml_fp8_put(out, p[i].row, p[i].k0, v, p[i].there);
+    }
 }
 
 /* The rounded values, in bf16. */
@@ -101,10 +107,10 @@ template <int GROUP>
 __global__ void round_values(bf16 *out, const bf16 *x, int64_t rows, int64_t k,
                              int pieces) {
     piece p = find_piece(blockIdx.x * PIECES + threadIdx.x / LANES, rows, pieces);
-    float v[LANE] = {}, s, inverse;
+    uint4 raw = load(x + p.row * k, p.k0, k);
+    float v[LANE], s, inverse;
 
-    if (p.there)
-        load(v, x + p.row * k, p.k0, k);
+    ml_load(v, (const bf16 *)&raw);
     scale_group<GROUP>(v, GROUP == 32, &s, &inverse);
 #pragma unroll
     for (int i = 0; i < LANE; i++)

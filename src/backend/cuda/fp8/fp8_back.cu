@@ -283,7 +283,33 @@ __device__ static uint4 pack_eight(const float (&x)[EIGHT]) {
                       pair_of(x[6], x[7]));
 }
 
-/* Rounds to bf16 as GLU does before it rounds to codes. */
+/* Eight numbers of a row; zeros past the last row.  Numbers are unpacked elsewhere: a branch that did so would wait
+ * for them before the next load. */
+__device__ static uint4 load_row(const bf16 *x, const ml_fp8_rounding &o, int64_t row,
+                                 int64_t col) {
+    return row < o.rows ? *(const uint4 *)(x + row * o.cols + col) : make_uint4(0, 0, 0, 0);
+}
+
+/* The gradients of eight pairs, rounded to bf16 as GLU does. */
+__device__ static void gate_gradients(uint4 &dg, uint4 &du, const uint4 &g, const uint4 &u,
+                                      const uint4 &dy) {
+    float a[EIGHT], b[EIGHT], d[EIGHT];
+
+    ml_load(a, (const bf16 *)&g);
+    ml_load(b, (const bf16 *)&u);
+    ml_load(d, (const bf16 *)&dy);
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++) {
+        ml_gate r = ml_gate_of(a[k], b[k], ML_ACT_SILU, 0.0f);
+        a[k] = (d[k] * r.up) * r.slope;
+        b[k] = (d[k] * r.act) * r.keep;
+    }
+    dg = pack_eight(a);
+    du = pack_eight(b);
+}
+
+enum { AT_ONCE = 4 }; /* rows that a thread loads */
+
 template <bool E5M2>
 __global__ void __launch_bounds__(THREADS, 2) round_gate(const ml_fp8_gate_rounding o) {
     __shared__ __align__(16) round_smem smem;
@@ -291,22 +317,17 @@ __global__ void __launch_bounds__(THREADS, 2) round_gate(const ml_fp8_gate_round
     uint4 dg[EIGHT], du[EIGHT];
 
 #pragma unroll
-    for (int i = 0; i < EIGHT; i++) {
-        int64_t from = (at.row0 + i) * o.gate.cols + at.col0;
-        float g[EIGHT] = {}, u[EIGHT] = {}, dy[EIGHT] = {};
-        if (at.row0 + i < o.gate.rows) {
-            ml_load(g, o.g + from);
-            ml_load(u, o.u + from);
-            ml_load(dy, o.dy + from);
+    for (int i = 0; i < EIGHT; i += AT_ONCE) {
+        uint4 g[AT_ONCE], u[AT_ONCE], dy[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            g[j] = load_row(o.g, o.gate, at.row0 + i + j, at.col0);
+            u[j] = load_row(o.u, o.gate, at.row0 + i + j, at.col0);
+            dy[j] = load_row(o.dy, o.gate, at.row0 + i + j, at.col0);
         }
 #pragma unroll
-        for (int k = 0; k < EIGHT; k++) {
-            ml_gate r = ml_gate_of(g[k], u[k], ML_ACT_SILU, 0.0f);
-            g[k] = (dy[k] * r.up) * r.slope;
-            u[k] = (dy[k] * r.act) * r.keep;
-        }
-        dg[i] = pack_eight(g);
-        du[i] = pack_eight(u);
+        for (int j = 0; j < AT_ONCE; j++)
+            gate_gradients(dg[i + j], du[i + j], g[j], u[j], dy[j]);
     }
     round_block<E5M2, false>(smem, o.gate, dg);
     round_block<E5M2, false>(smem, o.up, du);
