@@ -159,7 +159,7 @@ ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a) {
     int64_t k = a->in[0].shape[1], pieces = out.rows * (out.width / WIDTH);
     int groups = (int)(out.width / WIDTH);
 
-    if (pieces >= (int64_t)s->sms * 8 * PIECES * MANY) /* more than a wave */
+    if (pieces >= (int64_t)s->sms * 2 * PIECES * MANY)
         ml_cuda_launch(s, "rounded inputs", encode<MANY>,
                        dim3(ml_cuda_blocks(pieces, PIECES * MANY)), THREADS, 0, out, x, k,
                        groups);
