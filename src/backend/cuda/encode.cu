@@ -229,15 +229,16 @@ enum { EIGHT = 8, ACROSS = TILE / EIGHT, DOWN = THREADS / ACROSS, DEEP = TILE / 
 template <bool WIDE>
 __device__ static uint4 load_eight(const row_encoding &c, const bf16 *from, int64_t row,
                                    int64_t k) {
-    __align__(16) bf16 v[EIGHT];
-
-    if (WIDE)
+    if constexpr (WIDE) {
         return row < c.n && k < c.k ? *(const uint4 *)(from + row * c.k + k)
                                     : make_uint4(0, 0, 0, 0);
+    } else {
+        __align__(16) bf16 v[EIGHT];
 #pragma unroll
-    for (int i = 0; i < EIGHT; i++)
-        v[i] = row < c.n && k + i < c.k ? from[row * c.k + k + i] : ml_as<bf16>(0.0f);
-    return *(const uint4 *)v;
+        for (int i = 0; i < EIGHT; i++)
+            v[i] = row < c.n && k + i < c.k ? from[row * c.k + k + i] : ml_as<bf16>(0.0f);
+        return *(const uint4 *)v;
+    }
 }
 
 /* The larger magnitudes of pairs of bf16 numbers, as bits: NaN and infinity are the largest. */
@@ -271,7 +272,7 @@ __device__ static uint2 eight_ones(int64_t left) {
 }
 
 template <bool WIDE>
-__global__ void __launch_bounds__(THREADS, 4) encode_rows(const row_encoding c) {
+__global__ void __launch_bounds__(THREADS, 3) encode_rows(const row_encoding c) {
     __shared__ float most[THREADS / 32];
     int64_t row0 = (int64_t)blockIdx.y * TILE + threadIdx.x / ACROSS;
     int64_t k = (int64_t)blockIdx.x * TILE + threadIdx.x % ACROSS * EIGHT;
