@@ -64,7 +64,7 @@ enum {
     ML_NORM_WIDEST = 32768,
     ML_COLUMN_ROWS = 64,  /* rows of a partial sum of columns */
     ML_NORM_CHUNKS = 264, /* two per SM of an H200 */
-    ML_NORM_CHUNKS_NARROW = 528,
+    ML_NORM_CHUNKS_NARROW = 396,
     ML_CONV_ROWS = 64, /* rows of a piece of CONV, and of a partial sum of its dw */
     ML_CONV_MOST_TAPS = 8,
     ML_DECAY_ROWS = 32, /* rows of a partial sum of DECAY's weights */

@@ -516,9 +516,10 @@ typedef struct ml_ops {
      * returns how many calls it ran; 0: run the first call alone.  Outputs that only
      * these calls read need not be written.  NULL: no fusion. */
     int (*together)(ml_stream *s, const ml_op_call *call, int n);
-    /* The same of backward: n calls of LINEAR with one input, in the order in which they run; or a GLU and then the
-     * two whose outputs it reads.  The scratch memory of LINEARs is that of one call with all their outputs.  0: run
-     * the GLU, or all LINEARs, one by one.  NULL: no fusion. */
+    /* The same of backward, in the order in which the calls run; 0: run the first, or all LINEARs, one by one.
+     * Either n calls of LINEAR with one input, whose scratch memory is that of one call with all their outputs; or
+     * a GLU and then the two LINEARs whose outputs it reads; or ROPE of k and of q, and the RMSNORMs of k and of q
+     * before these.  NULL: no fusion. */
     int (*together_back)(ml_stream *s, const ml_op_call *call, int n);
     /* Scratch bytes for a call with these shapes (data pointers are not read). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);

@@ -223,37 +223,59 @@ static void need_scratch(ml_plan *p, size_t bytes) {
         p->scratch_bytes = bytes;
 }
 
-enum { MOST_JOINT = 3 }; /* q, k and v; or a gate, its gate and up */
+enum {
+    MOST_LINEARS = 3, /* q, k and v */
+    MOST_JOINT = 4    /* RoPE of q and k, and the norms before it */
+};
+
+/* Does backward run the node k places below this one in its turn, after this one? */
+static bool runs_after(const ml_plan *p, int32_t node, int32_t k, ml_op_id op) {
+    return p->spec->node[node - k].op == op && p->call[node - k].backward_runs &&
+           p->call[node - k].experts == ML_NONE &&
+           p->call[node - k].unit == p->call[node].unit;
+}
 
 /* How many LINEARs with the input of this node backward runs one after the other, from this one down to node
  * `first`; 0: they run one by one. */
-static int32_t n_joint(const ml_plan *p, int32_t node, int32_t first) {
+static int32_t n_linears(const ml_plan *p, int32_t node, int32_t first) {
     const ml_node *n = &p->spec->node[node];
     int32_t k = 0;
 
     if (!p->opts.grad_format || p->params || p->dump)
         return 0;
-    while (k < MOST_JOINT && node - k >= first && n[-k].op == ML_OP_LINEAR &&
-           n[-k].in[0] == n->in[0] && p->call[node - k].backward_runs &&
-           p->call[node - k].experts == ML_NONE &&
-           p->call[node - k].unit == p->call[node].unit)
+    while (k < MOST_LINEARS && node - k >= first && runs_after(p, node, k, ML_OP_LINEAR) &&
+           n[-k].in[0] == n->in[0])
         k++;
     return k > 1 ? k : 0;
 }
 
-/* Whether this is a GLU that backward may run together with the two LINEARs before it, whose outputs it reads. */
-static bool is_joint_gate(const ml_plan *p, int32_t node, int32_t first) {
+/* The same of a GLU and the two LINEARs whose outputs it reads. */
+static int32_t n_gate(const ml_plan *p, int32_t node, int32_t first) {
     const ml_node *n = &p->spec->node[node];
 
-    return n->op == ML_OP_GLU && node > first && n_joint(p, node - 1, first) == 2 &&
-           n->in[0] == n[-2].out[0] && n->in[1] == n[-1].out[0] &&
-           p->call[node].backward_runs && p->call[node].experts == ML_NONE &&
-           p->call[node].unit == p->call[node - 1].unit;
+    if (n->op != ML_OP_GLU || node == first || n_linears(p, node - 1, first) != 2 ||
+        !runs_after(p, node, 0, ML_OP_GLU) || !runs_after(p, node, 1, ML_OP_LINEAR))
+        return 0;
+    return n->in[0] == n[-2].out[0] && n->in[1] == n[-1].out[0] ? 3 : 0;
+}
+
+/* The same of RoPE of k and q, and of the norms of k and q. */
+static int32_t n_heads(const ml_plan *p, int32_t node, int32_t first) {
+    static const ml_op_id op[MOST_JOINT] = { ML_OP_ROPE, ML_OP_ROPE, ML_OP_RMSNORM,
+                                             ML_OP_RMSNORM };
+    const ml_node *n = &p->spec->node[node];
+
+    if (p->params || p->dump || node - (MOST_JOINT - 1) < first)
+        return 0;
+    for (int32_t k = 0; k < MOST_JOINT; k++)
+        if (!runs_after(p, node, k, op[k]))
+            return 0;
+    return n[0].in[0] == n[-2].out[0] && n[-1].in[0] == n[-3].out[0] ? MOST_JOINT : 0;
 }
 
 /* Together they need what one with all their outputs does. */
 static void join_outputs(const ml_plan *p, int32_t node, ml_op_args *a) {
-    for (int32_t k = 1; k < n_joint(p, node, 0); k++)
+    for (int32_t k = 1; k < n_linears(p, node, 0); k++)
         a->w[0].shape[0] += p->spec->param[p->spec->node[node - k].w[0]].shape[0];
 }
 
@@ -719,8 +741,8 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
 /* Returns how many nodes it ran, from this one down. */
 static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run *r) {
     ml_op_call call[MOST_JOINT] = { 0 };
-    const int32_t gate = is_joint_gate(p, node, first) ? 1 : 0;
-    int32_t n = gate ? 3 : n_joint(p, node, first);
+    const int32_t gate = n_gate(p, node, first), heads = n_heads(p, node, first);
+    int32_t n = gate ? gate : heads ? heads : n_linears(p, node, first);
     double start = ml_clock_s();
 
     if (n == 0 || !p->be->ops->together_back || is_left_out(p, node, r))
@@ -735,8 +757,9 @@ static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run 
         return 0;
     for (int32_t k = 0; k < n; k++)
         mark_written(p, node - k, r, &call[k].args);
-    p->stats.backward_s[ML_OP_LINEAR] += ml_clock_s() - start;
-    ml_plan_spans_node(p, node - gate, ML_PASS_BACKWARD);
+    node -= gate ? 1 : 0; /* counts as a LINEAR */
+    p->stats.backward_s[p->spec->node[node].op] += ml_clock_s() - start;
+    ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
     return n;
 }
 

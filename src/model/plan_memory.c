@@ -432,6 +432,30 @@ static bool add_can_alias(const ml_plan *p, int32_t node) {
     return true;
 }
 
+static bool is_port(const ml_plan *p, int32_t value) {
+    for (int32_t i = 0; i < p->range.n_in; i++)
+        if (p->range.in[i].value == value)
+            return true;
+    for (int32_t i = 0; i < p->range.n_out; i++)
+        if (p->range.out[i].value == value)
+            return true;
+    return false;
+}
+
+/* RoPE turns its gradient in place, if this is the first gradient of x and no other value
+ * has y's memory. */
+static bool rope_can_alias(const ml_plan *p, int32_t node) {
+    int32_t x = p->spec->node[node].in[0], y = p->spec->node[node].out[0];
+
+    if (p->grad_store[x] != ML_NONE || grad_bytes(p, x) != grad_bytes(p, y) ||
+        is_port(p, x) || is_port(p, y))
+        return false;
+    for (int32_t v = 0; v < p->spec->n_value; v++)
+        if (v != y && p->grad_store[v] == p->grad_store[y])
+            return false;
+    return true;
+}
+
 static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad) {
     const ml_node *n = &p->spec->node[node];
     ml_plan_call *c = &p->call[node];
@@ -459,7 +483,9 @@ static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad)
             continue;
         c->has_din[k] = true;
         c->din_add[k] = p->grad_store[v] != ML_NONE;
-        if (!c->din_add[k])
+        if (n->op == ML_OP_ROPE && rope_can_alias(p, node))
+            p->grad_store[v] = dout;
+        else if (!c->din_add[k])
             p->grad_store[v] = new_store(p, grad_bytes(p, v), time);
         live_until(p, p->grad_store[v], backward_time(p, node));
     }

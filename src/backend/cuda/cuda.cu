@@ -240,7 +240,7 @@ static ml_ops table(void) {
     o.scratch = ml_cuda_op_scratch;
     o.prepare = op_prepare;
     o.together = ml_cuda_together;
-    o.together_back = ml_cuda_linear_together_back;
+    o.together_back = ml_cuda_together_back;
     o.sample_scratch = ml_cuda_sample_scratch;
     o.sample = ml_cuda_sample;
     o.sampled = ml_cuda_sampled;

@@ -615,6 +615,40 @@ static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return 2;
 }
 
+/* ---- backward of RoPE and QK norm ---- */
+
+static bool norm_rope_back_fits(const ml_op_args *norm, const ml_op_args *rope) {
+    int d = norm->attr->norm.width;
+
+    return norm->dout[0].dtype == ML_BF16 && d == ML_NORM_NARROW && rope_fits(rope, d) &&
+           same(&norm->dout[0], &rope->din[0]) && !rope->din_add[0] && norm->w[0].data &&
+           norm->w[0].shape[0] == d;
+}
+
+/* Calls: ROPE of k and of q, RMSNORM of k and of q. */
+static int run_heads_back(ml_cuda_stream *s, const ml_op_call *c) {
+    const int sides = 2;
+
+    for (int i = 0; i < sides; i++) {
+        const ml_tensor *dx = &c[sides + i].args.din[0];
+        if (!norm_rope_back_fits(&c[sides + i].args, &c[i].args))
+            return 0;
+        for (int k = 0; dx->data && k < sides; k++)
+            if (!apart(dx, &c[k].args.dout[0]))
+                return 0;
+    }
+    for (int i = 0; i < sides; i++)
+        ml_cuda_norm_rope_back(s, &c[sides + i].args, &c[i].args);
+    return 2 * sides;
+}
+
+int ml_cuda_together_back(ml_stream *s, const ml_op_call *c, int n) {
+    return c->op == ML_OP_ROPE ? run_heads_back(ml_cuda(s), c)
+                               : ml_cuda_linear_together_back(s, c, n);
+}
+
+/* ---- */
+
 int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
     static int (*const ways[])(ml_cuda_stream *, const ml_op_call *,
                                int) = { run_products,     run_linears, run_adapted,

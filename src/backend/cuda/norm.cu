@@ -6,9 +6,11 @@
  *
  * The order of a wide group's sum of squares is that of 256 threads, whatever the team: pack
  * i is thread i mod 256's, a warp's threads are added by a tree, and the eight warps in order.
+ * That of a narrow group is that of 16 threads, added by a tree.
  * (Fused kernels have the same order: gemm_skinny.cu, gemm_codes.cu.) */
 #include "backend/cuda/fp8/fp8_out.cuh"
 #include "backend/cuda/fuse.cuh"
+#include "backend/cuda/stored.cuh"
 
 enum {
     THREADS = 256,
@@ -25,6 +27,9 @@ template <class T> struct norm_call {
     T *sum;
     const float *w; /* NULL: 1 */
     float *part;    /* [chunks, width] sums of dw, or NULL */
+    const float
+        *cs;   /* backward: dy is RoPE's, with these angles [tokens, width]; or NULL */
+    int heads; /* groups of a token, then */
     int64_t n_group, per_chunk;
     int64_t first, step; /* group i is the (first + i step)th of the batch */
     int width, n_weight; /* group g of the batch has weight row g mod n_weight */
@@ -37,75 +42,20 @@ template <int TEAM_, int PACKS_, int V_> struct shares {
     static const int TEAM = TEAM_, PACKS = PACKS_, V = V_;
     static const int WARPS = TEAM_ > 32 ? TEAM_ / 32 : 1; /* of a team */
     static const int TEAMS = THREADS / TEAM_;
-    static const int PARTS = TEAM_ > 32 ? 8 : 1; /* of a sum of squares, a tree each */
-    static const int OWN = PARTS / WARPS;        /* those that a warp has packs of */
+    static const int PARTS = TEAM_ > 32 ? 8 : TEAM_ == 8 ? 2 : 1; /* of a sum of squares */
+    static const int OWN = PARTS / WARPS; /* those that a warp has packs of */
+    /* Backward: groups that a team loads before it computes, or else the next one meanwhile, where
+     * registers suffice. */
+    static const int GROUPS = TEAM_ == 8 ? 2 : 1;
+    static const bool AHEAD = GROUPS == 1 && PACKS_ * V_ <= 24;
 };
 
 /* Of the block's teams: parts of two sums, used in turn, so that one barrier for a sum is
  * enough. */
 template <class S> struct team_sums { float part[2][S::TEAMS][S::PARTS]; };
 
-/* A pack as it is stored: of bf16 in half the registers of f32. */
-template <class T, int V> struct stored {
-    ml_pack<T, V> p;
-
-    __device__ void clear(void) {
-#pragma unroll
-        for (int k = 0; k < V; k++)
-            p.v[k] = ml_as<T>(0.0f);
-    }
-    __device__ void load(const T *from) {
-        p = *(const ml_pack<T, V> *)from;
-    }
-    __device__ void get(float (&to)[V]) const {
-#pragma unroll
-        for (int k = 0; k < V; k++)
-            to[k] = ml_f32(p.v[k]);
-    }
-    __device__ void set(const float (&from)[V]) {
-#pragma unroll
-        for (int k = 0; k < V; k++)
-            p.v[k] = ml_as<T>(from[k]);
-    }
-    __device__ void forget(void) {}
-};
-
-template <> struct stored<bf16, 8> {
-    uint32_t w[4];
-
-    __device__ void clear(void) {
-        w[0] = w[1] = w[2] = w[3] = 0;
-    }
-    __device__ void load(const bf16 *from) {
-        uint4 p = *(const uint4 *)from;
-        w[0] = p.x;
-        w[1] = p.y;
-        w[2] = p.z;
-        w[3] = p.w;
-    }
-    __device__ void get(float (&to)[8]) const {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            to[2 * k] = __uint_as_float(w[k] << 16);
-            to[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
-        }
-    }
-    __device__ void set(const float (&from)[8]) {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            w[k] = (uint32_t)__bfloat16_as_ushort(ml_as<bf16>(from[2 * k])) |
-                   (uint32_t)__bfloat16_as_ushort(ml_as<bf16>(from[2 * k + 1])) << 16;
-    }
-    /* The compiler must not keep the numbers that get() gave for its next call. */
-    __device__ void forget(void) {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            asm volatile("" : "+r"(w[k]));
-    }
-};
-
 /* The thread's packs of a group. */
-template <class S, class T> struct packs { stored<T, S::V> at[S::PACKS]; };
+template <class S, class T> struct packs { ml_stored<T, S::V> at[S::PACKS]; };
 
 /* The barriers' numbers are constants, so that a block has no more of them than it needs. */
 template <class S, int I = 0> __device__ static void team_sync(void) {
@@ -124,13 +74,17 @@ template <class S> __device__ static float tree_sum(float x) {
     return x;
 }
 
-/* Over the team, of N parts of each warp; warp w's part k is added as the (w + WARPS k)th. */
+/* Over the team, of N parts of each thread: a tree for a part of a warp, then warp w's part k is added as the
+ * (w + WARPS k)th.  In a team of less than a warp, the parts are the first level of the tree. */
 template <class S, int N>
 __device__ static float team_sum(const float (&own)[N], float (&part)[S::TEAMS][S::PARTS]) {
     float sum = 0.0f;
 
     if constexpr (S::TEAM <= 32) {
-        return tree_sum<S>(own[0]);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            sum += own[k];
+        return tree_sum<S>(sum);
     } else {
         int team = (int)threadIdx.x / S::TEAM, warp = (int)threadIdx.x / 32 % S::WARPS;
 #pragma unroll
@@ -274,6 +228,32 @@ __device__ static void load_back(back_packs<S, T> &b, const norm_call<T> &c, int
     load_packs<S>(b.dy, c.dy + at, lane, width);
 }
 
+/* The gradient of RoPE's input from that of its output, rounded as ROPE does: the inverse of a
+ * rotation has the same angles, negative.  A thread's two packs are half a head apart. */
+template <class S>
+__device__ static void turn_back(packs<S, bf16> &dy, const norm_call<bf16> &c, int64_t i,
+                                 int64_t end, int lane) {
+    const int half = S::TEAM * S::V;
+    const float *cs = c.cs + (int64_t)((uint32_t)i / (uint32_t)c.heads) * (2 * half) +
+                      pack_at<S>(lane, 0);
+    float d[2][S::V], cosine[S::V], sine[S::V];
+
+    if (i >= end)
+        return;
+    dy.at[0].get(d[0]);
+    dy.at[1].get(d[1]);
+    ml_load(cosine, cs);
+    ml_load(sine, cs + half);
+#pragma unroll
+    for (int k = 0; k < S::V; k++) {
+        float low = d[0][k], high = d[1][k];
+        d[0][k] = fmaf(low, cosine[k], -(high * -sine[k]));
+        d[1][k] = fmaf(high, cosine[k], low * -sine[k]);
+    }
+    dy.at[0].set(d[0]);
+    dy.at[1].set(d[1]);
+}
+
 /* Backward of one group: writes dx, adds to the thread's sums of dw.  The weight, which stays in
  * the L1 cache, is loaded twice instead of kept in registers. */
 template <class S, class T>
@@ -285,6 +265,9 @@ __device__ static void back_group(back_packs<S, T> &b, const norm_call<T> &c, in
     float r, m[1] = {};
     packs<S, T> old;
 
+    if constexpr (S::TEAM == 8 && sizeof(T) == sizeof(bf16))
+        if (c.cs)
+            turn_back<S>(b.dy, c, i, end, lane);
     load_packs<S>(old, dx, lane, c.add ? width : 0);
     r = scale_of<S>(b.x, c, sums.part[0]);
     forget<S>(b.x);
@@ -321,32 +304,35 @@ __device__ static void back_group(back_packs<S, T> &b, const norm_call<T> &c, in
     }
 }
 
-/* A block loops over the groups of a chunk; its teams' sums of dw are added in order.  Where registers
- * suffice, a team loads its next group before it computes. */
+/* A block loops over the groups of a chunk; its teams' sums of dw are added in order. */
 template <class S, class T>
-__global__ void __launch_bounds__(THREADS, S::PACKS == 1          ? 4
-                                           : S::PACKS * S::V > 32 ? 1
-                                                                  : 2)
+__global__ void __launch_bounds__(THREADS, S::PACKS *S::V > 32 ? 1
+                                           : S::GROUPS > 1     ? 3
+                                                               : 2)
     norm_back_kernel(norm_call<T> c) {
     extern __shared__ float sums[]; /* [TEAMS][width] */
     __shared__ team_sums<S> team_part;
-    const bool ahead = S::PACKS * S::V <= 24;
     int lane = (int)threadIdx.x % S::TEAM, team = (int)threadIdx.x / S::TEAM;
     int64_t first = (int64_t)blockIdx.x * c.per_chunk;
     int64_t end = first + c.per_chunk < c.n_group ? first + c.per_chunk : c.n_group;
     float dw[S::PACKS][S::V] = {}, *to;
-    back_packs<S, T> now, next;
+    back_packs<S, T> now[S::GROUPS], next;
 
-    if (ahead)
+    if (S::AHEAD)
         load_back<S>(next, c, first + team, end, lane);
-    for (int64_t i = first + team; i - team < end; i += S::TEAMS) {
-        if (ahead) {
-            now = next;
+    for (; first < end; first += S::TEAMS * S::GROUPS) {
+        int64_t i = first + team * S::GROUPS;
+#pragma unroll
+        for (int k = 0; k < S::GROUPS; k++)
+            if (S::AHEAD)
+                now[k] = next;
+            else
+                load_back<S>(now[k], c, i + k, end, lane);
+        if (S::AHEAD)
             load_back<S>(next, c, i + S::TEAMS, end, lane);
-        } else {
-            load_back<S>(now, c, i, end, lane);
-        }
-        back_group<S>(now, c, i, end, lane, dw, team_part);
+#pragma unroll
+        for (int k = 0; k < S::GROUPS; k++)
+            back_group<S>(now[k], c, i + k, end, lane, dw, team_part);
     }
     if (!c.part)
         return;
@@ -416,7 +402,7 @@ template <class T> static void run_forward(ml_stream *s, const norm_call<T> &c) 
     else if (c.width % 8)
         launch_forward<shares<256, 32, 1>>(s, c);
     else if (c.width <= ML_NORM_NARROW)
-        launch_forward<shares<16, 1, 8>>(s, c);
+        launch_forward<shares<8, 2, 8>>(s, c);
     else if (c.width <= 1024)
         launch_forward<shares<32, 4, 8>>(s, c);
     else if (c.width <= 2560)
@@ -438,7 +424,7 @@ template <class T> static void run_backward(ml_stream *s, const norm_call<T> &c)
     else if (c.width % 8)
         launch_backward<shares<256, 32, 1>>(s, c);
     else if (c.width <= ML_NORM_NARROW)
-        launch_backward<shares<16, 1, 8>>(s, c);
+        launch_backward<shares<8, 2, 8>>(s, c);
     else if (c.width <= 1024)
         launch_backward<shares<32, 4, 8>>(s, c);
     else if (c.width <= 3072)
@@ -474,11 +460,16 @@ static void norm_forward(ml_stream *s, const ml_op_args *a, const ml_fp8_out &co
     run_forward<T>(s, c);
 }
 
-/* Loops over the weights; a launch has the groups that share one. */
-template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) {
+/* Loops over the weights; a launch has the groups that share one.  rope: of the norm's outputs, or NULL. */
+template <class T>
+static void norm_backward(ml_stream *s, const ml_op_args *a, const ml_op_args *rope) {
     norm_call<T> c = norm_open<T>(a);
 
-    c.dy = (const T *)a->dout[0].data;
+    c.dy = (const T *)(rope ? rope : a)->dout[0].data;
+    if (rope) {
+        c.cs = (const float *)rope->in[1].data;
+        c.heads = (int)(a->in[0].shape[1] / c.width);
+    }
     c.dx = (T *)a->din[0].data;
     c.add = a->din_add[0];
     c.part = a->dw[0].data ? (float *)a->scratch : NULL;
@@ -523,5 +514,10 @@ void ml_cuda_rmsnorm_forward(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_rmsnorm_backward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->dout[0].dtype, norm_backward<T>(s, a));
+    ML_CUDA_TYPED(a->dout[0].dtype, norm_backward<T>(s, a, NULL));
+}
+
+void ml_cuda_norm_rope_back(ml_cuda_stream *s, const ml_op_args *norm,
+                            const ml_op_args *rope) {
+    norm_backward<bf16>(&s->base, norm, rope);
 }

@@ -1,82 +1,119 @@
 /* qk_norm_rope_kv.cu - QK norm, RoPE and the write to the KV cache in one kernel.
  *
- * A team of 16 threads has a head, 8 numbers each: the norm's sum has the order of
- * norm.cu, and every number is rounded after the norm and after RoPE, as the single ops
- * do. */
+ * A team of 8 threads has a head: a thread has a pack of 8 numbers and the one half a head
+ * behind it, with which RoPE pairs it.  The norm's sum has the order of norm.cu, and every number
+ * is rounded after the norm and after RoPE, as the single ops do. */
 #include "backend/cuda/attn/qk_norm_rope_kv.cuh"
 
 #include "backend/cuda/attn/attn_codes.cuh"
+#include "backend/cuda/stored.cuh"
 
 enum {
-    THREADS = 128,
-    TEAM = 16,
+    THREADS = 64,
+    TEAM = 8,
     TEAMS = THREADS / TEAM,
     V = 8,
     MANY_ROWS = 512, /* enough blocks without one for each TEAMS heads */
-    MANY_HEADS = 4   /* then a team has so many heads of a token */
+    MANY_HEADS = 2   /* then a team has so many heads of a token */
 };
 
-__device__ static void round_all(float (&x)[V]) {
+/* A thread's numbers of a head: e .. e + 7, and those half a head behind them. */
+struct head_part {
+    ml_stored<bf16, V> low, high;
+
+    __device__ void clear(void) {
+        low.clear();
+        high.clear();
+    }
+    __device__ void load(const bf16 *from, int half) {
+        low.load(from);
+        high.load(from + half);
+    }
+    __device__ void store(bf16 *to, int half) const {
+        low.store(to);
+        high.store(to + half);
+    }
+    __device__ void get(float (&l)[V], float (&h)[V]) const {
+        low.get(l);
+        high.get(h);
+    }
+    __device__ void set(const float (&l)[V], const float (&h)[V]) {
+        low.set(l);
+        high.set(h);
+    }
+};
+
+/* Over a head, of the sums of each pack, in the order of norm.cu: a tree over 16 lanes, of which lane
+ * i has pack i.  Of heads of less than 128 numbers, lane i + 8 is not this thread's second pack. */
+__device__ static float head_sum(float low, float high, int packs) {
+    int thread = (int)threadIdx.x % TEAM;
+
+    if (packs != TEAM)
+        high = __shfl_sync(0xffffffffu, high, (thread - packs) & (TEAM - 1), TEAM);
+    low += high;
 #pragma unroll
-    for (int j = 0; j < V; j++)
-        x[j] = ml_f32(ml_as<bf16>(x[j]));
+    for (int i = TEAM / 2; i; i >>= 1)
+        low += __shfl_xor_sync(0xffffffffu, low, i);
+    return low;
 }
 
-__device__ static void norm(float (&x)[V], const ml_qk_norm_rope_side &s, int d, int e) {
-    float sum = 0.0f, w[V] = {}, r;
+__device__ static float squares(const float (&x)[V]) {
+    float sum = 0.0f;
 
 #pragma unroll
     for (int j = 0; j < V; j++)
         sum = fmaf(x[j], x[j], sum);
-#pragma unroll
-    for (int i = TEAM / 2; i; i >>= 1)
-        sum += __shfl_xor_sync(0xffffffffu, sum, i);
-    r = 1.0f / sqrtf(sum / (float)d + s.eps);
-    if (e < d)
-        ml_load(w, s.norm + e);
-#pragma unroll
-    for (int j = 0; j < V; j++)
-        x[j] = (x[j] * r) * (w[j] + (s.plus_one ? 1.0f : 0.0f));
-    round_all(x);
+    return sum;
 }
 
-/* The cosines and sines of a thread's numbers. */
+__device__ static void norm_pack(float (&x)[V], float r, const float *weight, float more) {
+    float w[V];
+
+    ml_load(w, weight);
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        x[j] = (x[j] * r) * (w[j] + more);
+}
+
+__device__ static void norm(head_part &x, const ml_qk_norm_rope_side &s, int half, int e) {
+    float low[V], high[V], sum, r, more = s.plus_one ? 1.0f : 0.0f;
+
+    x.get(low, high);
+    sum = head_sum(squares(low), squares(high), half / V);
+    r = 1.0f / sqrtf(sum / (float)(2 * half) + s.eps);
+    if (e >= half)
+        return;
+    norm_pack(low, r, s.norm + e, more);
+    norm_pack(high, r, s.norm + half + e, more);
+    x.set(low, high);
+}
+
+/* The cosines and sines of a thread's pairs. */
 struct angles {
     float cosine[V], sine[V];
-
-    __device__ angles(const float *cs, int half, int e) : cosine(), sine() {
-        if (e < 2 * half) {
-            ml_load(cosine, cs + (e < half ? e : e - half));
-            ml_load(sine, cs + half + (e < half ? e : e - half));
-        }
-    }
 };
 
-/* RoPE (rotate-half): a thread's numbers pair with those of the thread half a head away. */
-__device__ static void turn(float (&x)[V], const angles &a, int half, int e) {
-    int lane = (int)threadIdx.x % 32, away = half / V;
-    bool low = e < half;
-    float other[V];
+/* RoPE (rotate-half). */
+__device__ static void turn(head_part &x, const angles &a) {
+    float low[V], high[V];
 
+    x.get(low, high);
 #pragma unroll
-    for (int j = 0; j < V; j++)
-        other[j] = __shfl_sync(0xffffffffu, x[j], low ? lane + away : lane - away);
-    if (e >= 2 * half)
-        return;
-#pragma unroll
-    for (int j = 0; j < V; j++)
-        x[j] = low ? fmaf(x[j], a.cosine[j], -(other[j] * a.sine[j]))
-                   : fmaf(x[j], a.cosine[j], other[j] * a.sine[j]);
-    round_all(x);
+    for (int j = 0; j < V; j++) {
+        float l = low[j], h = high[j];
+        low[j] = fmaf(l, a.cosine[j], -(h * a.sine[j]));
+        high[j] = fmaf(h, a.cosine[j], l * a.sine[j]);
+    }
+    x.set(low, high);
 }
 
 /* The bits of the largest magnitude of a head. */
-__device__ static uint32_t most_of(const float (&x)[V]) {
+__device__ static uint32_t most_of(const float (&low)[V], const float (&high)[V]) {
     uint32_t most = 0;
 
 #pragma unroll
     for (int j = 0; j < V; j++)
-        most = max(most, attn_magnitude(x[j]));
+        most = max(most, max(attn_magnitude(low[j]), attn_magnitude(high[j])));
 #pragma unroll
     for (int i = TEAM / 2; i; i >>= 1)
         most = max(most, __shfl_xor_sync(0xffffffffu, most, i));
@@ -85,9 +122,7 @@ __device__ static uint32_t most_of(const float (&x)[V]) {
 
 /* Elements e .. e + 7 of a row; of a key, pairs of them are four codes apart. */
 __device__ static void put_codes(const attn_coded &to, const float (&x)[V], int e,
-                                 bool paired, uint32_t most, int format) {
-    attn_scale s = attn_scale_of(most, format);
-
+                                 bool paired, const attn_scale &s, int format) {
 #pragma unroll
     for (int j = 0; j < V; j += 2) {
         uint8_t lo = attn_encode(x[j], s, format), hi = attn_encode(x[j + 1], s, format);
@@ -97,14 +132,14 @@ __device__ static void put_codes(const attn_coded &to, const float (&x)[V], int 
         *to.scale = s.scale;
 }
 
-/* Heads of a token: those of q, of k, of v. */
+/* A head of a token, of q, k or v. */
 struct head_of {
-    bool is_q, is_v, there;
-    int index; /* among those of its kind */
+    bool is_q, is_v, there; /* there: the thread has numbers of it */
+    int index;              /* among those of its kind */
 
     __device__ head_of(const attn_call<bf16> &c, int head, int e)
         : is_q(head < c.n_head), is_v(head >= c.n_head + c.n_kv),
-          there(head < c.n_head + 2 * c.n_kv && e < c.d),
+          there(head < c.n_head + 2 * c.n_kv && e < c.d / 2),
           index(is_q ? head : head - c.n_head - (is_v ? c.n_kv : 0)) {}
 };
 
@@ -114,72 +149,96 @@ struct kv_slot {
     int pos;
 };
 
-__device__ static void put_kv(const attn_call<bf16> &c, const head_of &h,
-                              const float (&x)[V], int e, const kv_slot &to) {
-    uint32_t most = c.format ? most_of(x) : 0;
-
-    if (!h.there || h.is_q || to.pos < 0)
-        return;
-    if (c.format)
-        put_codes(h.is_v ? attn_coded_value(c, to.page, h.index, to.pos)
-                         : attn_coded_key(c, to.page, h.index, to.pos),
-                  x, e, !h.is_v, most, c.format);
-    else if (h.is_v)
-        ml_store((bf16 *)attn_value(c, to.page, h.index, to.pos) + e, x);
-    else
-        ml_store((bf16 *)attn_key(c, to.page, h.index, to.pos) + e, x);
+__device__ static kv_slot slot_of(const attn_call<bf16> &c, int row, int seq) {
+    return { c.page + c.page_start[seq], c.pos[row] };
 }
 
-/* Teams have HEADS heads of a token, with the same angles and KV slot.  No early return: a warp's
- * teams shuffle together; those of values ignore the result. */
+/* All threads call it: they look for the largest magnitude together. */
+__device__ static void put_kv_codes(const attn_call<bf16> &c, const head_of &h,
+                                    const head_part &x, int e, const kv_slot &to) {
+    float low[V], high[V];
+    attn_scale s;
+    attn_coded at;
+
+    x.get(low, high);
+    s = attn_scale_of(most_of(low, high), c.format);
+    if (!h.there || h.is_q || to.pos < 0)
+        return;
+    at = h.is_v ? attn_coded_value(c, to.page, h.index, to.pos)
+                : attn_coded_key(c, to.page, h.index, to.pos);
+    put_codes(at, low, e, !h.is_v, s, c.format);
+    put_codes(at, high, e + c.d / 2, !h.is_v, s, c.format);
+}
+
+__device__ static void put_kv(const attn_call<bf16> &c, const head_of &h,
+                              const head_part &x, int e, const kv_slot &to) {
+    if (c.format)
+        put_kv_codes(c, h, x, e, to);
+    else if (h.there && !h.is_q && to.pos >= 0)
+        x.store((bf16 *)(h.is_v ? attn_value(c, to.page, h.index, to.pos)
+                                : attn_key(c, to.page, h.index, to.pos)) +
+                    e,
+                c.d / 2);
+}
+
+/* Norm and RoPE of a head of q or k.  All threads of a warp call it: its teams shuffle together. */
+__device__ static void norm_rope(head_part &x, const ml_qk_norm_rope &h, const head_of &o,
+                                 const angles &a, int row, int e) {
+    const ml_qk_norm_rope_side &s = o.is_q ? h.q : h.k;
+    int half = h.to.d / 2;
+    int64_t at = ((int64_t)row * (o.is_q ? h.to.n_head : h.to.n_kv) + o.index) * h.to.d + e;
+    head_part y = x;
+
+    if (h.k.norm)
+        norm(y, s, half, e);
+    if (!o.there || o.is_v)
+        return;
+    if (s.normed)
+        y.store(s.normed + at, half);
+    turn(y, a);
+    y.store(s.rotated + at, half);
+    x = y;
+}
+
+/* Teams have HEADS heads of a token, with the same angles and KV slot. */
 template <int HEADS>
 __global__ static void __launch_bounds__(THREADS)
     qk_norm_rope_kernel(const __grid_constant__ ml_qk_norm_rope h) {
     const attn_call<bf16> &c = h.to;
-    int row = (int)blockIdx.x, d = c.d, e = (int)threadIdx.x % TEAM * V;
+    int row = (int)blockIdx.x, half = c.d / 2, e = (int)threadIdx.x % TEAM * V;
     int first = (int)blockIdx.y * TEAMS * HEADS + (int)threadIdx.x / TEAM;
-    ml_pack<bf16, V> x[HEADS];
+    bool decodes = c.n_token == c.n_seq;
+    const float *cs = h.cs + (int64_t)row * c.d + e;
+    head_part x[HEADS];
     kv_slot slot;
+    angles a = {};
 
     ml_grid_release();
-    /* No kernel of the step writes the batch: read before the wait. */
-    slot.pos = c.pos[row];
-    slot.page =
-        c.page +
-        c.page_start[c.n_token == c.n_seq ? row : attn_seq_of(c.seq_start, c.n_seq, row)];
+    if (decodes) /* no kernel of the step writes the batch: read before the wait */
+        slot = slot_of(c, row, row);
     ml_grid_wait();
 #pragma unroll
     for (int i = 0; i < HEADS; i++) {
         head_of o(c, first + i * TEAMS, e);
         const ml_qk_norm_rope_side &s = o.is_q ? h.q : h.k;
         if (o.there)
-            x[i] = *(
-                const ml_pack<bf16, V> *)((o.is_v ? c.v + row * h.v_ld : s.x + row * s.ld) +
-                                          o.index * d + e);
+            x[i].load((o.is_v ? c.v + row * h.v_ld : s.x + row * s.ld) + o.index * c.d + e,
+                      half);
         else
-            x[i] = {};
+            x[i].clear();
     }
-    angles a(h.cs + (int64_t)row * d, d / 2, e);
+    if (e < half) {
+        ml_load(a.cosine, cs);
+        ml_load(a.sine, cs + half);
+    }
+    if (!decodes)
+        slot = slot_of(c, row, attn_seq_of(c.seq_start, c.n_seq, row));
 #pragma unroll
     for (int i = 0; i < HEADS; i++) {
         head_of o(c, first + i * TEAMS, e);
-        const ml_qk_norm_rope_side &s = o.is_q ? h.q : h.k;
-        int64_t at = ((int64_t)row * (o.is_q ? c.n_head : c.n_kv) + o.index) * d + e;
-        float y[V];
-#pragma unroll
-        for (int j = 0; j < V; j++)
-            y[j] = ml_f32(x[i].v[j]);
-        if (h.k.norm)
-            norm(y, s, d, e);
-        if (s.normed && o.there && !o.is_v)
-            ml_store(s.normed + at, y);
-        turn(y, a, d / 2, e);
-        if (o.there && !o.is_v)
-            ml_store(s.rotated + at, y);
-#pragma unroll
-        for (int j = 0; j < V; j++)
-            y[j] = o.is_v ? ml_f32(x[i].v[j]) : y[j];
-        put_kv(c, o, y, e, slot);
+        if (!__all_sync(0xffffffffu, o.is_v))
+            norm_rope(x[i], h, o, a, row, e);
+        put_kv(c, o, x[i], e, slot);
     }
 }
 
