@@ -61,6 +61,7 @@ static const ck_suite *const suites[] = {
     &ck_linear_fp8_back,
     &ck_moe_linear_codes,
     &ck_moe_linear_fp8,
+    &ck_moe_linear_wide,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 

@@ -64,10 +64,11 @@ struct ck_suite {
 extern const ck_suite ck_embed, ck_rmsnorm, ck_rope_table, ck_rope, ck_add, ck_glu,
     ck_moe_route, ck_moe_gather, ck_moe_combine, ck_attn, ck_lmhead, ck_linear,
     ck_moe_linear, ck_linear_codes, ck_linear_fp8, ck_linear_fp8_back, ck_moe_linear_codes,
-    ck_moe_linear_fp8, ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur,
-    ck_row_gate, ck_scale, ck_moe_scale, ck_layernorm, ck_index, ck_attn_chosen,
-    ck_moe_weigh, ck_merge, ck_split, ck_order, ck_col_scale, ck_tanh, ck_cutoff,
-    ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_compress, ck_lora, ck_lora_experts;
+    ck_moe_linear_fp8, ck_moe_linear_wide, ck_head_linear, ck_join, ck_pick, ck_conv,
+    ck_rates, ck_recur, ck_row_gate, ck_scale, ck_moe_scale, ck_layernorm, ck_index,
+    ck_attn_chosen, ck_moe_weigh, ck_merge, ck_split, ck_order, ck_col_scale, ck_tanh,
+    ck_cutoff, ck_match_rms, ck_stream_mix, ck_hyper_coef, ck_compress, ck_lora,
+    ck_lora_experts;
 
 /* ---- building cases (build.c) ---- */
 

@@ -583,6 +583,28 @@ const ck_suite ck_moe_linear = {
     .also = also_moe,
 };
 
+/* Tiles of 256 columns, more tiles than blocks. */
+static const struct moe_variant wide_moe[] = {
+    { 3, 420, 232, 256, ML_BF16, true },
+    { 4, 300, 512, 480, ML_BF16 },
+    { 150, 220, 256, 64, ML_BF16 },
+};
+
+static void build_wide_moe(ck_case *c, int i) {
+    build_moe_variant(c, &wide_moe[i]);
+}
+
+const ck_suite ck_moe_linear_wide = {
+    .op = ML_OP_MOE_LINEAR,
+    .n_case = sizeof wide_moe / sizeof *wide_moe,
+    .build = build_wide_moe,
+    .forward = forward_moe,
+    .ref_out = 1,
+    .grad_out = 1,
+    .device_only = true,
+    .also = also_moe,
+};
+
 /* ---- head-linear ---- */
 
 static const struct head_variant {

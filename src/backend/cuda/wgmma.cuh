@@ -149,4 +149,37 @@ template <int N> __device__ static inline void ml_wgmma_wait_128(float (*c)[4]) 
                  : "memory");
 }
 
+/* ---- m64n256k16: the same with 32 accumulators ---- */
+
+#define ML_WGMMA_SUMS_256                                                                  \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "                        \
+    "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "               \
+    "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "               \
+    "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "               \
+    "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, "               \
+    "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, "               \
+    "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "               \
+    "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+    "%126, %127}, "
+#define ML_WGMMA_ROWS_256(c) ML_WGMMA_ROWS_128(c), ML_WGMMA_ROWS_128((c + 16))
+
+/* c += a b'; a is 64 x 16, b 256 x 16; of a transposed operand 16 rows of panels. */
+template <bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ static inline void ml_wgmma_256(float (*c)[4], uint32_t a, uint32_t b) {
+    asm volatile("{.reg .pred add; .reg .b64 a, b; setp.eq.b32 add, 0, 0;"
+                 "mov.b64 a, {%128, " ML_PANEL_HI "}; mov.b64 b, {%129, " ML_PANEL_HI "};"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " ML_WGMMA_SUMS_256
+                 "a, b, add, 1, 1, %130, %131;}"
+                 : ML_WGMMA_ROWS_256(c)
+                 : "r"(a), "r"(b), "n"((int)A_TRANSPOSED), "n"((int)B_TRANSPOSED));
+}
+
+template <int N> __device__ static inline void ml_wgmma_wait_256(float (*c)[4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %128;"
+                 : ML_WGMMA_ROWS_256(c)
+                 : "n"(N)
+                 : "memory");
+}
+
 #endif

@@ -1,54 +1,108 @@
 /* moe_wgmma.cu - the grouped GEMM of experts, or heads, on Hopper: wgmma and tensor copies.
  *
  * Every output is one chain of k16 products over ascending k, from +0, as in moe_mma.cu:
- * the bits are the same.  A block has 128 x 128 outputs.  One warp issues the copies
- * of the stages ahead; two warpgroups (teams) multiply, 64 rows each.  Two blocks share
- * an SM: one multiplies while the other stores its outputs. */
+ * the bits are the same.  Blocks are persistent and take tiles of 128 x BN outputs in turn.
+ * One warp issues the copies of the stages ahead, those of the next tile included; two
+ * warpgroups (teams) multiply, 64 rows each.
+ *
+ * BN 256 reads a quarter less from the L2 cache, which limits BN 128.  BN 128 is for weight
+ * gradients, whose sums are short and whose outputs many: two blocks share an SM, and one
+ * multiplies while the other stores; and for widths that BN 256 would not fill. */
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/moe/moe.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 enum {
     BM = 128,
-    BN = 128,
     BK = 64,
-    STAGES = 3,
     TEAMS = 2,
     TEAM_THREADS = TEAMS * ML_WARPGROUP,
     THREADS = TEAM_THREADS + 32 /* the last warp copies */
 };
 
-struct expert_smem {
+template <int BN> struct expert_smem {
+    static const int STAGES = BN == 256 ? 4 : 3, BLOCKS = BN == 256 ? 1 : 2; /* of an SM */
+
     struct {
         bf16 a[BM * BK], b[BN * BK];
     } stage[STAGES];
     ml_barrier full[STAGES], empty[STAGES];
+    int first_row[ML_MOE_EXPERTS + 1];  /* of each expert */
+    int first_tile[ML_MOE_EXPERTS + 1]; /* of BM rows */
 };
 
 extern __shared__ __align__(1024) unsigned char expert_bytes[];
 
-/* The block's tile: its expert and rows, the first row and column of its outputs. */
+/* A tile: its expert and the expert's rows, the first row and column of its outputs. */
 struct tile {
-    ml_piece p;
+    int expert, first_row, rows;
     int m0, n0, m, k;
 };
 
-template <class OUT> __device__ static tile find_tile(const ml_expert_gemm<bf16, OUT> &g) {
-    int expert = (int)blockIdx.z;
-    tile t;
+/* Numbers the tiles of all experts, whose rows only the device knows; a warp. */
+template <int BN>
+__device__ static void number_tiles(expert_smem<BN> &smem, const int32_t *start,
+                                    int n_expert) {
+    int lane = (int)threadIdx.x % 32, before = 0;
 
-    if (!ml_expert_is_fixed(g))
-        t.p = ml_find_piece(g.start, g.n_expert, 1, BM, (int)blockIdx.y);
-    else if (g.start)
-        t.p = { expert, (int)blockIdx.y, g.start[expert],
-                g.start[expert + 1] - g.start[expert] };
-    else
-        t.p = { expert, (int)blockIdx.y, 0, (int)g.rows };
-    t.m0 = t.p.index * BM;
-    t.n0 = (int)blockIdx.x * BN;
-    t.m = g.m ? (int)g.m : t.p.rows;
-    t.k = g.k ? (int)g.k : t.p.rows;
-    return t;
+    for (int base = 0; base <= n_expert; base += 32) {
+        int i = base + lane, first = start[i < n_expert ? i : n_expert];
+        int rows = i < n_expert ? start[i + 1] - first : 0;
+        int tiles = (rows + BM - 1) / BM, sum = tiles;
+        for (int w = 1; w < 32; w <<= 1) {
+            int below = __shfl_up_sync(0xffffffffu, sum, w);
+            if (lane >= w)
+                sum += below;
+        }
+        if (i <= n_expert) {
+            smem.first_row[i] = first;
+            smem.first_tile[i] = before + sum - tiles;
+        }
+        before += __shfl_sync(0xffffffffu, sum, 31);
+    }
+}
+
+/* The last expert that begins at tile `at` or before: it has rows. */
+__device__ static int expert_of(const int *first_tile, int n_expert, int at) {
+    int low = 0, high = n_expert;
+
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (first_tile[middle] <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Tiles of one expert are adjacent, and of these those with the same rows: they share what
+ * they read.  False: there is no such tile. */
+template <int BN, class OUT>
+__device__ static bool find_tile(tile &t, const expert_smem<BN> &smem,
+                                 const ml_expert_gemm<bf16, OUT> &g, int at) {
+    int n_wide = (int)((g.n + BN - 1) / BN), of_rows = at / n_wide;
+
+    if (ml_expert_is_fixed(g)) {
+        int of_expert = (int)(((g.m ? g.m : g.rows) + BM - 1) / BM);
+        t.expert = of_rows / of_expert;
+        t.m0 = of_rows % of_expert * BM;
+        if (t.expert >= g.n_expert)
+            return false;
+        t.first_row = g.start ? smem.first_row[t.expert] : 0;
+        t.rows = g.start ? smem.first_row[t.expert + 1] - t.first_row : (int)g.rows;
+    } else {
+        if (of_rows >= smem.first_tile[g.n_expert])
+            return false;
+        t.expert = expert_of(smem.first_tile, g.n_expert, of_rows);
+        t.m0 = (of_rows - smem.first_tile[t.expert]) * BM;
+        t.first_row = smem.first_row[t.expert];
+        t.rows = smem.first_row[t.expert + 1] - t.first_row;
+    }
+    t.n0 = at % n_wide * BN;
+    t.m = g.m ? (int)g.m : t.rows;
+    t.k = g.k ? (int)g.k : t.rows;
+    return true;
 }
 
 /* Starts the copies of an operand's rows from `row` on and k from k0 on.  A transposed one
@@ -62,20 +116,24 @@ __device__ static void fetch(bf16 *to, const CUtensorMap *map, int row, int k0,
         ml_tensor_copy(to + i * ML_PANEL, map, row + i * 64, first_row + k0, matrix, full);
 }
 
-template <class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
-__device__ static void copy_stages(expert_smem &smem, const CUtensorMap *a,
-                                   const CUtensorMap *b, const tile &t,
-                                   const ml_expert_gemm<bf16, OUT> &g) {
-    for (int k0 = 0, n = 0; k0 < t.k; k0 += BK, n++) {
+/* The stages of a tile, of which the first is number n of the block's; returns the next. */
+template <int BN, class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ static int copy_stages(expert_smem<BN> &smem, const CUtensorMap *a,
+                                  const CUtensorMap *b, const tile &t,
+                                  const ml_expert_gemm<bf16, OUT> &g, int n) {
+    const int STAGES = expert_smem<BN>::STAGES;
+
+    for (int k0 = 0; k0 < t.k; k0 += BK, n++) {
         int at = n % STAGES;
         if (n >= STAGES)
             ml_barrier_wait(&smem.empty[at], (unsigned)(n / STAGES - 1) & 1);
         ml_barrier_expect(&smem.full[at], sizeof smem.stage[0]);
-        fetch<A_TRANSPOSED, BM>(smem.stage[at].a, a, t.m0, k0, g.a_row ? t.p.first_row : 0,
-                                g.a_expert ? t.p.owner : 0, &smem.full[at]);
-        fetch<B_TRANSPOSED, BN>(smem.stage[at].b, b, t.n0, k0, g.b_row ? t.p.first_row : 0,
-                                g.b_expert ? t.p.owner : 0, &smem.full[at]);
+        fetch<A_TRANSPOSED, BM>(smem.stage[at].a, a, t.m0, k0, g.a_row ? t.first_row : 0,
+                                g.a_expert ? t.expert : 0, &smem.full[at]);
+        fetch<B_TRANSPOSED, BN>(smem.stage[at].b, b, t.n0, k0, g.b_row ? t.first_row : 0,
+                                g.b_expert ? t.expert : 0, &smem.full[at]);
     }
+    return n;
 }
 
 /* A sum over an expert's rows ends within a stage: the rows of the next expert there become
@@ -94,12 +152,32 @@ __device__ static void sync_teams(void) {
 }
 
 template <bool A_TRANSPOSED, bool B_TRANSPOSED>
-__device__ static void multiply(float (&acc)[BN / 8][4], expert_smem &smem, const tile &t,
-                                int team, bool rows_end) {
-    int n_step = (t.k + BK - 1) / BK;
+__device__ static void product(float (&acc)[16][4], uint32_t a, uint32_t b) {
+    ml_wgmma_128<A_TRANSPOSED, B_TRANSPOSED>(acc, a, b);
+}
 
-    for (int n = 0; n < n_step; n++) {
-        int at = n % STAGES, left = t.k - n * BK;
+template <bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ static void product(float (&acc)[32][4], uint32_t a, uint32_t b) {
+    ml_wgmma_256<A_TRANSPOSED, B_TRANSPOSED>(acc, a, b);
+}
+
+template <int PENDING> __device__ static void wait_products(float (&acc)[16][4]) {
+    ml_wgmma_wait_128<PENDING>(acc);
+}
+
+template <int PENDING> __device__ static void wait_products(float (&acc)[32][4]) {
+    ml_wgmma_wait_256<PENDING>(acc);
+}
+
+/* The same of the teams.  A stage is free when the products that read it are done. */
+template <int BN, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ static int multiply(float (&acc)[BN / 8][4], expert_smem<BN> &smem,
+                               const tile &t, int team, bool rows_end, int n) {
+    const int STAGES = expert_smem<BN>::STAGES;
+    bool leader = threadIdx.x % ML_WARPGROUP == 0;
+
+    for (int k0 = 0; k0 < t.k; k0 += BK, n++) {
+        int at = n % STAGES, left = t.k - k0;
         bf16 *a = smem.stage[at].a, *b = smem.stage[at].b;
         uint32_t pa, pb;
         ml_barrier_wait(&smem.full[at], (unsigned)(n / STAGES) & 1);
@@ -114,19 +192,22 @@ __device__ static void multiply(float (&acc)[BN / 8][4], expert_smem &smem, cons
         ml_wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BK / 16; k++)
-            ml_wgmma_128<A_TRANSPOSED, B_TRANSPOSED>(
+            product<A_TRANSPOSED, B_TRANSPOSED>(
                 acc, A_TRANSPOSED ? ml_panel_rows(pa, 0, k) : ml_panel_columns(pa, k),
                 B_TRANSPOSED ? ml_panel_rows(pb, 0, k) : ml_panel_columns(pb, k));
         ml_wgmma_commit();
-        ml_wgmma_wait_128<1>(acc);
-        if (n > 0 && threadIdx.x % ML_WARPGROUP == 0)
+        wait_products<1>(acc);
+        if (k0 > 0 && leader)
             ml_barrier_arrive(&smem.empty[(n - 1) % STAGES]);
     }
-    ml_wgmma_wait_128<0>(acc);
+    wait_products<0>(acc);
+    if (t.k > 0 && leader)
+        ml_barrier_arrive(&smem.empty[(n - 1) % STAGES]);
+    return n;
 }
 
 /* Four lanes share a row, two columns each of four m16n8 tiles: afterwards each has the
- * eight columns of one tile. */
+ * eight columns of one tile; and the other way round. */
 __device__ static void exchange(uint32_t (&v)[4]) {
 #pragma unroll
     for (int bit = 1; bit <= 2; bit <<= 1) {
@@ -142,57 +223,68 @@ __device__ static void exchange(uint32_t (&v)[4]) {
     }
 }
 
-/* Rounds and stores 32 columns of a row, 16 bytes a lane; `col` is the first. */
+/* Rounds and stores 32 columns of a row, or adds them, 16 bytes a lane; `col` is the first. */
 __device__ static void put_row(const ml_expert_gemm<bf16, bf16> &g, bf16 *row, bool there,
                                int col, const float (*acc)[4], int r) {
+    uint4 *at;
     uint32_t v[4];
 
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        v[j] = ml_pack2(acc[j][2 * r], acc[j][2 * r + 1]);
-    exchange(v);
     col += (int)threadIdx.x % 4 * 8;
-    if (there && col < g.n)
-        *(uint4 *)(row + col) = make_uint4(v[0], v[1], v[2], v[3]);
-}
-
-template <class OUT>
-__device__ static void put_row_sums(const ml_expert_gemm<bf16, OUT> &g, OUT *row,
-                                    bool there, int col, const float (*acc)[4], int r) {
-    float old[4][2];
-
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int at = col + j * 8 + (int)threadIdx.x % 4 * 2;
-        if (there && at < g.n)
-            ml_load(old[j], row + at);
+    there = there && col < g.n;
+    at = (uint4 *)(row + col);
+    if (g.add) {
+        uint4 old = there ? *at : make_uint4(0, 0, 0, 0);
+        v[0] = old.x;
+        v[1] = old.y;
+        v[2] = old.z;
+        v[3] = old.w;
+        exchange(v);
     }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        int at = col + j * 8 + (int)threadIdx.x % 4 * 2;
-        float v[2] = { acc[j][2 * r] + old[j][0], acc[j][2 * r + 1] + old[j][1] };
-        if (there && at < g.n)
-            ml_store(row + at, v);
+        float x = acc[j][2 * r], y = acc[j][2 * r + 1];
+        if (g.add) {
+            x += __uint_as_float(v[j] << 16);
+            y += __uint_as_float(v[j] & 0xffff0000u);
+        }
+        v[j] = ml_pack2(x, y);
     }
+    exchange(v);
+    if (there)
+        *at = make_uint4(v[0], v[1], v[2], v[3]);
 }
 
+/* The same in f32: of two m16n8 tiles, lanes exchange halves, so that each has four columns of
+ * one. */
 __device__ static void put_row(const ml_expert_gemm<bf16, float> &g, float *row, bool there,
                                int col, const float (*acc)[4], int r) {
+    bool odd = threadIdx.x & 1;
+
+    col += (odd ? 8 : 0) + (int)threadIdx.x % 4 / 2 * 4;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int at = col + j * 8 + (int)threadIdx.x % 4 * 2;
-        float v[2] = { acc[j][2 * r], acc[j][2 * r + 1] };
-        if (there && at < g.n)
-            ml_store(row + at, v);
+    for (int j = 0; j < 4; j += 2, col += 16) {
+        const float *even = acc[j] + 2 * r, *next = acc[j + 1] + 2 * r;
+        float x = odd ? next[0] : even[0], y = odd ? next[1] : even[1];
+        float u = __shfl_xor_sync(0xffffffffu, odd ? even[0] : next[0], 1);
+        float v = __shfl_xor_sync(0xffffffffu, odd ? even[1] : next[1], 1);
+        float sum[4] = { odd ? u : x, odd ? v : y, odd ? x : u, odd ? y : v }, old[4];
+        if (!there || col >= g.n)
+            continue;
+        if (g.add) {
+            ml_load(old, row + col);
+            for (int k = 0; k < 4; k++)
+                sum[k] += old[k];
+        }
+        ml_store(row + col, sum);
     }
 }
 
-template <class OUT>
-__device__ static void add_bias(float (&acc)[BN / 8][4], const ml_expert_gemm<bf16, OUT> &g,
+template <int N, class OUT>
+__device__ static void add_bias(float (&acc)[N][4], const ml_expert_gemm<bf16, OUT> &g,
                                 const tile &t) {
-    const float *bias = g.bias + t.p.owner * g.n;
+    const float *bias = g.bias + t.expert * g.n;
 #pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
+    for (int j = 0; j < N; j++) {
         int col = t.n0 + j * 8 + (int)threadIdx.x % 4 * 2;
         float b0 = col < g.n ? bias[col] : 0.0f, b1 = col < g.n ? bias[col + 1] : 0.0f;
         acc[j][0] += b0;
@@ -202,10 +294,10 @@ __device__ static void add_bias(float (&acc)[BN / 8][4], const ml_expert_gemm<bf
     }
 }
 
-template <class OUT>
-__device__ static void put(float (&acc)[BN / 8][4], const ml_expert_gemm<bf16, OUT> &g,
+template <int N, class OUT>
+__device__ static void put(float (&acc)[N][4], const ml_expert_gemm<bf16, OUT> &g,
                            const tile &t) {
-    OUT *c = g.c + (ml_expert_is_fixed(g) ? t.p.owner * g.c_expert : t.p.first_row * g.ldc);
+    OUT *c = g.c + (ml_expert_is_fixed(g) ? t.expert * g.c_expert : t.first_row * g.ldc);
     int row = t.m0 + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
 
     if (g.bias)
@@ -215,40 +307,57 @@ __device__ static void put(float (&acc)[BN / 8][4], const ml_expert_gemm<bf16, O
         OUT *to = c + (int64_t)(row + 8 * r) * g.ldc;
         bool there = row + 8 * r < t.m;
 #pragma unroll
-        for (int j = 0; j < BN / 8; j += 4)
-            if (g.add)
-                put_row_sums(g, to, there, t.n0 + j * 8, acc + j, r);
-            else
-                put_row(g, to, there, t.n0 + j * 8, acc + j, r);
+        for (int j = 0; j < N; j += 4)
+            put_row(g, to, there, t.n0 + j * 8, acc + j, r);
     }
 }
 
-template <class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
-__global__ void __launch_bounds__(THREADS, 2)
+template <int BN, class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ static void copy_tiles(expert_smem<BN> &smem, const CUtensorMap *a,
+                                  const CUtensorMap *b,
+                                  const ml_expert_gemm<bf16, OUT> &g) {
+    tile t;
+
+    for (int at = (int)blockIdx.x, n = 0; find_tile<BN>(t, smem, g, at);
+         at += (int)gridDim.x)
+        n = copy_stages<BN, OUT, A_TRANSPOSED, B_TRANSPOSED>(smem, a, b, t, g, n);
+}
+
+template <int BN, class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__device__ static void multiply_tiles(expert_smem<BN> &smem, int team,
+                                      const ml_expert_gemm<bf16, OUT> &g) {
+    tile t;
+
+    for (int at = (int)blockIdx.x, n = 0; find_tile<BN>(t, smem, g, at);
+         at += (int)gridDim.x) {
+        float acc[BN / 8][4] = {};
+        n = multiply<BN, A_TRANSPOSED, B_TRANSPOSED>(acc, smem, t, team, !g.k, n);
+        if (ml_expert_has_outputs(g, t.rows))
+            put(acc, g, t);
+    }
+}
+
+template <int BN, class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
+__global__ void __launch_bounds__(THREADS, expert_smem<BN>::BLOCKS)
     expert_wgmma(const __grid_constant__ CUtensorMap a,
                  const __grid_constant__ CUtensorMap b, ml_expert_gemm<bf16, OUT> g) {
-    expert_smem &smem = *(expert_smem *)expert_bytes;
+    expert_smem<BN> &smem = *(expert_smem<BN> *)expert_bytes;
     int team = __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
-    tile t = find_tile(g);
 
-    if (t.p.index < 0 || !ml_expert_has_outputs(g, t.p.rows))
-        return;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < expert_smem<BN>::STAGES; i++) {
             ml_barrier_init(&smem.full[i]);
             ml_barrier_init(&smem.empty[i], TEAMS);
         }
         ml_barrier_init_end();
     }
+    if (team == TEAMS && g.start)
+        number_tiles(smem, g.start, g.n_expert);
     __syncthreads();
-    if (team == TEAMS) {
-        if (threadIdx.x == TEAM_THREADS)
-            copy_stages<OUT, A_TRANSPOSED, B_TRANSPOSED>(smem, &a, &b, t, g);
-    } else {
-        float acc[BN / 8][4] = {};
-        multiply<A_TRANSPOSED, B_TRANSPOSED>(acc, smem, t, team, !g.k);
-        put(acc, g, t);
-    }
+    if (team < TEAMS)
+        multiply_tiles<BN, OUT, A_TRANSPOSED, B_TRANSPOSED>(smem, team, g);
+    else if (threadIdx.x == TEAM_THREADS)
+        copy_tiles<BN, OUT, A_TRANSPOSED, B_TRANSPOSED>(smem, &a, &b, g);
 }
 
 /* ---- launching ---- */
@@ -271,10 +380,20 @@ static ml_tensor_box operand_box(const bf16 *at, bool transposed, int64_t rows, 
     return x;
 }
 
+/* As many blocks as run at a time, unless there are fewer tiles. */
+template <int BN, class OUT>
+static unsigned grid_size(const ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g,
+                          int64_t rows) {
+    dim3 tiles = ml_expert_grid(g, rows, BM, BN);
+    unsigned all = tiles.x * tiles.y * tiles.z, most = s->sms * expert_smem<BN>::BLOCKS;
+
+    return all < most ? all : most;
+}
+
 /* False: there is no tensor map of such an operand. */
-template <class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
+template <int BN, class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED>
 static bool launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_t rows) {
-    auto kernel = expert_wgmma<OUT, A_TRANSPOSED, B_TRANSPOSED>;
+    auto kernel = expert_wgmma<BN, OUT, A_TRANSPOSED, B_TRANSPOSED>;
     ml_tensor_box xa =
         operand_box(g.a, A_TRANSPOSED, g.m ? g.m : rows, g.k ? g.k : rows,
                     A_TRANSPOSED ? g.a_k : g.a_m, g.a_expert, g.n_expert, BM);
@@ -287,20 +406,30 @@ static bool launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
         return false;
     ml_cuda_note(s,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)sizeof(expert_smem)),
+                                      (int)sizeof(expert_smem<BN>)),
                  "moe-linear");
-    kernel<<<ml_expert_grid(g, rows, BM, BN), THREADS, sizeof(expert_smem), s->stream>>>(
-        a, b, g);
+    kernel<<<grid_size<BN>(s, g, rows), THREADS, sizeof(expert_smem<BN>), s->stream>>>(a, b,
+                                                                                       g);
     ml_cuda_launched(s, "moe-linear");
     return true;
 }
 
+/* Whether tiles of 256 columns leave less than an eighth of them empty. */
+static bool fills_wide(int64_t n) {
+    return n > (n + 255) / 256 * 224;
+}
+
+template <bool B_TRANSPOSED>
+static bool by_width(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
+    return fills_wide(g.n) ? launch<256, bf16, false, B_TRANSPOSED>(s, g, rows)
+                           : launch<128, bf16, false, B_TRANSPOSED>(s, g, rows);
+}
+
 bool ml_expert_wgmma(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
-    return g.b_k == 1 ? launch<bf16, false, false>(s, g, rows)
-                      : launch<bf16, false, true>(s, g, rows);
+    return g.b_k == 1 ? by_width<false>(s, g, rows) : by_width<true>(s, g, rows);
 }
 
 bool ml_expert_wgmma(ml_cuda_stream *s, const ml_expert_gemm<bf16, float> &g,
                      int64_t rows) {
-    return launch<float, true, true>(s, g, rows);
+    return launch<128, float, true, true>(s, g, rows);
 }
