@@ -10,7 +10,7 @@
 #include "backend/cuda/attn/attn_codes.cuh"
 #include "backend/cuda/attn/attn_decode.cuh"
 
-enum { FEW_BLOCKS = 512 };
+enum { STAGES = 2 };
 
 /* The place of 16 codes of a row, from code e on: rows of a load are in different banks. */
 template <int D> __device__ static int code_at(int row, int e) {
@@ -93,7 +93,7 @@ __device__ static void fetch_page(const stage &to, int32_t id, const tiles<D> &t
 
 /* Shared memory: scores of this tile and the next, and first of all the queries; stages of codes
  * of keys, of values; their scales. */
-template <int D, int R, int STAGES> struct coded_smem {
+template <int D, int R> struct coded_smem {
     float scores[2][R * 8 * DECODE_LD];
     uint8_t key[STAGES][ML_KTILE * D], value[STAGES][ML_KTILE * D];
     float key_scale[STAGES][ML_KTILE], value_scale[STAGES][ML_KTILE];
@@ -102,14 +102,14 @@ template <int D, int R, int STAGES> struct coded_smem {
                   "room of queries");
 };
 
-template <int STAGES> __device__ static int next_stage(int n) {
+__device__ static int next_stage(int n) {
     return n + 1 < STAGES ? n + 1 : 0;
 }
 
-template <int D, int R, int STAGES>
-__device__ static void prefetch(tiles<D> &t, coded_smem<D, R, STAGES> &smem,
+template <int D, int R>
+__device__ static void prefetch(tiles<D> &t, coded_smem<D, R> &smem,
                                 const attn_call<bf16> &c) {
-    int next = next_stage<STAGES>(t.n);
+    int next = next_stage(t.n);
 
     fetch_page<D, false>({ smem.key[next], smem.key_scale[next] }, t.next_id, t, c,
                          t.at + ML_KTILE);
@@ -292,17 +292,12 @@ __device__ static void put_rows(const decode_state<R> &x, const float (&acc)[R][
     }
 }
 
-/* Blocks per SM: as many as the stages leave room for. */
-constexpr int blocks_per_sm(int rows, int stages) {
-    return rows > 1 ? 3 : stages > 2 ? 4 : 5;
-}
-
-template <int D, int R, int STAGES, int FORMAT>
-__global__ void __launch_bounds__(ATTN_THREADS, blocks_per_sm(R, STAGES))
+template <int D, int R, int FORMAT>
+__global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     decode_codes_forward(attn_call<bf16> c) {
     const int N = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
     extern __shared__ __align__(128) unsigned char smem_bytes[];
-    coded_smem<D, R, STAGES> &smem = *(coded_smem<D, R, STAGES> *)smem_bytes;
+    coded_smem<D, R> &smem = *(coded_smem<D, R> *)smem_bytes;
     bf16 *rows = (bf16 *)smem_bytes;
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
     tiles<D> t;
@@ -330,7 +325,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, blocks_per_sm(R, STAGES))
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0, now = 0; tile <= t.hi;
          tile += ML_KTILE, n ^= 1) {
         uint32_t w[R][4][2], code[4][N / 2][2];
-        int next = next_stage<STAGES>(now);
+        int next = next_stage(now);
 
         ml_copy_wait<STAGES - 2>();
         __syncthreads(); /* this tile's scores and values arrived; a stage is free */
@@ -346,37 +341,24 @@ __global__ void __launch_bounds__(ATTN_THREADS, blocks_per_sm(R, STAGES))
     put_rows<R, N>(x, acc, c, seq, head);
 }
 
-template <int D, int R, int STAGES, int FORMAT>
+template <int D, int R, int FORMAT>
 static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    const int bytes = (int)sizeof(coded_smem<D, R, STAGES>);
+    const int bytes = (int)sizeof(coded_smem<D, R>);
 
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(decode_codes_forward<D, R, STAGES, FORMAT>,
+                 cudaFuncSetAttribute(decode_codes_forward<D, R, FORMAT>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                  "attention");
-    ml_cuda_launch(s, "attention", decode_codes_forward<D, R, STAGES, FORMAT>,
+    ml_cuda_launch(s, "attention", decode_codes_forward<D, R, FORMAT>,
                    dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, (size_t)bytes,
                    c);
 }
 
-/* Few blocks need more tiles in flight; many blocks need to share an SM. */
-template <int D, int R, int FORMAT>
-static void choose_stages(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    const int many = R == 1 ? 2 : 3;
-
-    if (c.n_seq * c.n_kv <= FEW_BLOCKS)
-        launch<D, R, 3, FORMAT>(s, c);
-    else
-        launch<D, R, many, FORMAT>(s, c);
-}
-
 template <int FORMAT> static void choose(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (c.d <= 64)
-        c.group <= 8 ? choose_stages<64, 1, FORMAT>(s, c)
-                     : choose_stages<64, 2, FORMAT>(s, c);
+        c.group <= 8 ? launch<64, 1, FORMAT>(s, c) : launch<64, 2, FORMAT>(s, c);
     else
-        c.group <= 8 ? choose_stages<128, 1, FORMAT>(s, c)
-                     : choose_stages<128, 2, FORMAT>(s, c);
+        c.group <= 8 ? launch<128, 1, FORMAT>(s, c) : launch<128, 2, FORMAT>(s, c);
 }
 
 bool ml_attn_decode_codes_supports(const attn_call<bf16> &c) {
