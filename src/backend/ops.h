@@ -361,6 +361,9 @@ typedef struct ml_rows {
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page; /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
     int32_t n_page;      /* entries of `page`, where they are in device memory */
+    /* Of the first sequences that have one row each, as in decode: their number and their entries of
+     * `page`.  0: not counted. */
+    int32_t n_single, single_page;
     const int32_t *slot; /* [n_seq] state slot of each sequence */
     /* [n_seq] Shared prefixes, of ATTN: the earlier sequence that this one continues, whose keys, and
      * those of its own prefix, are the keys of this one up to its first position; -1: none.
@@ -381,6 +384,17 @@ typedef struct ml_rows {
     /* Data-parallel attention: the rows are those of all DP groups; NULL: it is not used. */
     const struct ml_dp_rows *dp;
 } ml_rows;
+
+/* Counts the first sequences of one row; `at` has their arrays in host memory. */
+static inline void ml_rows_count_single(ml_rows *r, const ml_rows *at) {
+    int32_t n = 0;
+
+    if (!at->prefix && !at->context)
+        while (n < at->n_seq && at->seq_start[n + 1] == n + 1)
+            n++;
+    r->n_single = n;
+    r->single_page = n ? at->page_start[n] : 0;
+}
 
 /* The rows of each adapter, ascending: list 0 has the rows without one, list a + 1 those of adapter
  * a.  First [ML_ADAPTER_LISTS + 1] numbers, where each list begins and ends, then [n] rows. */
