@@ -272,7 +272,7 @@ __device__ static uint2 eight_ones(int64_t left) {
 }
 
 template <bool WIDE>
-__global__ void __launch_bounds__(THREADS, 3) encode_rows(const row_encoding c) {
+__global__ void __launch_bounds__(THREADS, 2) encode_rows(const row_encoding c) {
     __shared__ float most[THREADS / 32];
     int64_t row0 = (int64_t)blockIdx.y * TILE + threadIdx.x / ACROSS;
     int64_t k = (int64_t)blockIdx.x * TILE + threadIdx.x % ACROSS * EIGHT;
