@@ -4,7 +4,7 @@
  *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS [LORA_RANK [FORMAT [GRADIENTS]]]]
  *     bench_gpu MODEL_DIR decode STREAMS IN OUT ADAPTERS LORA_RANK
  *     bench_gpu MODEL_DIR quantized STREAMS IN OUT [DTYPE...]
- *     bench_gpu MODEL_DIR kv STREAMS IN OUT
+ *     bench_gpu MODEL_DIR kv STREAMS IN OUT [WEIGHTS/KV...]
  *     bench_gpu MODEL_DIR speculate STREAMS IN OUT DRAFTS
  *
  * Made-up weights of the shape that MODEL_DIR/config.json has, in bf16 with f32 masters; a loss at
@@ -22,7 +22,8 @@
  * Quantized: the same of weights in bf16 and in the quantized formats, or in those that are named, and
  * the bytes of each; ratios are to the first.  Peak: of all memory on the GPU, until then.
  *
- * KV: rollouts with a KV cache in bf16 and in 8 bits, of weights in bf16 and fp8-blockwise.
+ * KV: rollouts with a KV cache in bf16 and in 8 bits, of weights in bf16 and fp8-blockwise, or those
+ * that are named, such as fp8-blockwise/fp8_e4m3; ratios are to the first.
  *
  * Speculate: the same with at most DRAFTS draft tokens of the model's multi-token prediction layer.
  * The layer and its head are computed for each draft token, which is then replaced: by the token
@@ -395,16 +396,31 @@ static int bench_quantized(const char *dir, load l, const char *const *names, in
 
 /* ---- a KV cache in 8 bits ---- */
 
-static int bench_kv(const char *dir, load l) {
-    static const struct {
-        ml_weight_dtype weights;
-        ml_dtype kv;
-        const char *kv_name;
-    } of[] = { { ML_WEIGHT_BF16, 0, "bf16" },
-               { ML_WEIGHT_FP8_BLOCKWISE, 0, "bf16" },
-               { ML_WEIGHT_FP8_BLOCKWISE, ML_KV_E4M3, "fp8_e4m3" },
-               { ML_WEIGHT_BF16, ML_KV_E4M3, "fp8_e4m3" },
-               { ML_WEIGHT_BF16, ML_KV_INT8, "int8" } };
+static ml_dtype kv_dtype_named(const char *name) {
+    for (int i = ML_KV_E4M3; i <= ML_KV_INT8; i++)
+        if (strcmp(name, ml_dtype_name((ml_dtype)i)) == 0)
+            return (ml_dtype)i;
+    if (strcmp(name, "bf16") != 0)
+        die("KV is bf16, fp8_e4m3, fp8_e5m2 or int8");
+    return 0;
+}
+
+/* Weights and KV cache of "WEIGHTS/KV". */
+static void set_formats(load *l, const char *name) {
+    const char *slash = strchr(name, '/');
+    char weights[32];
+
+    if (!slash || slash - name >= (ptrdiff_t)sizeof weights)
+        die("a case of kv is WEIGHTS/KV, such as bf16/fp8_e4m3");
+    snprintf(weights, sizeof weights, "%.*s", (int)(slash - name), name);
+    l->dtype = weight_dtype_named(weights);
+    l->kv = kv_dtype_named(slash + 1);
+}
+
+static int bench_kv(const char *dir, load l, const char *const *names, int n) {
+    static const char *const all[] = { "bf16/bf16", "fp8-blockwise/bf16",
+                                       "fp8-blockwise/fp8_e4m3", "bf16/fp8_e4m3",
+                                       "bf16/int8" };
     rate base = { 0 }, now;
     ml_backend be;
     ml_weights w;
@@ -412,16 +428,17 @@ static int bench_kv(const char *dir, load l) {
 
     check_load(&l);
     open_gpu(&be);
-    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+    if (n == 0) {
+        names = all;
+        n = sizeof all / sizeof *all;
+    }
+    for (int i = 0; i < n; i++) {
         ml_arena_init(&a, "bench");
-        l.dtype = of[i].weights;
-        l.kv = of[i].kv;
+        set_formats(&l, names[i]);
         now = measure_decode(dir, &l, &w, &be, &a);
         base = i == 0 ? now : base;
-        printf("weights %s, KV %s: %.2f s, ratio %.3f; decode tokens_per_s %.0f, ratio "
-               "%.3f\n",
-               ml_weight_dtype_name(l.dtype), of[i].kv_name, now.whole_s,
-               now.whole_s / base.whole_s, now.tokens_per_s,
+        printf("%s: %.2f s, ratio %.3f; decode tokens_per_s %.0f, ratio %.3f\n", names[i],
+               now.whole_s, now.whole_s / base.whole_s, now.tokens_per_s,
                now.tokens_per_s / base.tokens_per_s);
         ml_weights_close(&w);
         ml_arena_release(&a);
@@ -655,7 +672,7 @@ static int bench_train(int argc, char **argv) {
         if (i == 0)
             printf("first_step_s %.2f\n", ml_clock_s() - began);
     }
-    fprintf(stderr, "loss %.4f, gradient norm %.4f\n", r.loss, r.grad_norm);
+    fprintf(stderr, "loss %.6f, gradient norm %.6f\n", r.loss, r.grad_norm);
     report(&spec, took, n_step, (double)n_seq * len, len, rank > 0);
     report_memory(&be, &spec, &opts, w.buf.bytes + quantized.buf.bytes, base);
     if (getenv("CUDA_LAUNCH_BLOCKING"))
@@ -685,10 +702,12 @@ int main(int argc, char **argv) {
                                        .n_in = atoi(argv[4]),
                                        .n_out = atoi(argv[5]) },
                                (const char *const *)argv + 6, argc - 6);
-    if (argc == 6 && strcmp(argv[2], "kv") == 0)
-        return bench_kv(argv[1], (load){ .n_stream = atoi(argv[3]),
-                                         .n_in = atoi(argv[4]),
-                                         .n_out = atoi(argv[5]) });
+    if (argc >= 6 && strcmp(argv[2], "kv") == 0)
+        return bench_kv(argv[1],
+                        (load){ .n_stream = atoi(argv[3]),
+                                .n_in = atoi(argv[4]),
+                                .n_out = atoi(argv[5]) },
+                        (const char *const *)argv + 6, argc - 6);
     if (argc == 8 && strcmp(argv[2], "decode") == 0)
         return bench_decode(argv[1], (load){ .n_stream = atoi(argv[3]),
                                              .n_in = atoi(argv[4]),

@@ -361,6 +361,9 @@ typedef struct ml_rows {
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page; /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
     int32_t n_page;      /* entries of `page`, where they are in device memory */
+    /* Of the first sequences that have one row each, as in decode: their number and their entries of
+     * `page`.  0: not counted. */
+    int32_t n_single, single_page;
     const int32_t *slot; /* [n_seq] state slot of each sequence */
     /* [n_seq] Shared prefixes, of ATTN: the earlier sequence that this one continues, whose keys, and
      * those of its own prefix, are the keys of this one up to its first position; -1: none.
@@ -381,6 +384,17 @@ typedef struct ml_rows {
     /* Data-parallel attention: the rows are those of all DP groups; NULL: it is not used. */
     const struct ml_dp_rows *dp;
 } ml_rows;
+
+/* Counts the first sequences of one row; `at` has their arrays in host memory. */
+static inline void ml_rows_count_single(ml_rows *r, const ml_rows *at) {
+    int32_t n = 0;
+
+    if (!at->prefix && !at->context)
+        while (n < at->n_seq && at->seq_start[n + 1] == n + 1)
+            n++;
+    r->n_single = n;
+    r->single_page = n ? at->page_start[n] : 0;
+}
 
 /* The rows of each adapter, ascending: list 0 has the rows without one, list a + 1 those of adapter
  * a.  First [ML_ADAPTER_LISTS + 1] numbers, where each list begins and ends, then [n] rows. */
@@ -516,9 +530,10 @@ typedef struct ml_ops {
      * returns how many calls it ran; 0: run the first call alone.  Outputs that only
      * these calls read need not be written.  NULL: no fusion. */
     int (*together)(ml_stream *s, const ml_op_call *call, int n);
-    /* The same of backward, in the order in which the calls run; 0: run them one by one.  Either n
-     * calls of LINEAR with one input, whose scratch memory is that of one call with all their outputs; or
-     * ROPE of k and of q, and the RMSNORMs of k and of q before these.  NULL: no fusion. */
+    /* The same of backward, in the order in which the calls run; 0: run the first, or all LINEARs, one by one.
+     * Either n calls of LINEAR with one input, whose scratch memory is that of one call with all their outputs; or
+     * a GLU and then the two LINEARs whose outputs it reads; or ROPE of k and of q, and the RMSNORMs of k and of q
+     * before these.  NULL: no fusion. */
     int (*together_back)(ml_stream *s, const ml_op_call *call, int n);
     /* Scratch bytes for a call with these shapes (data pointers are not read). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);

@@ -249,6 +249,16 @@ static int32_t n_linears(const ml_plan *p, int32_t node, int32_t first) {
     return k > 1 ? k : 0;
 }
 
+/* The same of a GLU and the two LINEARs whose outputs it reads. */
+static int32_t n_gate(const ml_plan *p, int32_t node, int32_t first) {
+    const ml_node *n = &p->spec->node[node];
+
+    if (n->op != ML_OP_GLU || node == first || n_linears(p, node - 1, first) != 2 ||
+        !runs_after(p, node, 0, ML_OP_GLU) || !runs_after(p, node, 1, ML_OP_LINEAR))
+        return 0;
+    return n->in[0] == n[-2].out[0] && n->in[1] == n[-1].out[0] ? 3 : 0;
+}
+
 /* The same of RoPE of k and q, and of the norms of k and q. */
 static int32_t n_heads(const ml_plan *p, int32_t node, int32_t first) {
     static const ml_op_id op[MOST_JOINT] = { ML_OP_ROPE, ML_OP_ROPE, ML_OP_RMSNORM,
@@ -731,7 +741,8 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
 /* Returns how many nodes it ran, from this one down. */
 static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run *r) {
     ml_op_call call[MOST_JOINT] = { 0 };
-    int32_t heads = n_heads(p, node, first), n = heads ? heads : n_linears(p, node, first);
+    const int32_t gate = n_gate(p, node, first), heads = n_heads(p, node, first);
+    int32_t n = gate ? gate : heads ? heads : n_linears(p, node, first);
     double start = ml_clock_s();
 
     if (n == 0 || !p->be->ops->together_back || is_left_out(p, node, r))
@@ -746,7 +757,8 @@ static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run 
         return 0;
     for (int32_t k = 0; k < n; k++)
         mark_written(p, node - k, r, &call[k].args);
-    p->stats.backward_s[call[0].op] += ml_clock_s() - start;
+    node -= gate ? 1 : 0; /* counts as a LINEAR */
+    p->stats.backward_s[p->spec->node[node].op] += ml_clock_s() - start;
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
     return n;
 }

@@ -588,13 +588,34 @@ static void make_up_rows(const void *ud, int64_t row, int64_t n, float *out) {
     make_up(out, n * m->shape[1], 1.0f / sqrtf((float)m->shape[1]), &state);
 }
 
-static void make_up_codes(const ml_tensor *t, ml_pool *pool, const ml_backend *be) {
+enum { DUMMY_SHAPES = 32 };
+
+/* Made-up matrices of one shape have the same values: they are encoded once, in host memory. */
+typedef struct dummy_codes {
+    ml_tensor of[DUMMY_SHAPES];
+    int n;
+    ml_arena *arena;
+    ml_pool *pool;
+} dummy_codes;
+
+static const ml_tensor *codes_like(dummy_codes *d, const ml_tensor *m) {
+    ml_tensor *t;
+
+    for (int i = 0; i < d->n; i++)
+        if (d->of[i].dtype == m->dtype && d->of[i].layout == m->layout &&
+            d->of[i].shape[0] == m->shape[0] && d->of[i].shape[1] == m->shape[1])
+            return &d->of[i];
+    t = &d->of[d->n < DUMMY_SHAPES ? d->n++ : DUMMY_SHAPES - 1];
+    *t = *m;
+    t->data = ml_arena_take(d->arena, ml_tensor_bytes(m), 1);
+    ml_weights_encode(t, make_up_rows, t, d->pool);
+    return t;
+}
+
+static void make_up_codes(const ml_tensor *t, dummy_codes *d, const ml_backend *be) {
     for (int32_t e = 0; e < (t->n_dim == 3 ? t->shape[0] : 1); e++) {
         const ml_tensor m = member_of(t, e);
-        ml_arena a;
-        const ml_tensor here = begin_codes(&m, be, &a);
-        ml_weights_encode(&here, make_up_rows, &here, pool);
-        end_codes(&m, &here, be, &a);
+        be->dev->copy_in(be->stream, m.data, codes_like(d, &m)->data, ml_tensor_bytes(&m));
     }
 }
 
@@ -647,6 +668,7 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
                            uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err) {
     ml_pool *pool = NULL;
     ml_arena stage;
+    dummy_codes codes = { .arena = &stage };
     dummy_job j = { 0 };
     ml_status st;
 
@@ -659,13 +681,14 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
     st = carve(w, s, NULL, dtype, NULL, ML_MEM_WEIGHT, be, a, err);
     if (st == ML_OK)
         st = ml_pool_new(&pool, be->n_thread, err);
+    codes.pool = pool;
     for (int32_t i = 0; st == ML_OK && i < w->n; i++) {
         j.t = &w->t[i];
         j.below = s->param[i].below;
         j.seed = seed + (uint64_t)i * 0xd1342543de82ef95u;
         j.scale = 1.0f / sqrtf((float)j.t->shape[j.t->n_dim - 1]);
         if (ml_dtype_codes(j.t->dtype))
-            make_up_codes(j.t, pool, be);
+            make_up_codes(j.t, &codes, be);
         else
             make_up_tensor(&j, pool, be);
     }

@@ -405,6 +405,76 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
     }
 }
 
+/* The rows of a, then those of b. */
+static ml_tensor stack(const ck_case *c, const ml_tensor *a, const ml_tensor *b) {
+    size_t first = ml_tensor_bytes(a), second = ml_tensor_bytes(b);
+    ml_tensor t = *a;
+
+    t.shape[0] += b->shape[0];
+    if (!a->data)
+        return t;
+    t.data = ml_arena_take(c->arena, first + second + 1, 64);
+    memcpy(t.data, a->data, first);
+    memcpy((char *)t.data + first, b->data, second);
+    return t;
+}
+
+static const int32_t *stack_ints(const ck_case *c, const int32_t *a, int32_t n_a,
+                                 const int32_t *b, int32_t n_b) {
+    int32_t *to = ML_NEW(c->arena, int32_t, n_a + n_b);
+
+    memcpy(to, a, (size_t)n_a * sizeof *to);
+    memcpy(to + n_a, b, (size_t)n_b * sizeof *to);
+    return to;
+}
+
+/* Two batches of one sequence each as one. */
+static ck_case stack_batches(const ck_case *a, const ck_case *b) {
+    int32_t n_page = a->rows.page_start[1], more = b->rows.page_start[1];
+    int32_t *start = ML_NEW(a->arena, int32_t, 6);
+    ck_case c = *a;
+
+    c.rows.n_token += b->rows.n_token;
+    c.rows.n_seq = 2;
+    c.rows.pos =
+        stack_ints(a, a->rows.pos, a->rows.n_token, b->rows.pos, b->rows.n_token);
+    c.rows.page = stack_ints(a, a->rows.page, n_page, b->rows.page, more);
+    start[1] = a->rows.n_token;
+    start[2] = c.rows.n_token;
+    start[4] = n_page;
+    start[5] = n_page + more;
+    c.rows.seq_start = start;
+    c.rows.page_start = start + 3;
+    for (int k = 0; k < ML_OP_IN; k++)
+        c.in[k] = stack(a, &a->in[k], &b->in[k]);
+    for (int k = 0; k < 2; k++)
+        c.out[k] = stack(a, &a->out[k], &b->out[k]);
+    return c;
+}
+
+/* The last row of one sequence, as in decode, in a batch with the prefill of another one. */
+static void check_mixed(ck_env *e, const ck_case *c, const ck_result *all) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+    const int32_t *start = c->rows.seq_start;
+    ck_case single, many, both;
+    ck_result r;
+    ml_tensor o[2];
+
+    if (c->rows.n_seq < 2 || start[1] < 2)
+        return;
+    single = part_of(c, 0, start[1] - 1, 1);
+    many = part_of(c, 1, 0, start[2] - start[1]);
+    both = stack_batches(&single, &many);
+    ck_name(&both, "%.60s (decode and prefill)", c->name);
+    both.out[2].data = all->out[2].data;
+    both.out[3].data = all->out[3].data;
+    ck_run(e, &both, m, &r);
+    o[0] = slice(&r.out[0], 0, 1);
+    o[1] = slice(&r.out[0], 1, start[2] - start[1]);
+    check_rows(e, "differs from the whole: o of decode", &all->out[0], start[1] - 1, &o[0]);
+    check_rows(e, "differs from the whole: o of prefill", &all->out[0], start[1], &o[1]);
+}
+
 /* The codes of row `row` of head h in `pages`, of keys or of values, are ml_kv_encode's. */
 static void check_code_row(ck_env *e, const ck_case *c, const ml_tensor *pages, bool keys,
                            int64_t page, int64_t slot, int64_t h, const float *row) {
@@ -546,6 +616,7 @@ static void also(ck_env *e, const ck_case *c) {
     for (int i = 0; i < 4; i++)
         check_chunks(e, c, &all, chunks[i]);
     check_alone(e, c, &all);
+    check_mixed(e, c, &all);
     e->now = c;
     check_padding(e, c, &all);
     ck_check_pieces(e, c, (ck_pieces_of){ .key_in = 6, .row_out = 3 });

@@ -149,7 +149,7 @@ ML_CUDA_OP(stream_mix)  /* streams.cu */
 ML_CUDA_OP(hyper_coef)  /* streams.cu */
 ML_CUDA_OP(lora)        /* lora.cu */
 #undef ML_CUDA_OP
-/* ml_ops.together_back, of LINEARs: linear.cu */
+/* ml_ops.together_back, of LINEARs and of a GLU before them: linear.cu */
 int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *call, int n);
 void ml_cuda_merge_cols_forward(ml_stream *s, const ml_op_args *a); /* copies.cu */
 

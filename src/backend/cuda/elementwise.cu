@@ -1,4 +1,5 @@
 /* elementwise.cu - ADD, GLU, TANH, SCALE, COL_SCALE, MOE_SCALE, and sums over rows. */
+#include "backend/cuda/fuse.cuh"
 #include "backend/cuda/glu.cuh"
 
 enum { THREADS = 256 };
@@ -64,7 +65,8 @@ void ml_cuda_add_backward(ml_stream *s, const ml_op_args *a) {
 
 /* Gate and up: rows of `width` numbers, with row stride `ld`. */
 template <class T> struct glu_call {
-    T *y, *dg, *du;
+    T *y, *dg, *du; /* y NULL: only the codes are read */
+    ml_fp8_out codes;
     const T *g, *u, *dy;
     int64_t n, width, ld;
     ml_act act;
@@ -72,21 +74,39 @@ template <class T> struct glu_call {
     bool add_g, add_u;
 };
 
-template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    int64_t at = i / c.width * c.ld + i % c.width;
-    float g[V], u[V];
+/* A thread has GLU_PACKS packs of V, and loads all of them first. */
+enum { GLU_PACKS = 2 };
 
-    if (i >= c.n)
-        return;
-    ml_load(g, c.g + at);
-    ml_load(u, c.u + at);
+template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
+    int64_t first = ((int64_t)blockIdx.x * (GLU_PACKS * THREADS) + threadIdx.x) * V;
+    ml_pack<T, V> g[GLU_PACKS], u[GLU_PACKS];
+
+    ml_grid_release();
+    ml_grid_wait();
 #pragma unroll
-    for (int k = 0; k < V; k++) {
-        ml_gate r = ml_gate_of(g[k], u[k], c.act, c.limit);
-        g[k] = r.act * r.up;
+    for (int j = 0; j < GLU_PACKS; j++) {
+        int64_t i = first + (int64_t)j * THREADS * V;
+        int64_t at = i < c.n ? i / c.width * c.ld + i % c.width : 0;
+        g[j] = *(const ml_pack<T, V> *)(c.g + at);
+        u[j] = *(const ml_pack<T, V> *)(c.u + at);
     }
-    ml_store(c.y + i, g);
+#pragma unroll
+    for (int j = 0; j < GLU_PACKS; j++) {
+        int64_t i = first + (int64_t)j * THREADS * V;
+        float y[V];
+        if (i >= c.n)
+            return;
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            ml_gate r = ml_gate_of(ml_f32(g[j].v[k]), ml_f32(u[j].v[k]), c.act, c.limit);
+            y[k] = r.act * r.up;
+        }
+        if (c.y)
+            ml_store(c.y + i, y);
+        if constexpr (V == ML_FP8_LANE) /* a half-warp has a group of a row */
+            if (c.codes.code)
+                ml_fp8_put_rounded(c.codes, i / c.width, i % c.width, y, true);
+    }
 }
 
 template <class T, int V>
@@ -138,14 +158,14 @@ template <class T> static glu_call<T> glu_open(const ml_op_args *a, int64_t widt
 
 template <class T, int V>
 static void glu_launch(ml_stream *s, const glu_call<T> &c, bool back) {
-    unsigned blocks = ml_cuda_blocks(c.n, THREADS * V);
+    unsigned blocks = ml_cuda_blocks(c.n, THREADS * V * (back ? 1 : GLU_PACKS));
 
     if (c.n == 0)
         return;
     if (back)
         glu_back_kernel<T, V><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
     else
-        glu_kernel<T, V><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
+        ml_cuda_launch(ml_cuda(s), "glu", glu_kernel<T, V>, dim3(blocks), THREADS, 0, c);
     ml_cuda_launched(ml_cuda(s), back ? "glu backward" : "glu");
 }
 
@@ -157,10 +177,12 @@ template <class T> static void glu_run(ml_stream *s, const glu_call<T> &c, bool 
         glu_launch<T, 1>(s, c, back);
 }
 
-template <class T> static void glu_forward(ml_stream *s, const ml_op_args *a) {
+template <class T>
+static void glu_forward(ml_stream *s, const ml_op_args *a, const ml_fp8_out &codes) {
     glu_call<T> c = glu_open<T>(a, a->out[0].shape[1]);
 
     c.y = (T *)a->out[0].data;
+    c.codes = codes;
     c.n = ml_tensor_count(&a->out[0]);
     glu_run<T>(s, c, false);
 }
@@ -178,8 +200,12 @@ template <class T> static void glu_backward(ml_stream *s, const ml_op_args *a) {
     glu_run<T>(s, c, true);
 }
 
+void ml_cuda_glu(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes) {
+    ML_CUDA_TYPED(a->out[0].dtype, glu_forward<T>(&s->base, a, codes));
+}
+
 void ml_cuda_glu_forward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->out[0].dtype, glu_forward<T>(s, a));
+    ml_cuda_glu(ml_cuda(s), a, {});
 }
 
 void ml_cuda_glu_backward(ml_stream *s, const ml_op_args *a) {

@@ -18,7 +18,6 @@ struct encoding {
     const bf16 *from; /* row-major matrices of all members */
     unsigned char *to;
     size_t panel, scales; /* bytes of a panel, and of its scales */
-    int64_t ld, before;   /* of a row, and those before its scales; 0: panels */
     int64_t n, k;
 };
 
@@ -156,26 +155,6 @@ __device__ static void put_bytes(const tile_smem &smem, const encoding &c,
     }
 }
 
-/* Of rows: a thread has the codes of 16 inputs of an output. */
-template <ml_dtype D>
-__device__ static void put_rows(const tile_smem &smem, const encoding &c,
-                                unsigned char *panels, int64_t left, int64_t k0) {
-    for (int i = (int)threadIdx.x; i < TILE * TILE / 16; i += THREADS) {
-        int row = i / (TILE / 16), col = i % (TILE / 16) * 16;
-        uint32_t word[4] = {};
-        if (row >= left * ML_LANES || k0 + col >= c.before)
-            continue;
-#pragma unroll
-        for (int j = 0; j < 16; j++)
-            word[j / 4] |= (k0 + col + j < c.k ? code_at<D>(smem, row, col + j) : 0)
-                           << j % 4 * 8;
-        *(uint4 *)(panels + row * c.ld + k0 + col) =
-            make_uint4(word[0], word[1], word[2], word[3]);
-    }
-    for (int row = (int)threadIdx.x; row < TILE && row < left * ML_LANES; row += THREADS)
-        ((float *)(panels + row * c.ld + c.before))[k0 / TILE] = smem.scale[row][0];
-}
-
 /* A thread has the codes of eight inputs of an output: a word. */
 template <ml_dtype D>
 __device__ static void put_words(const tile_smem &smem, const encoding &c,
@@ -227,15 +206,121 @@ template <ml_dtype D> __global__ void __launch_bounds__(THREADS) encode(const en
 
     load_tile(smem, c, c.from + (int64_t)blockIdx.z * c.n * c.k, n0, k0);
     find_scales<D>(smem);
-    if (D == ML_FP8 && c.ld) {
-        put_rows<D>(smem, c, to, panels - first, k0);
-        return;
-    }
     if (format<D>::bits == 8)
         put_bytes<D>(smem, c, to, panels - first, k0);
     else
         put_words<D>(smem, c, to, panels - first, k0);
     put_scales<D>(smem, c, to, panels - first, k0);
+}
+
+/* ---- rows of codes (ML_FP8_BLOCKWISE) ---- */
+
+struct row_encoding {
+    const bf16 *from;
+    unsigned char *to;
+    int64_t ld, before;   /* bytes of a row, and those before its scales */
+    int64_t n, stored, k; /* stored: rows of a member, whole panels */
+};
+
+/* Half a warp has 128 inputs of a row, a thread eight of every 16th row of the tile. */
+enum { EIGHT = 8, ACROSS = TILE / EIGHT, DOWN = THREADS / ACROSS, DEEP = TILE / DOWN };
+
+/* Zeros where the matrix has no numbers.  WIDE: rows are a multiple of eight. */
+template <bool WIDE>
+__device__ static uint4 load_eight(const row_encoding &c, const bf16 *from, int64_t row,
+                                   int64_t k) {
+    if constexpr (WIDE) {
+        return row < c.n && k < c.k ? *(const uint4 *)(from + row * c.k + k)
+                                    : make_uint4(0, 0, 0, 0);
+    } else {
+        __align__(16) bf16 v[EIGHT];
+#pragma unroll
+        for (int i = 0; i < EIGHT; i++)
+            v[i] = row < c.n && k + i < c.k ? from[row * c.k + k + i] : ml_as<bf16>(0.0f);
+        return *(const uint4 *)v;
+    }
+}
+
+/* The larger magnitudes of pairs of bf16 numbers, as bits: NaN and infinity are the largest. */
+__device__ static uint32_t larger_bits(uint32_t most, const uint4 &v) {
+    const uint32_t size = 0x7fff7fffu;
+
+    most = __vmaxu2(most, __vmaxu2(v.x & size, v.y & size));
+    return __vmaxu2(most, __vmaxu2(v.z & size, v.w & size));
+}
+
+/* Eight codes of a finite block; that of a zero is 0. */
+__device__ static uint2 eight_codes(const uint4 &raw, float by) {
+    float v[EIGHT];
+    uint32_t two[EIGHT / 2];
+
+    ml_load(v, (const bf16 *)&raw);
+#pragma unroll
+    for (int i = 0; i < EIGHT / 2; i++)
+        two[i] = __nv_cvt_float2_to_fp8x2(make_float2(v[2 * i] / by, v[2 * i + 1] / by),
+                                          __NV_SATFINITE, __NV_E4M3);
+    return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+}
+
+/* Of one that is not: 1 for each of the `left` inputs. */
+__device__ static uint2 eight_ones(int64_t left) {
+    uint64_t ones = 0x0101010101010101u;
+
+    if (left < EIGHT)
+        ones &= left > 0 ? ((uint64_t)1 << left * 8) - 1 : 0;
+    return make_uint2((uint32_t)ones, (uint32_t)(ones >> 32));
+}
+
+template <bool WIDE>
+__global__ void __launch_bounds__(THREADS, 2) encode_rows(const row_encoding c) {
+    __shared__ float most[THREADS / 32];
+    int64_t row0 = (int64_t)blockIdx.y * TILE + threadIdx.x / ACROSS;
+    int64_t k = (int64_t)blockIdx.x * TILE + threadIdx.x % ACROSS * EIGHT;
+    const bf16 *from = c.from + (int64_t)blockIdx.z * c.n * c.k;
+    unsigned char *to = c.to + (int64_t)blockIdx.z * c.stored * c.ld;
+    uint32_t bits = 0;
+    uint4 v[DEEP];
+    float amax, by, stored;
+
+#pragma unroll
+    for (int i = 0; i < DEEP; i++)
+        v[i] = load_eight<WIDE>(c, from, row0 + i * DOWN, k);
+#pragma unroll
+    for (int i = 0; i < DEEP; i++)
+        bits = larger_bits(bits, v[i]);
+    bits = bits >> 16 > (bits & 0xffff) ? bits >> 16 : bits & 0xffff;
+    amax = bits < 0x7f80 ? __uint_as_float(bits << 16) : INFINITY;
+    amax = ml_block_max<THREADS / 32>(amax, most);
+    scale_of<ML_FP8>(amax, &by, &stored);
+#pragma unroll
+    for (int i = 0; i < DEEP; i++) {
+        int64_t row = row0 + i * DOWN;
+        if (row >= c.stored)
+            break;
+        if (k < c.before)
+            *(uint2 *)(to + row * c.ld + k) =
+                amax < INFINITY ? eight_codes(v[i], by) : eight_ones(c.k - k);
+        if (threadIdx.x % ACROSS == 0)
+            ((float *)(to + row * c.ld + c.before))[blockIdx.x] = stored;
+    }
+}
+
+static void run_rows(ml_cuda_stream *s, const encoding &e, int64_t members) {
+    row_encoding c = { e.from,
+                       e.to,
+                       ml_codes_row_bytes(e.k),
+                       ml_codes_row_scales(e.k),
+                       e.n,
+                       (e.n + ML_LANES - 1) / ML_LANES * ML_LANES,
+                       e.k };
+
+    dim3 grid(ml_cuda_blocks(c.k, TILE), ml_cuda_blocks(c.n, TILE), (unsigned)members);
+
+    if (c.k % EIGHT == 0)
+        encode_rows<true><<<grid, THREADS, 0, s->stream>>>(c);
+    else
+        encode_rows<false><<<grid, THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "quantization");
 }
 
 template <ml_dtype D>
@@ -258,8 +343,8 @@ void ml_cuda_encode(ml_stream *stream, const ml_tensor *to, const ml_tensor *fro
     c.panel = ml_codes_panel_bytes(to->dtype, c.k);
     c.scales = ml_codes_scale_bytes(to->dtype, c.k);
     if (to->layout == ML_ROWS) {
-        c.ld = ml_codes_row_bytes(c.k);
-        c.before = ml_codes_row_scales(c.k);
+        run_rows(s, c, members);
+        return;
     }
     switch (to->dtype) {
     case ML_FP8:

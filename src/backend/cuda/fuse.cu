@@ -5,10 +5,13 @@
  *                      [RMSNORM] LINEAR x 2 [GLU]        16, 512  one skinny GEMM
  *                      [RMSNORM] LINEAR x 3              16, 512  one skinny GEMM
  *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
- *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, GLU
+ *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, run_gate
+ *     run_rounded      LINEAR x 1 to 3 of FP8 inputs         any  inputs are rounded once
  *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
  *                      LINEAR x 2, LORA x 2, GLU            512  the same, with the GLU
- *     run_rounded      LINEAR x 2 or 3 of FP8 inputs         any  inputs are rounded once
+ *     run_coded_norm   [ADD] RMSNORM, then one of the        any  a norm that also writes
+ *                      three of FP8 inputs                        FP8 codes, then these
+ *     run_gate         GLU [the same]                       any  the same of GLU
  *     run_adapters     LORA x 1 to 3                        512  adapters of all
  *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
@@ -203,8 +206,14 @@ static bf16 *joint_out(const products *p) {
                     ml_cuda_input_bytes(first));
 }
 
+/* Inputs as FP8 codes: those that the kernel before has written (x), or rounded now. */
+static ml_fp8_input codes_of(ml_cuda_stream *s, const ml_op_args *a,
+                             const ml_fp8_input *x) {
+    return x ? *x : ml_fp8_encode(s, a);
+}
+
 /* All of them, [m, n] in joint_out; returns n. */
-static int64_t run_joint(ml_cuda_stream *s, const products *p) {
+static int64_t run_joint(ml_cuda_stream *s, const products *p, const ml_fp8_input *x) {
     const ml_op_args *first = p->linear[0];
     int64_t n = 0;
     ml_gemm g;
@@ -212,7 +221,7 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     for (int i = 0; i < p->n_linear; i++)
         n += p->linear[i]->w[0].shape[0];
     if (ml_fp8_takes(s, first->w[0].dtype)) {
-        ml_fp8_gemm f = ml_fp8_gemm_of(first, ml_fp8_encode(s, first), n, joint_out(p));
+        ml_fp8_gemm f = ml_fp8_gemm_of(first, codes_of(s, first, x), n, joint_out(p));
         for (int i = 1; i < p->n_linear; i++)
             f.blocks &= p->linear[i]->w[0].shape[0] % 128 == 0;
         ml_fp8_multiply(s, &f);
@@ -225,53 +234,6 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     g.in = g.out = ML_BF16;
     ml_gemm_rows(s, &g);
     return n;
-}
-
-/* Gate and up projection, then GLU. */
-static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
-    products p;
-    ml_op_attr attr;
-    ml_op_args glu;
-
-    if (c->op != ML_OP_LINEAR)
-        return 0;
-    p = find_products(c, n);
-    if (!p.glu || !is_joint(s, &p, p.n_call))
-        return 0;
-    attr = *p.glu->attr;
-    attr.glu.fused = true;
-    glu = *p.glu;
-    glu.attr = &attr;
-    glu.in[0].data = joint_out(&p);
-    glu.in[0].shape[1] = run_joint(s, &p);
-    ml_cuda_glu_forward(&s->base, &glu);
-    return p.n_call;
-}
-
-/* Products of codes (fp8.cuh).  The codes are behind the memory of the largest weight, where a product may gather
- * scales. */
-static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
-    const ml_op_args *largest = &c->args;
-    products p;
-    ml_fp8_input x;
-
-    if (c->op != ML_OP_LINEAR || !ml_fp8_takes(s, c->args.w[0].dtype))
-        return 0;
-    p = find_products(c, n);
-    for (int i = 0; i < p.n_linear; i++) {
-        const ml_op_args *a = p.linear[i];
-        if (a->w[0].dtype != c->args.w[0].dtype || a->scratch != c->args.scratch ||
-            !apart(&a->out[0], &c->args.in[0]))
-            return 0;
-        if (ml_cuda_dense_bytes(a) > ml_cuda_dense_bytes(largest))
-            largest = a;
-    }
-    if (p.n_linear < 2)
-        return 0; /* a single one is the op itself */
-    x = ml_fp8_encode(s, largest);
-    for (int i = 0; i < p.n_linear; i++)
-        ml_cuda_linear_of_codes(s, p.linear[i], x);
-    return p.n_linear;
 }
 
 /* ---- adapters of linear layers with one input ---- */
@@ -343,7 +305,7 @@ static int run_adapted(ml_cuda_stream *s, const ml_op_call *c, int n) {
         return 0;
     low = ml_cuda_lora_decode_low(s, lora, k);
     if (k > 1) {
-        run_joint(s, &p);
+        run_joint(s, &p, NULL);
         joint = joint_out(&p);
     } else {
         ml_cuda_linear_forward(&s->base, p.linear[0]);
@@ -452,7 +414,8 @@ static int run_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n) {
 }
 
 /* The same, after one QKV GEMM. */
-static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n) {
+static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n,
+                                  const ml_fp8_input *x) {
     const int three = 3;
     ml_qk_norm_rope r;
     products p;
@@ -468,7 +431,7 @@ static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n)
         if (!same(&p.linear[i]->out[0], &(h.norm[i] ? h.norm[i] : h.rope[i])->in[0]))
             return 0;
     r = qk_norm_rope_of(&h);
-    r.q.ld = r.k.ld = r.v_ld = run_joint(s, &p);
+    r.q.ld = r.k.ld = r.v_ld = run_joint(s, &p, x);
     r.q.x = joint_out(&p);
     r.k.x = r.q.x + p.linear[0]->w[0].shape[0];
     r.to.v = r.k.x + p.linear[1]->w[0].shape[0];
@@ -477,19 +440,178 @@ static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n)
     return three + h.n_call;
 }
 
+/* ---- products of FP8 codes (fp8.cuh) ---- */
+
+/* LINEARs of codes with the same rows; n_linear 0: none. */
+typedef struct rounded {
+    products p;
+    const ml_op_args *largest; /* by the weight */
+} rounded;
+
+static rounded find_rounded(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    rounded r = {}, none = {};
+
+    if (!is(c, n, 0, ML_OP_LINEAR))
+        return none;
+    r.p = find_products(c, n);
+    r.largest = r.p.linear[0];
+    for (int i = 0; i < r.p.n_linear; i++) {
+        const ml_op_args *a = r.p.linear[i];
+        if (!ml_fp8_takes(s, a->w[0].dtype) || a->scratch != c->args.scratch ||
+            !apart(&a->out[0], &c->args.in[0]))
+            return none;
+        if (ml_cuda_dense_bytes(a) > ml_cuda_dense_bytes(r.largest))
+            r.largest = a;
+    }
+    return r;
+}
+
+/* The codes are behind the memory of the largest weight, where a product may gather scales. */
+static int run_rounded(ml_cuda_stream *s, const ml_op_call *c, int n,
+                       const ml_fp8_input *x) {
+    const rounded r = find_rounded(s, c, n);
+    ml_fp8_input codes;
+
+    if (r.p.n_linear == 0)
+        return 0;
+    codes = codes_of(s, r.largest, x);
+    for (int i = 0; i < r.p.n_linear; i++)
+        ml_cuda_linear_of_codes(s, r.p.linear[i], codes);
+    return r.p.n_linear;
+}
+
+/* The LINEARs that read the output of the first call as codes, if it can write them. */
+static rounded find_readers(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    rounded r = find_rounded(s, c + 1, n - 1), none = {};
+    const ml_tensor *y = &c->args.out[0];
+
+    if (r.p.n_linear == 0 || !same(y, &r.largest->in[0]) || y->dtype != ML_BF16 ||
+        y->shape[1] % ML_FP8_GROUP)
+        return none;
+    return r;
+}
+
+/* The output of the first call, without memory where these LINEARs alone read it. */
+static ml_tensor output_beside_codes(const ml_op_call *c, const rounded *r) {
+    ml_tensor y = c->args.out[0];
+
+    if (!is_wanted(c, 1 + r->p.n_linear, 0))
+        y.data = NULL;
+    return y;
+}
+
+/* LINEARs and what is fused with them.  x: their input as codes, if the kernel before has written it. */
+static int run_linears_of(ml_cuda_stream *s, const ml_op_call *c, int n,
+                          const ml_fp8_input *x);
+
+static int run_linears_of_codes(ml_cuda_stream *s, const ml_op_call *c, int n,
+                                const ml_fp8_out &codes) {
+    const ml_fp8_input x = { codes.code, codes.scale };
+
+    return run_linears_of(s, c, n, &x);
+}
+
+/* GLU, the first call, with other arguments.  room: for codes that must not overlap its inputs. */
+static int run_gate_as(ml_cuda_stream *s, const ml_op_call *c, int n, ml_op_args glu,
+                       void *room) {
+    const rounded r = find_readers(s, c, n);
+    ml_fp8_out codes;
+
+    if (w2_off(2) || r.p.n_linear == 0) {
+        ml_cuda_glu(s, &glu, {});
+        return 1;
+    }
+    codes = room ? ml_fp8_out_at(room, glu.out[0].shape[0], glu.out[0].shape[1])
+                 : ml_fp8_out_of(r.largest);
+    glu.out[0] = output_beside_codes(c, &r);
+    ml_cuda_glu(s, &glu, codes);
+    return 1 + run_linears_of_codes(s, c + 1, n - 1, codes);
+}
+
+static int run_gate(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    return c->op == ML_OP_GLU ? run_gate_as(s, c, n, c->args, NULL) : 0;
+}
+
+/* Gate and up projection, then GLU.  Its codes are behind the joint product: there is memory for one of three
+ * LINEARs. */
+static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n, const ml_fp8_input *x) {
+    products p;
+    ml_op_attr attr;
+    ml_op_args glu;
+    int at;
+
+    if (c->op != ML_OP_LINEAR)
+        return 0;
+    p = find_products(c, n);
+    if (!p.glu || !is_joint(s, &p, p.n_call))
+        return 0;
+    attr = *p.glu->attr;
+    attr.glu.fused = true;
+    glu = *p.glu;
+    glu.attr = &attr;
+    glu.in[0].data = joint_out(&p);
+    glu.in[0].shape[1] = run_joint(s, &p, x);
+    at = p.n_call - 1;
+    return at +
+           run_gate_as(s, c + at, n - at, glu, joint_out(&p) + ml_tensor_count(&glu.in[0]));
+}
+
+static int run_linears_of(ml_cuda_stream *s, const ml_op_call *c, int n,
+                          const ml_fp8_input *x) {
+    int took = run_joint_qk_norm_rope(s, c, n, x);
+
+    if (took == 0)
+        took = run_gated(s, c, n, x);
+    return took ? took : run_rounded(s, c, n, x);
+}
+
+static int run_linears(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    return run_linears_of(s, c, n, NULL);
+}
+
 /* ---- residual add and norm ---- */
 
-static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
+static bool is_sum_norm(const ml_op_call *c, int n) {
     const ml_op_args *add = &c[0].args, *norm = &c[1].args;
 
     if (!is(c, n, 0, ML_OP_ADD) || !is(c, n, 1, ML_OP_RMSNORM) ||
         !same(&add->out[0], &norm->in[0]))
-        return 0;
+        return false;
     for (int i = 0; i < 2; i++)
         if (!apart_or_same(&add->in[i], &add->out[0]) ||
             !apart_or_same(&add->in[i], &norm->out[0]))
-            return 0;
-    ml_cuda_sum_norm(s, add, norm);
+            return false;
+    return true;
+}
+
+/* A norm of whole rows that its readers get as codes. */
+static int run_coded_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const int at = is_sum_norm(c, n) ? 1 : 0;
+    const ml_op_call *norm = c + at;
+    ml_op_args args;
+    ml_fp8_out codes;
+    rounded r;
+
+    if (w2_off(1) || norm->op != ML_OP_RMSNORM ||
+        norm->args.attr->norm.width != norm->args.out[0].shape[1])
+        return 0;
+    r = find_readers(s, norm, n - at);
+    if (r.p.n_linear == 0)
+        return 0;
+    codes = ml_fp8_out_of(r.largest);
+    args = norm->args;
+    args.out[0] = output_beside_codes(norm, &r);
+    if (at)
+        ml_cuda_sum_norm(s, &c->args, &args, codes);
+    else
+        ml_cuda_norm(s, &args, codes);
+    return at + 1 + run_linears_of_codes(s, norm + 1, n - at - 1, codes);
+}
+
+static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    if (!is_sum_norm(c, n))
+        return 0;
+    ml_cuda_sum_norm(s, &c[0].args, &c[1].args, {});
     return 2;
 }
 
@@ -521,17 +643,17 @@ static int run_heads_back(ml_cuda_stream *s, const ml_op_call *c) {
 }
 
 int ml_cuda_together_back(ml_stream *s, const ml_op_call *c, int n) {
-    return c->op == ML_OP_LINEAR ? ml_cuda_linear_together_back(s, c, n)
-                                 : run_heads_back(ml_cuda(s), c);
+    return c->op == ML_OP_ROPE ? run_heads_back(ml_cuda(s), c)
+                               : ml_cuda_linear_together_back(s, c, n);
 }
 
 /* ---- */
 
 int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
-    static int (*const ways[])(ml_cuda_stream *, const ml_op_call *, int) = {
-        run_products, run_joint_qk_norm_rope, run_gated,        run_adapted,
-        run_rounded,  run_adapters,           run_qk_norm_rope, run_sum_norm
-    };
+    static int (*const ways[])(ml_cuda_stream *, const ml_op_call *,
+                               int) = { run_products,     run_linears, run_adapted,
+                                        run_coded_norm,   run_gate,    run_adapters,
+                                        run_qk_norm_rope, run_sum_norm };
 
     for (int (*way)(ml_cuda_stream *, const ml_op_call *, int) : ways) {
         int took = way(ml_cuda(s), c, n);

@@ -8,6 +8,7 @@
  * i is thread i mod 256's, a warp's threads are added by a tree, and the eight warps in order.
  * That of a narrow group is that of 16 threads, added by a tree.
  * (Fused kernels have the same order: gemm_skinny.cu, gemm_codes.cu.) */
+#include "backend/cuda/fp8/fp8_out.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/stored.cuh"
 
@@ -19,7 +20,8 @@ enum {
 };
 
 template <class T> struct norm_call {
-    T *y, *dx;
+    T *y, *dx; /* y NULL: only the codes are read */
+    ml_fp8_out codes;
     const T *x, *dy;
     const T *plus; /* forward: the norm is of x + plus, which is written to sum; or NULL */
     T *sum;
@@ -165,6 +167,15 @@ __device__ static float scale_of(const packs<S, T> &x, const norm_call<T> &c,
     return 1.0f / sqrtf(team_sum<S>(own, part) / (float)c.width + c.eps);
 }
 
+/* A half-warp has whole groups of codes where V is 8: they are wanted of widths that are multiples of 128 only. */
+template <class S, class T>
+__device__ static void put_codes(const norm_call<T> &c, int64_t g, int i,
+                                 const float (&y)[S::V]) {
+    if constexpr (S::V == ML_FP8_LANE)
+        if (c.codes.code)
+            ml_fp8_put_rounded(c.codes, g, i, y, true);
+}
+
 template <class S, class T>
 __global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
     __shared__ team_sums<S> sums;
@@ -198,7 +209,9 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
 #pragma unroll
         for (int k = 0; k < S::V; k++)
             v[k] = (v[k] * r) * w[k];
-        ml_store(c.y + at + i, v);
+        if (c.y)
+            ml_store(c.y + at + i, v);
+        put_codes<S>(c, g, i, v);
     }
 }
 
@@ -438,10 +451,12 @@ template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
     return c;
 }
 
-template <class T> static void norm_forward(ml_stream *s, const ml_op_args *a) {
+template <class T>
+static void norm_forward(ml_stream *s, const ml_op_args *a, const ml_fp8_out &codes) {
     norm_call<T> c = norm_open<T>(a);
 
     c.y = (T *)a->out[0].data;
+    c.codes = codes;
     run_forward<T>(s, c);
 }
 
@@ -473,22 +488,29 @@ static void norm_backward(ml_stream *s, const ml_op_args *a, const ml_op_args *r
 }
 
 template <class T>
-static void sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm) {
+static void sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm,
+                     const ml_fp8_out &codes) {
     norm_call<T> c = norm_open<T>(norm);
 
     c.x = (const T *)add->in[0].data;
     c.plus = (const T *)add->in[1].data;
     c.y = (T *)norm->out[0].data;
     c.sum = add->out[0].data == norm->out[0].data ? NULL : (T *)add->out[0].data;
+    c.codes = codes;
     run_forward<T>(&s->base, c);
 }
 
-void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm) {
-    ML_CUDA_TYPED(norm->out[0].dtype, sum_norm<T>(s, add, norm));
+void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm,
+                      const ml_fp8_out &codes) {
+    ML_CUDA_TYPED(norm->out[0].dtype, sum_norm<T>(s, add, norm, codes));
+}
+
+void ml_cuda_norm(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes) {
+    ML_CUDA_TYPED(a->out[0].dtype, norm_forward<T>(&s->base, a, codes));
 }
 
 void ml_cuda_rmsnorm_forward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->out[0].dtype, norm_forward<T>(s, a));
+    ml_cuda_norm(ml_cuda(s), a, {});
 }
 
 void ml_cuda_rmsnorm_backward(ml_stream *s, const ml_op_args *a) {

@@ -170,36 +170,69 @@ static void forward(ml_cuda_stream *s, const attn_call<float> &c, const ml_op_ar
 }
 
 #if ML_WGMMA
-/* Many rows read pages of codes as bf16; false: there are too many pages. */
-static bool forward_wgmma(ml_cuda_stream *s, attn_call<bf16> c, const ml_op_args *a) {
+/* Many rows read pages of codes as bf16; false: there are too many pages.  first_page: of the call's
+ * sequences in the batch's page table. */
+static bool forward_wgmma(ml_cuda_stream *s, attn_call<bf16> c, const ml_op_args *a,
+                          int first_page) {
     if (!s->wgmma || (int64_t)c.n_token * c.group < (int64_t)MANY_ROWS * c.n_seq)
         return false;
     if (c.format) {
         ml_attn_scratch at = ml_cuda_attn_pages(a, false);
-        if (at.n_page < a->rows->n_page || c.n_token == c.n_seq) /* or it is recorded */
+        int n_page = a->rows->n_page - first_page;
+        if (at.n_page < n_page || c.n_token == c.n_seq) /* or it is recorded */
             return false;
-        ml_attn_widen_batch(s, c, at, a->scratch);
+        at.n_page = n_page;
+        ml_attn_widen_batch(s, c, at, a->scratch, first_page);
     }
     ml_attn_wgmma(s, c);
     return true;
 }
 #else
-static bool forward_wgmma(ml_cuda_stream *, const attn_call<bf16> &, const ml_op_args *) {
+static bool forward_wgmma(ml_cuda_stream *, const attn_call<bf16> &, const ml_op_args *,
+                          int) {
     return false;
 }
 #endif
+
+static bool decodes(const attn_call<bf16> &c) {
+    return ml_attn_decode_codes_supports(c) || ml_attn_decode_supports(c);
+}
+
+static void decode(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (c.format)
+        ml_attn_decode_codes(s, c);
+    else
+        ml_attn_decode(s, c);
+}
+
+/* Of a batch that prefills, too, the first sequences decode: they have the kernel of decode, and only
+ * the pages of the others become bf16. */
+static void forward_narrow(ml_cuda_stream *s, attn_call<bf16> c, const ml_op_args *a) {
+    attn_call<bf16> first = c;
+    int first_page = 0;
+
+    first.n_token = first.n_seq = a->rows->n_single;
+    if (first.n_seq > 0 && decodes(first)) {
+        decode(s, first);
+        c.seq_start += first.n_seq;
+        c.page_start += first.n_seq;
+        c.n_seq -= first.n_seq;
+        c.n_token -= first.n_seq;
+        first_page = a->rows->single_page;
+    }
+    if (!forward_wgmma(s, c, a, first_page))
+        ml_attn_mma(s, c);
+}
 
 static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, const ml_op_args *a) {
     if (!ml_cuda_attn_is_narrow(a) && ml_attn_wide_supports(c))
         ml_attn_wide(s, c);
     else if (!ml_cuda_attn_is_narrow(a))
         ml_attn_plain<bf16>(s, c);
-    else if (ml_attn_decode_codes_supports(c))
-        ml_attn_decode_codes(s, c);
-    else if (ml_attn_decode_supports(c))
-        ml_attn_decode(s, c);
-    else if (!forward_wgmma(s, c, a))
-        ml_attn_mma(s, c);
+    else if (decodes(c))
+        decode(s, c);
+    else
+        forward_narrow(s, c, a);
 }
 
 attn_call<bf16> ml_attn_call(const ml_op_args *a) {

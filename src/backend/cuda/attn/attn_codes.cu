@@ -101,10 +101,10 @@ __device__ static void widen(bf16 *to, uint8_t *from, int64_t head,
         widen_head(to, from, head, p, format);
 }
 
-/* A block has a head of a page: of page i, or of entry i of the batch's page table, which gets a
- * table of its own. */
+/* A block has a head of a page: of page i, or of entry first + i of the batch's page table, which gets
+ * a table of its own. */
 template <class T>
-__global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table) {
+__global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table, int first) {
     int i = (int)blockIdx.x, head = (int)blockIdx.y;
     T *to = p.to + ((int64_t)i * c.n_kv + head) * ML_PAGE * p.width;
 
@@ -112,21 +112,21 @@ __global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table) {
         table[i] = i;
     if (!table)
         widen(to, p.from, (int64_t)i * c.n_kv + head, p, c.format);
-    else if (is_read(c, i))
-        widen(to, p.from, (int64_t)c.page[i] * c.n_kv + head, p, c.format);
+    else if (is_read(c, first + i))
+        widen(to, p.from, (int64_t)c.page[first + i] * c.n_kv + head, p, c.format);
 }
 
 template <class T>
 static void widen_all(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
-                      void *scratch, int32_t *table) {
+                      void *scratch, int32_t *table, int first) {
     dim3 grid((unsigned)at.n_page, (unsigned)c.n_kv);
     wide_pages<T> k = { c.kcode, (T *)((char *)scratch + at.keys), c.d,
                         attn_is_paired(c.d) };
     wide_pages<T> v = { c.vcode, (T *)((char *)scratch + at.values), c.dv, false };
 
-    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, table);
+    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, table, first);
     if (c.vcode)
-        widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, v, table);
+        widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, v, table, first);
     ml_cuda_launched(s, "KV pages");
     c.kpage = k.to;
     c.vpage = c.vcode ? v.to : NULL;
@@ -137,13 +137,13 @@ static void widen_all(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch 
 template <class T>
 void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
                          void *scratch) {
-    widen_all(s, c, at, scratch, NULL);
+    widen_all(s, c, at, scratch, NULL, 0);
 }
 
 void ml_attn_widen_batch(ml_cuda_stream *s, attn_call<bf16> &c, const ml_attn_scratch &at,
-                         void *scratch) {
-    widen_all(s, c, at, scratch, (int32_t *)scratch);
-    c.page = (const int32_t *)scratch;
+                         void *scratch, int first) {
+    widen_all(s, c, at, scratch, (int32_t *)scratch, first);
+    c.page = (const int32_t *)scratch - first; /* no entry before it is read */
 }
 
 #define INSTANTIATE(T)                                                                     \

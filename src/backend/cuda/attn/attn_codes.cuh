@@ -203,12 +203,12 @@ __device__ static inline uint8_t attn_encode(float x, const attn_scale &s, int f
 /* attn_codes.cu: writes the rows' keys and values to pages of codes. */
 template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T> &c);
 /* Makes the pages of a call numbers in scratch memory: all, or those that the rows of the batch
- * read. */
+ * read, of entries first .. first + at.n_page - 1 of its page table. */
 template <class T>
 void ml_attn_widen_pages(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
                          void *scratch);
 void ml_attn_widen_batch(ml_cuda_stream *s, attn_call<bf16> &c, const ml_attn_scratch &at,
-                         void *scratch);
+                         void *scratch, int first);
 /* attn_decode_codes.cu: ml_attn_decode of pages of codes. */
 bool ml_attn_decode_codes_supports(const attn_call<bf16> &c);
 void ml_attn_decode_codes(ml_cuda_stream *s, const attn_call<bf16> &c);

@@ -50,40 +50,60 @@ __device__ static void load_values(uint32_t (&b)[4][N / 2][4], const bf16 *value
             attn_right_transposed<D>(b[k][j], values, k * 16, warp * N * 8 + j * 16);
 }
 
-template <int N>
-__device__ static void add_values(float (&acc)[N][4], const uint32_t (&w)[4][4],
+/* Rows from 8 R on have no weights. */
+template <int R, int N>
+__device__ static void add_values(float (&acc)[N][4], const decode_state<R> &x,
+                                  const uint32_t (&w)[R][4][2],
                                   const uint32_t (&b)[4][N / 2][4]) {
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            acc[j][2 * r] *= x.keep[r];
+            acc[j][2 * r + 1] *= x.keep[r];
+        }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t a[4] = { w[0][k][0], R > 1 ? w[R - 1][k][0] : 0, w[0][k][1],
+                          R > 1 ? w[R - 1][k][1] : 0 };
 #pragma unroll
         for (int j = 0; j < N / 2; j++) {
-            ml_mma(acc[2 * j], w[k], b[k][j][0], b[k][j][1]);
-            ml_mma(acc[2 * j + 1], w[k], b[k][j][2], b[k][j][3]);
+            ml_mma(acc[2 * j], a, b[k][j][0], b[k][j][1]);
+            ml_mma(acc[2 * j + 1], a, b[k][j][2], b[k][j][3]);
         }
+    }
+}
+
+/* To shared memory, for all warps to read. */
+template <int R> __device__ static void put_scores(float *to, const float (&s)[2][4]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            *(float2 *)(to + (lane / 4 + 8 * r) * DECODE_LD + warp * DECODE_OWN + j * 8 +
+                        lane % 4 * 2) = make_float2(s[j][2 * r], s[j][2 * r + 1]);
 }
 
 template <int R, int N>
-__device__ static void put_rows(const decode_state<R, N> &x, const attn_call<bf16> &c,
-                                int seq, int head) {
+__device__ static void put_rows(const decode_state<R> &x, const float (&acc)[N][4],
+                                const attn_call<bf16> &c, int seq, int head) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < R; r++) {
         int row = lane / 4 + 8 * r;
         int64_t at = (int64_t)seq * c.n_head + head * c.group + row;
-        float m = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, l = x.l[r], keep = 1.0f;
-        l += __shfl_xor_sync(0xffffffffu, l, 1);
-        l += __shfl_xor_sync(0xffffffffu, l, 2);
+        decode_end end = decode_close<R>(x, r, c, head);
         if (row >= c.group)
             continue;
-        if (c.sink)
-            keep = attn_add_sink(c.sink[head * c.group + row], m, l);
 #pragma unroll
         for (int j = 0; j < N; j++)
             attn_put2(c.o + at * c.d, c.d, (warp * N + j) * 8 + lane % 4 * 2,
-                      x.acc[j][2 * r] * keep / l, x.acc[j][2 * r + 1] * keep / l, false);
+                      acc[j][2 * r] * end.keep / end.l,
+                      acc[j][2 * r + 1] * end.keep / end.l, false);
         if (warp == 0 && lane % 4 == 0) {
-            c.stat[2 * at] = m;
-            c.stat[2 * at + 1] = l;
+            c.stat[2 * at] = end.m;
+            c.stat[2 * at + 1] = end.l;
         }
     }
 }
@@ -176,8 +196,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
     tiles<D, STAGES> t;
     uint32_t q[D / 16][4];
-    float s[2][4];
-    decode_state<R, N> x = {};
+    float s[2][4], acc[N][4] = {};
+    decode_state<R> x = decode_open<R>(c);
 
     ml_grid_release();
     t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
@@ -190,20 +210,16 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
     ml_copy_commit();
     for (int n = 0; n < STAGES - 1; n++)
         prefetch(t, c);
-    x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
-#pragma unroll
-    for (int r = 0; r < R; r++)
-        x.m[r] = -INFINITY;
     ml_copy_wait<STAGES - 1>();
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         attn_left<D>(q[k], rows, 0, k * 16);
     decode_scores<D>(s, q, t.keys);
-    decode_put_scores<R>(scores, s);
+    put_scores<R>(scores, s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
          tile += ML_KTILE, n++) {
-        uint32_t w[4][4], b[4][N / 2][4];
+        uint32_t w[R][4][2], b[4][N / 2][4];
 
         ml_copy_wait<STAGES - 2>();
         __syncthreads(); /* this tile's scores and values arrived; a stage is free */
@@ -211,11 +227,11 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
         load_values<D, N>(b, t.values + n % STAGES * tl::tile);
         decode_scores<D>(s, q,
                          t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
-        decode_fold<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
-        add_values<N>(x.acc, w, b);
-        decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
+        decode_fold<R>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
+        add_values<R, N>(acc, x, w, b);
+        put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
     }
-    put_rows<R, N>(x, c, seq, head);
+    put_rows<R, N>(x, acc, c, seq, head);
 }
 
 template <int D, int STAGES, int R>

@@ -11,31 +11,31 @@ enum {
     DECODE_LD = ML_KTILE + 8            /* of scores */
 };
 
-/* Online-softmax state and accumulators of a lane's R rows; R is 1 for up to 8 rows. */
-template <int R, int N> struct decode_state {
-    float m[R], l[R], acc[N][4];
+/* Online-softmax state of a lane's R rows, lane / 4 and the one 8 further; R is 1 for up to 8. */
+template <int R> struct decode_state {
+    float m[R], l[R];
+    float keep[R]; /* what a row's sums are multiplied by before a tile is added */
     float to_log2;
 };
 
-/* To shared memory, for all warps to read. */
 template <int R>
-__device__ static inline void decode_put_scores(float *to, const float (&s)[2][4]) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+__device__ static inline decode_state<R> decode_open(const attn_call<bf16> &c) {
+    decode_state<R> x = {};
+
+    x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            *(float2 *)(to + (lane / 4 + 8 * r) * DECODE_LD + warp * DECODE_OWN + j * 8 +
-                        lane % 4 * 2) = make_float2(s[j][2 * r], s[j][2 * r + 1]);
+    for (int r = 0; r < R; r++)
+        x.m[r] = -INFINITY;
+    return x;
 }
 
 /* Online softmax over a tile, for one of the lane's rows: scores become weights. */
-template <int R, int N>
-__device__ static inline void decode_fold_row(decode_state<R, N> &x, float (&s)[8][2],
-                                              int r, int tile, int lo, int hi,
+template <int R>
+__device__ static inline void decode_fold_row(decode_state<R> &x, float (&s)[8][2], int r,
+                                              int tile, int lo, int hi,
                                               const attn_call<bf16> &c) {
     int lane = (int)threadIdx.x % 32;
-    float top = x.m[r], shift, keep, sum = 0.0f;
+    float top = x.m[r], shift, sum = 0.0f;
 
     if (c.softcap != 0.0f) {
 #pragma unroll
@@ -62,14 +62,9 @@ __device__ static inline void decode_fold_row(decode_state<R, N> &x, float (&s)[
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     shift = top == -INFINITY ? 0.0f : top * x.to_log2;
-    keep = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
+    x.keep[r] = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
     x.m[r] = top;
-    x.l[r] *= keep;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        x.acc[j][2 * r] *= keep;
-        x.acc[j][2 * r + 1] *= keep;
-    }
+    x.l[r] *= x.keep[r];
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
@@ -80,31 +75,46 @@ __device__ static inline void decode_fold_row(decode_state<R, N> &x, float (&s)[
     x.l[r] += sum;
 }
 
-/* Weights P of a tile as A fragments; rows from 8 R on are zero. */
-template <int R, int N>
-__device__ static inline void decode_fold(decode_state<R, N> &x, uint32_t (&w)[4][4],
+/* Weights P of a tile: of the keys 16 k + lane % 4 * 2 and the next, and of those 8 further. */
+template <int R>
+__device__ static inline void decode_fold(decode_state<R> &x, uint32_t (&w)[R][4][2],
                                           const float *scores, int tile, int lo, int hi,
                                           const attn_call<bf16> &c) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float s[8][2] = {};
-        if (r < R) {
+    for (int r = 0; r < R; r++) {
+        float s[8][2];
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD +
-                                             j * 8 + lane % 4 * 2);
-                s[j][0] = v.x;
-                s[j][1] = v.y;
-            }
-            decode_fold_row<R, N>(x, s, r < R ? r : 0, tile, lo, hi, c);
+        for (int j = 0; j < 8; j++) {
+            float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD + j * 8 +
+                                         lane % 4 * 2);
+            s[j][0] = v.x;
+            s[j][1] = v.y;
         }
+        decode_fold_row<R>(x, s, r, tile, lo, hi, c);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            w[k][r] = ml_pack2(s[2 * k][0], s[2 * k][1]);
-            w[k][2 + r] = ml_pack2(s[2 * k + 1][0], s[2 * k + 1][1]);
-        }
+        for (int j = 0; j < 8; j++)
+            w[r][j / 2][j % 2] = ml_pack2(s[j][0], s[j][1]);
     }
+}
+
+/* After the last tile: the row's maximum and sum, with its sink, and what its sums are multiplied
+ * by for that. */
+struct decode_end {
+    float m, l, keep;
+};
+
+template <int R>
+__device__ static inline decode_end decode_close(const decode_state<R> &x, int r,
+                                                 const attn_call<bf16> &c, int head) {
+    int row = (int)threadIdx.x % 32 / 4 + 8 * r;
+    decode_end end = { c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, x.l[r], 1.0f };
+
+    end.l += __shfl_xor_sync(0xffffffffu, end.l, 1);
+    end.l += __shfl_xor_sync(0xffffffffu, end.l, 2);
+    if (c.sink && row < c.group)
+        end.keep = attn_add_sink(c.sink[head * c.group + row], end.m, end.l);
+    return end;
 }
 
 #endif

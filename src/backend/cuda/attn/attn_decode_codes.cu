@@ -2,13 +2,15 @@
  * pages of bf16 with the numbers of the codes.
  *
  * Codes are copied to shared memory as they are, and dequantized in the registers of the mma
- * operands, each by one warp.  Keys have the order of such an operand in their page
- * (attn_codes.cuh).  A transposed load of values has two adjacent columns in each lane; so
- * one of two accumulators has the even and the other the odd columns of 16. */
+ * operands, each by one warp.  Keys and values are the first operand, whose 16 rows are keys, or
+ * columns of values; the second one has 8 query rows, or their weights.  So up to 8 rows have one
+ * mma for 16 keys.  Keys have the order of such an operand in their page (attn_codes.cuh).  A
+ * transposed load of values has two adjacent columns in each lane; so the first 8 rows of an
+ * operand are the even columns of 16, and the others the odd ones. */
 #include "backend/cuda/attn/attn_codes.cuh"
 #include "backend/cuda/attn/attn_decode.cuh"
 
-enum { STAGES = 3 };
+enum { STAGES = 2 };
 
 /* The place of 16 codes of a row, from code e on: rows of a load are in different banks. */
 template <int D> __device__ static int code_at(int row, int e) {
@@ -137,29 +139,60 @@ __device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c, int seq
     t.scales = ML_PAGE * D + lane * 16 - (row * D + e);
 }
 
+/* Second operands of the queries: 8 rows each. */
+template <int D, int R>
+__device__ static void load_queries(uint32_t (&q)[D / 16][R][2], const bf16 *rows) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t b[4];
+        attn_right<D>(b, rows, 0, k * 16);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            q[k][r][0] = b[2 * r];
+            q[k][r][1] = b[2 * r + 1];
+        }
+    }
+}
+
 /* Scores of a warp's 16 keys, before scaling.  A load has two mma steps of them. */
-template <int D, int FORMAT>
-__device__ static void coded_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][4],
+template <int D, int R, int FORMAT>
+__device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16][R][2],
                                     const uint8_t *keys, const float *scales) {
     int own = (int)threadIdx.x / 32 * DECODE_OWN, lane = (int)threadIdx.x % 32;
-    float scale[2] = { scales[own + lane / 4], scales[own + 8 + lane / 4] };
+    float first = scales[own + lane / 4], second = scales[own + 8 + lane / 4];
     uint32_t code[D / 32][4];
 
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-        s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+    for (int r = 0; r < R; r++)
+        s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0.0f;
 #pragma unroll
     for (int k = 0; k < D / 32; k++)
         ml_ldmatrix4(code[k], keys + code_at<D>(own + lane / 16 * 8 + lane % 8,
                                                 k * 32 + lane / 8 % 2 * 16));
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t w0 = code[k / 2][k % 2], w1 = code[k / 2][2 + k % 2];
+        uint32_t a[4] = { attn_widen2<FORMAT, 0>(w0, first),
+                          attn_widen2<FORMAT, 0>(w1, second),
+                          attn_widen2<FORMAT, 1>(w0, first),
+                          attn_widen2<FORMAT, 1>(w1, second) };
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            uint32_t word = code[k / 2][2 * j + k % 2];
-            ml_mma(s[j], q[k], attn_widen2<FORMAT, 0>(word, scale[j]),
-                   attn_widen2<FORMAT, 1>(word, scale[j]));
-        }
+        for (int r = 0; r < R; r++)
+            ml_mma(s[r], a, q[k][r][0], q[k][r][1]);
+    }
+}
+
+/* To shared memory, for all warps to read. */
+template <int R> __device__ static void put_scores(float *to, const float (&s)[R][4]) {
+    int lane = (int)threadIdx.x % 32;
+    float *at =
+        to + lane % 4 * 2 * DECODE_LD + (int)threadIdx.x / 32 * DECODE_OWN + lane / 4;
+
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            at[(8 * r + i % 2) * DECODE_LD + i / 2 * 8] = s[r][i];
 }
 
 /* Codes of the warp's columns of the values: of keys 16 k .. 16 k + 7 in the first word of a
@@ -193,55 +226,68 @@ __device__ static void widen_columns(uint32_t &even, uint32_t &odd, uint32_t cod
     odd = ml_pack2(a.y * scale.x, b.y * scale.y);
 }
 
-template <int N, int FORMAT>
-__device__ static void add_values(float (&acc)[N][4], const uint32_t (&w)[4][4],
+/* Of a number that the lanes of row lane / 4 have: that of an accumulator's row, lane % 4 * 2 + i. */
+__device__ static float of_row(float x, int i) {
+    return __shfl_sync(0xffffffffu, x, ((int)threadIdx.x % 4 * 2 + i) * 4);
+}
+
+/* acc[r][j] has rows 8 r + lane % 4 * 2 and the next, of the even column lane / 4 of 16, then of
+ * the odd one. */
+template <int R, int N, int FORMAT>
+__device__ static void add_values(float (&acc)[R][N / 2][4], const decode_state<R> &x,
+                                  const uint32_t (&w)[R][4][2],
                                   const uint32_t (&code)[4][N / 2][2],
                                   const float *scales) {
     int lane = (int)threadIdx.x % 32;
 
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float keep[2] = { of_row(x.keep[r], 0), of_row(x.keep[r], 1) };
+#pragma unroll
+        for (int j = 0; j < N / 2; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[r][j][i] *= keep[i % 2];
+    }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float2 first = *(const float2 *)(scales + k * 16 + lane % 4 * 2);
         float2 second = *(const float2 *)(scales + k * 16 + 8 + lane % 4 * 2);
 #pragma unroll
         for (int j = 0; j < N / 2; j++) {
-            uint32_t even[2], odd[2];
-            widen_columns<FORMAT>(even[0], odd[0], code[k][j][0], first);
-            widen_columns<FORMAT>(even[1], odd[1], code[k][j][1], second);
-            ml_mma(acc[2 * j], w[k], even[0], even[1]);
-            ml_mma(acc[2 * j + 1], w[k], odd[0], odd[1]);
+            uint32_t a[4];
+            widen_columns<FORMAT>(a[0], a[1], code[k][j][0], first);
+            widen_columns<FORMAT>(a[2], a[3], code[k][j][1], second);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                ml_mma(acc[r][j], a, w[r][k][0], w[r][k][1]);
         }
     }
 }
 
-/* A lane has four adjacent columns of 16. */
 template <int R, int N>
-__device__ static void put_rows(const decode_state<R, N> &x, const attn_call<bf16> &c,
-                                int seq, int head) {
+__device__ static void put_rows(const decode_state<R> &x, const float (&acc)[R][N / 2][4],
+                                const attn_call<bf16> &c, int seq, int head) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t first = (int64_t)seq * c.n_head + head * c.group;
+
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        int row = lane / 4 + 8 * r;
-        int64_t at = (int64_t)seq * c.n_head + head * c.group + row;
-        float m = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale, l = x.l[r], keep = 1.0f;
-        l += __shfl_xor_sync(0xffffffffu, l, 1);
-        l += __shfl_xor_sync(0xffffffffu, l, 2);
-        if (row >= c.group)
-            continue;
-        if (c.sink)
-            keep = attn_add_sink(c.sink[head * c.group + row], m, l);
-#pragma unroll
-        for (int j = 0; j < N; j += 2) {
-            int col = (warp * N + j) * 8 + lane % 4 * 4;
-            float v[4] = { x.acc[j][2 * r] * keep / l, x.acc[j + 1][2 * r] * keep / l,
-                           x.acc[j][2 * r + 1] * keep / l,
-                           x.acc[j + 1][2 * r + 1] * keep / l };
-            if (col < c.d)
-                ml_store(c.o + at * c.d + col, v);
+        decode_end end = decode_close<R>(x, r, c, head);
+        int own = lane / 4 + 8 * r;
+        if (warp == 0 && lane % 4 == 0 && own < c.group) {
+            c.stat[2 * (first + own)] = end.m;
+            c.stat[2 * (first + own) + 1] = end.l;
         }
-        if (warp == 0 && lane % 4 == 0) {
-            c.stat[2 * at] = m;
-            c.stat[2 * at + 1] = l;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float keep = of_row(end.keep, i), l = of_row(end.l, i);
+            int row = 8 * r + lane % 4 * 2 + i;
+#pragma unroll
+            for (int j = 0; j < N / 2 && row < c.group; j++)
+                attn_put2(c.o + (first + row) * c.d, c.d,
+                          warp * N * 8 + j * 16 + lane / 4 * 2, acc[r][j][i] * keep / l,
+                          acc[r][j][2 + i] * keep / l, false);
         }
     }
 }
@@ -255,9 +301,9 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     bf16 *rows = (bf16 *)smem_bytes;
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
     tiles<D> t;
-    uint32_t q[D / 16][4];
-    float s[2][4];
-    decode_state<R, N> x = {};
+    uint32_t q[D / 16][R][2];
+    float s[R][4], acc[R][N / 2][4] = {};
+    decode_state<R> x = decode_open<R>(c);
 
     ml_grid_release();
     t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
@@ -270,35 +316,29 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     ml_copy_commit();
     for (int n = 0; n < STAGES - 1; n++)
         prefetch(t, smem, c);
-    x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
-#pragma unroll
-    for (int r = 0; r < R; r++)
-        x.m[r] = -INFINITY;
     ml_copy_wait<STAGES - 1>();
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < D / 16; k++)
-        attn_left<D>(q[k], rows, 0, k * 16);
-    coded_scores<D, FORMAT>(s, q, smem.key[0], smem.key_scale[0]);
+    load_queries<D, R>(q, rows);
+    coded_scores<D, R, FORMAT>(s, q, smem.key[0], smem.key_scale[0]);
     __syncthreads(); /* scores take the place of the queries */
-    decode_put_scores<R>(smem.scores[0], s);
+    put_scores<R>(smem.scores[0], s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0, now = 0; tile <= t.hi;
          tile += ML_KTILE, n ^= 1) {
-        uint32_t w[4][4], code[4][N / 2][2];
+        uint32_t w[R][4][2], code[4][N / 2][2];
         int next = next_stage(now);
 
         ml_copy_wait<STAGES - 2>();
         __syncthreads(); /* this tile's scores and values arrived; a stage is free */
         prefetch(t, smem, c);
         load_values<D, N>(code, smem.value[now]);
-        coded_scores<D, FORMAT>(s, q, smem.key[next],
-                                smem.key_scale[next]); /* unused after the last */
-        decode_fold<R, N>(x, w, smem.scores[n], tile, t.lo, t.hi, c);
-        add_values<N, FORMAT>(x.acc, w, code, smem.value_scale[now]);
-        decode_put_scores<R>(smem.scores[n ^ 1], s);
+        coded_scores<D, R, FORMAT>(s, q, smem.key[next],
+                                   smem.key_scale[next]); /* unused after the last */
+        decode_fold<R>(x, w, smem.scores[n], tile, t.lo, t.hi, c);
+        add_values<R, N, FORMAT>(acc, x, w, code, smem.value_scale[now]);
+        put_scores<R>(smem.scores[n ^ 1], s);
         now = next;
     }
-    put_rows<R, N>(x, c, seq, head);
+    put_rows<R, N>(x, acc, c, seq, head);
 }
 
 template <int D, int R, int FORMAT>

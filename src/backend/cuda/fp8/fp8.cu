@@ -6,10 +6,11 @@
 /* Half a warp has 128 inputs of a row, whole groups of every recipe. */
 enum {
     THREADS = 256,
-    LANE = 8, /* inputs of a lane */
-    WIDTH = 128,
-    LANES = WIDTH / LANE,
-    PIECES = THREADS / LANES /* of a block */
+    LANE = ML_FP8_LANE,
+    WIDTH = ML_FP8_GROUP,
+    LANES = ML_FP8_LANES,
+    PIECES = THREADS / LANES, /* of a block, at a time */
+    MANY = 4                  /* that a half-warp loads at once where there are many */
 };
 
 /* The exponent of ml_mxfp8_exponent, as a power of two. */
@@ -25,20 +26,14 @@ __device__ static int mxfp8_exponent(float amax) {
 template <int GROUP>
 __device__ static void scale_group(const float (&v)[LANE], bool power_of_two, float *scale,
                                    float *inverse) {
-    float amax = 0.0f;
+    float amax = ml_fp8_amax<GROUP / LANE>(v);
 
-#pragma unroll
-    for (int i = 0; i < LANE; i++)
-        amax = ml_max(fabsf(v[i]), amax); /* NaN does not count */
-#pragma unroll
-    for (int w = GROUP / LANE / 2; w; w >>= 1)
-        amax = ml_max(amax, __shfl_xor_sync(0xffffffffu, amax, w));
     if (power_of_two) {
         int e = mxfp8_exponent(amax);
         *scale = ldexpf(1.0f, e);
         *inverse = ldexpf(1.0f, -e);
     } else {
-        *scale = ml_max(amax, 1e-10f) / 448.0f;
+        *scale = ml_fp8_scale(amax);
         *inverse = 1.0f / *scale;
     }
 }
@@ -53,15 +48,17 @@ __device__ static float value_of(uint32_t code) {
         __half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, __NV_E4M3)));
 }
 
-/* A lane's inputs from k0 on; zeros past the end. */
-__device__ static void load(float (&v)[LANE], const bf16 *row, int64_t k0, int64_t k) {
-    if (k % LANE == 0 && k0 < k) {
-        ml_load(v, row + k0);
-        return;
-    }
+/* A lane's inputs from k0 on; zeros past the end.  Numbers are unpacked elsewhere: a branch that did so would wait for
+ * them before the next load. */
+__device__ static uint4 load(const bf16 *row, int64_t k0, int64_t k) {
+    __align__(16) bf16 v[LANE];
+
+    if (k % LANE == 0)
+        return k0 < k ? *(const uint4 *)(row + k0) : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < LANE; i++)
-        v[i] = k0 + i < k ? ml_f32(row[k0 + i]) : 0.0f;
+        v[i] = k0 + i < k ? row[k0 + i] : ml_as<bf16>(0.0f);
+    return *(const uint4 *)v;
 }
 
 /* Where a half-warp's inputs are. */
@@ -71,47 +68,49 @@ struct piece {
     bool there;
 };
 
-__device__ static piece find_piece(int64_t rows, int groups) {
-    int64_t at = (int64_t)blockIdx.x * PIECES + threadIdx.x / LANES;
+__device__ static piece find_piece(uint32_t at, int64_t rows, int groups) {
     piece p;
 
-    p.row = at / groups;
-    p.group = (int)(at % groups);
+    p.row = at / (uint32_t)groups;
+    p.group = (int)(at % (uint32_t)groups);
     p.k0 = (int64_t)p.group * WIDTH + (int)threadIdx.x % LANES * LANE;
     p.there = p.row < rows;
+    if (!p.there)
+        p.row = 0;
     return p;
 }
 
-__global__ void encode(unsigned char *code, float *scale, const bf16 *x, int64_t rows,
-                       int64_t k, int groups) {
-    piece p = find_piece(rows, groups);
-    float v[LANE] = {}, s, inverse;
-    uint32_t word[2] = {};
+/* A half-warp has N pieces, PIECES apart. */
+template <int N>
+__global__ void encode(const ml_fp8_out out, const bf16 *x, int64_t k, int groups) {
+    uint32_t first = blockIdx.x * (N * PIECES) + threadIdx.x / LANES;
+    uint4 raw[N];
+    piece p[N];
 
     ml_grid_release();
     ml_grid_wait();
-    if (p.there)
-        load(v, x + p.row * k, p.k0, k);
-    scale_group<WIDTH>(v, false, &s, &inverse);
 #pragma unroll
-    for (int i = 0; i < LANE; i++)
-        word[i / 4] |= code_of(v[i] * inverse) << i % 4 * 8;
-    if (!p.there)
-        return;
-    *(uint2 *)(code + p.row * groups * WIDTH + p.k0) = make_uint2(word[0], word[1]);
-    if (threadIdx.x % LANES == 0)
-        scale[p.group * rows + p.row] = s;
+    for (int i = 0; i < N; i++) {
+        p[i] = find_piece(first + i * PIECES, out.rows, groups);
+        raw[i] = load(x + p[i].row * k, p[i].k0, k);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float v[LANE];
+        ml_load(v, (const bf16 *)&raw[i]);
+        ml_fp8_put(out, p[i].row, p[i].k0, v, p[i].there);
+    }
 }
 
 /* The rounded values, in bf16. */
 template <int GROUP>
 __global__ void round_values(bf16 *out, const bf16 *x, int64_t rows, int64_t k,
                              int pieces) {
-    piece p = find_piece(rows, pieces);
-    float v[LANE] = {}, s, inverse;
+    piece p = find_piece(blockIdx.x * PIECES + threadIdx.x / LANES, rows, pieces);
+    uint4 raw = load(x + p.row * k, p.k0, k);
+    float v[LANE], s, inverse;
 
-    if (p.there)
-        load(v, x + p.row * k, p.k0, k);
+    ml_load(v, (const bf16 *)&raw);
     scale_group<GROUP>(v, GROUP == 32, &s, &inverse);
 #pragma unroll
     for (int i = 0; i < LANE; i++)
@@ -142,16 +141,32 @@ const void *ml_fp8_values(ml_cuda_stream *s, const ml_op_args *a) {
     return out;
 }
 
-ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a) {
-    int64_t rows = a->in[0].shape[0], k = a->in[0].shape[1], width = ml_cuda_fp8_width(k);
-    unsigned char *code = (unsigned char *)a->scratch + ml_cuda_dense_bytes(a);
-    float *scale = (float *)(code + ml_cuda_align((size_t)(rows * width)));
+ml_fp8_out ml_fp8_out_at(void *at, int64_t rows, int64_t k) {
+    int64_t width = ml_cuda_fp8_width(k);
+    unsigned char *code = (unsigned char *)at;
 
-    if (rows)
-        ml_cuda_launch(s, "rounded inputs", encode,
-                       dim3(ml_cuda_blocks(rows * width, THREADS * LANE)), THREADS, 0, code,
-                       scale, (const bf16 *)a->in[0].data, rows, k, (int)(width / WIDTH));
-    return { code, scale };
+    return { code, (float *)(code + rows * width), rows, width };
+}
+
+ml_fp8_out ml_fp8_out_of(const ml_op_args *a) {
+    return ml_fp8_out_at((char *)a->scratch + ml_cuda_dense_bytes(a), a->in[0].shape[0],
+                         a->in[0].shape[1]);
+}
+
+ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a) {
+    const ml_fp8_out out = ml_fp8_out_of(a);
+    const bf16 *x = (const bf16 *)a->in[0].data;
+    int64_t k = a->in[0].shape[1], pieces = out.rows * (out.width / WIDTH);
+    int groups = (int)(out.width / WIDTH);
+
+    if (pieces >= (int64_t)s->sms * 2 * PIECES * MANY)
+        ml_cuda_launch(s, "rounded inputs", encode<MANY>,
+                       dim3(ml_cuda_blocks(pieces, PIECES * MANY)), THREADS, 0, out, x, k,
+                       groups);
+    else if (pieces)
+        ml_cuda_launch(s, "rounded inputs", encode<1>, dim3(ml_cuda_blocks(pieces, PIECES)),
+                       THREADS, 0, out, x, k, groups);
+    return { out.code, out.scale };
 }
 
 ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void *y) {

@@ -10,7 +10,7 @@
 #ifndef ML_BACKEND_CUDA_FP8_FP8_CUH
 #define ML_BACKEND_CUDA_FP8_FP8_CUH
 
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/fp8/fp8_out.cuh"
 
 /* Whether a product with these weights runs on FP8 tensor cores. */
 bool ml_fp8_takes(const ml_cuda_stream *s, ml_dtype weights);
@@ -21,6 +21,9 @@ typedef struct ml_fp8_input {
     const float *scale;
 } ml_fp8_input;
 
+/* Where the codes of such an input [rows, k] are, from `at` on; and of a LINEAR's, in its scratch memory. */
+ml_fp8_out ml_fp8_out_at(void *at, int64_t rows, int64_t k);
+ml_fp8_out ml_fp8_out_of(const ml_op_args *a);
 /* Rounds the input of such a LINEAR or MOE_LINEAR to the op's scratch memory. */
 ml_fp8_input ml_fp8_encode(ml_cuda_stream *s, const ml_op_args *a);
 

@@ -6,6 +6,7 @@
 #include <cuda_fp8.h>
 
 #include "backend/cuda/fp8/fp8_back.cuh"
+#include "backend/cuda/glu.cuh"
 
 enum {
     TILE = 128,
@@ -205,28 +206,56 @@ __device__ static uint2 column_codes(const uint4 (&v)[EIGHT], int j, float by) {
     return make_uint2(code[0] | code[1] << 16, code[2] | code[3] << 16);
 }
 
+/* Where a thread's numbers are in a matrix whose blocks are those of the grid. */
+struct spot {
+    int c, r; /* of the threads of a block */
+    int64_t row0, col0;
+};
+
+__device__ static spot find_spot(void) {
+    int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
+
+    return { c, r, (int64_t)blockIdx.y * TILE + r * EIGHT,
+             (int64_t)blockIdx.x * TILE + c * EIGHT };
+}
+
+struct round_smem {
+    code_tile tile;
+    float inverse[TILE];
+};
+
+/* The block's numbers, of which a thread has eight rows in v. */
+template <bool E5M2, bool BLOCKS>
+__device__ static void round_block(round_smem &smem, const ml_fp8_rounding &o,
+                                   const uint4 (&v)[EIGHT]) {
+    const spot at = find_spot();
+    int64_t padded = (int64_t)gridDim.y * TILE;
+
+    if (o.along_rows.code)
+        round_rows<E5M2>(find_place(o, at.row0), v, at.col0, o.ld);
+    scale_columns<E5M2, BLOCKS>(o, smem.inverse, v);
+#pragma unroll
+    for (int j = 0; j < EIGHT; j++)
+        put_column(smem.tile, at.c, at.r, j,
+                   column_codes<E5M2>(v, j, smem.inverse[at.c * EIGHT + j]));
+    __syncthreads();
+    write_columns(o.along_cols.code + (int64_t)blockIdx.x * TILE * padded +
+                      (int64_t)blockIdx.y * TILE,
+                  padded, smem.tile);
+}
+
 template <bool E5M2, bool BLOCKS>
 __global__ void __launch_bounds__(THREADS) round_operand(const ml_fp8_rounding o) {
-    __shared__ __align__(16) code_tile tile;
-    __shared__ float inverse[TILE];
-    int c = (int)threadIdx.x % ACROSS, r = (int)threadIdx.x / ACROSS;
-    int64_t first = (int64_t)blockIdx.y * TILE, row0 = first + r * EIGHT;
-    int64_t left = (int64_t)blockIdx.x * TILE, col0 = left + c * EIGHT;
-    int64_t padded = (int64_t)gridDim.y * TILE;
+    __shared__ __align__(16) round_smem smem;
+    const spot at = find_spot();
     uint4 v[EIGHT];
 
 #pragma unroll
     for (int i = 0; i < EIGHT; i++)
-        v[i] = row0 + i < o.rows ? *(const uint4 *)(o.x + (row0 + i) * o.cols + col0)
-                                 : make_uint4(0, 0, 0, 0);
-    if (o.along_rows.code)
-        round_rows<E5M2>(find_place(o, row0), v, col0, o.ld);
-    scale_columns<E5M2, BLOCKS>(o, inverse, v);
-#pragma unroll
-    for (int j = 0; j < EIGHT; j++)
-        put_column(tile, c, r, j, column_codes<E5M2>(v, j, inverse[c * EIGHT + j]));
-    __syncthreads();
-    write_columns(o.along_cols.code + left * padded + first, padded, tile);
+        v[i] = at.row0 + i < o.rows
+                   ? *(const uint4 *)(o.x + (at.row0 + i) * o.cols + at.col0)
+                   : make_uint4(0, 0, 0, 0);
+    round_block<E5M2, BLOCKS>(smem, o, v);
 }
 
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
@@ -239,6 +268,79 @@ void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r) {
     else
         round_operand<false, false><<<grid, THREADS, 0, s->stream>>>(*r);
     ml_cuda_launched(s, "rounded gradients");
+}
+
+/* ---- gradients of SwiGLU ---- */
+
+__device__ static uint32_t pair_of(float low, float high) {
+    __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+
+    return *(uint32_t *)&two;
+}
+
+__device__ static uint4 pack_eight(const float (&x)[EIGHT]) {
+    return make_uint4(pair_of(x[0], x[1]), pair_of(x[2], x[3]), pair_of(x[4], x[5]),
+                      pair_of(x[6], x[7]));
+}
+
+/* Eight numbers of a row; zeros past the last row.  Numbers are unpacked elsewhere: a branch that did so would wait
+ * for them before the next load. */
+__device__ static uint4 load_row(const bf16 *x, const ml_fp8_rounding &o, int64_t row,
+                                 int64_t col) {
+    return row < o.rows ? *(const uint4 *)(x + row * o.cols + col) : make_uint4(0, 0, 0, 0);
+}
+
+/* The gradients of eight pairs, rounded to bf16 as GLU does. */
+__device__ static void gate_gradients(uint4 &dg, uint4 &du, const uint4 &g, const uint4 &u,
+                                      const uint4 &dy) {
+    float a[EIGHT], b[EIGHT], d[EIGHT];
+
+    ml_load(a, (const bf16 *)&g);
+    ml_load(b, (const bf16 *)&u);
+    ml_load(d, (const bf16 *)&dy);
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++) {
+        ml_gate r = ml_gate_of(a[k], b[k], ML_ACT_SILU, 0.0f);
+        a[k] = (d[k] * r.up) * r.slope;
+        b[k] = (d[k] * r.act) * r.keep;
+    }
+    dg = pack_eight(a);
+    du = pack_eight(b);
+}
+
+enum { AT_ONCE = 4 }; /* rows that a thread loads */
+
+template <bool E5M2>
+__global__ void __launch_bounds__(THREADS, 2) round_gate(const ml_fp8_gate_rounding o) {
+    __shared__ __align__(16) round_smem smem;
+    const spot at = find_spot();
+    uint4 dg[EIGHT], du[EIGHT];
+
+#pragma unroll
+    for (int i = 0; i < EIGHT; i += AT_ONCE) {
+        uint4 g[AT_ONCE], u[AT_ONCE], dy[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            g[j] = load_row(o.g, o.gate, at.row0 + i + j, at.col0);
+            u[j] = load_row(o.u, o.gate, at.row0 + i + j, at.col0);
+            dy[j] = load_row(o.dy, o.gate, at.row0 + i + j, at.col0);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            gate_gradients(dg[i + j], du[i + j], g[j], u[j], dy[j]);
+    }
+    round_block<E5M2, false>(smem, o.gate, dg);
+    round_block<E5M2, false>(smem, o.up, du);
+}
+
+void ml_fp8_round_gate(ml_cuda_stream *s, const ml_fp8_gate_rounding *r) {
+    dim3 grid((unsigned)(r->gate.cols / TILE), ml_cuda_blocks(r->gate.rows, TILE));
+
+    if (r->gate.e5m2)
+        round_gate<true><<<grid, THREADS, 0, s->stream>>>(*r);
+    else
+        round_gate<false><<<grid, THREADS, 0, s->stream>>>(*r);
+    ml_cuda_launched(s, "rounded gradients of a gate");
 }
 
 /* ---- the weight ---- */

@@ -31,6 +31,14 @@ typedef struct ml_fp8_rounding {
 
 void ml_fp8_round_operand(ml_cuda_stream *s, const ml_fp8_rounding *r);
 
+/* The gradients of the inputs g and u of SwiGLU, [rows, cols] as dy is: x of both is not read. */
+typedef struct ml_fp8_gate_rounding {
+    ml_fp8_rounding gate, up;
+    const bf16 *g, *u, *dy;
+} ml_fp8_gate_rounding;
+
+void ml_fp8_round_gate(ml_cuda_stream *s, const ml_fp8_gate_rounding *r);
+
 /* A weight in row-major order, ld bytes from a row to the next, and the scales of its blocks of 128 x 128. */
 typedef struct ml_fp8_blocks {
     const unsigned char *code;

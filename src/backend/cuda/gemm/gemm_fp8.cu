@@ -6,13 +6,15 @@
  * used.  The scales of a weight's blocks are gathered from its rows to scratch memory first. */
 #include "backend/cuda/gemm/gemm_fp8.cuh"
 
-#include <cublasLt.h>
 #include <stdlib.h>
+
+#include "backend/cuda/gemm/gemm_fp8_lt.cuh"
 
 enum {
     BLOCK = 128,
     LEAST_ROWS = 1024, /* of a product by cuBLASLt */
-    TRIAL_ROWS = 2048,
+    TRIAL_ROWS = 2048, /* of a product that is compared */
+    MOST_ROWS = 8192,  /* of one that is timed */
     ODD_ROWS = TRIAL_ROWS - 3,
     EVEN_ROWS = 16,
     TURNS = 3, /* products that are compared */
@@ -64,32 +66,19 @@ ml_fp8_rows ml_cuda_fp8_rows(ml_cuda_stream *s, const ml_op_args *a, void *scrat
 
 /* ---- cuBLASLt ---- */
 
-/* Column-major: y' (n x m) = w (n x k) x' (k x m). */
-typedef struct lt_call {
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t w, x, y;
-} lt_call;
+/* y' (n x m) = w (n x k) x' (k x m). */
+static ml_fp8_lt describe(const ml_fp8_gemm *g, const ml_fp8_rows *w) {
+    ml_fp8_lt_product p = {};
+    ml_fp8_lt t;
 
-static void set(lt_call *c, cublasLtMatmulDescAttributes_t which, const void *value,
-                size_t size) {
-    cublasLtMatmulDescSetAttribute(&c->desc, which, value, size);
-}
-
-static void describe(lt_call *c, const ml_fp8_gemm *g, const ml_fp8_rows *w) {
-    const int32_t transposed = CUBLAS_OP_T;
-    const int32_t blocks = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    const int32_t groups = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-
-    cublasLtMatmulDescInit(&c->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    set(c, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks, sizeof blocks);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &groups, sizeof groups);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w->scale, sizeof w->scale);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->x.scale, sizeof g->x.scale);
-    cublasLtMatrixLayoutInit(&c->w, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->n, w->ld);
-    cublasLtMatrixLayoutInit(&c->x, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->rows,
-                             g->k);
-    cublasLtMatrixLayoutInit(&c->y, CUDA_R_16BF, (uint64_t)g->n, (uint64_t)g->rows, g->n);
+    p.p = g->n;
+    p.q = g->rows;
+    p.k = g->k;
+    p.ld = w->ld;
+    p.a_scale = w->scale;
+    p.b_scale = g->x.scale;
+    ml_fp8_lt_init(&t, &p);
+    return t;
 }
 
 /* With the gathering of the scales. */
@@ -97,25 +86,23 @@ static bool run(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch,
                 const cublasLtMatmulAlgo_t *algo) {
     const float one = 1.0f, zero = 0.0f;
     const ml_fp8_rows w = rows_of(s, g, scratch);
+    ml_fp8_lt t = describe(g, &w);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
 
-    describe(&c, g, &w);
-    return cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, w.code, &c.w,
-                          g->x.code, &c.x, &zero, g->y, &c.y, g->y, &c.y, algo,
+    return cublasLtMatmul((cublasLtHandle_t)lt.handle, &t.desc, &one, w.code, &t.a,
+                          g->x.code, &t.b, &zero, g->y, &t.c, g->y, &t.c, algo,
                           lt.workspace, lt.bytes, s->stream) == CUBLAS_STATUS_SUCCESS;
 }
 
 static int candidates(ml_cuda_stream *s, const ml_fp8_gemm *g, void *scratch,
                       cublasLtMatmulHeuristicResult_t *out) {
     const ml_fp8_rows w = rows_of(s, g, scratch);
+    ml_fp8_lt t = describe(g, &w);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
     int n = 0;
 
-    describe(&c, g, &w);
-    if (cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &c.desc, &c.w, &c.x,
-                                       &c.y, &c.y, (cublasLtMatmulPreference_t)lt.forward,
+    if (cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &t.desc, &t.a, &t.b,
+                                       &t.c, &t.c, (cublasLtMatmulPreference_t)lt.forward,
                                        CANDIDATES, out, &n) != CUBLAS_STATUS_SUCCESS)
         return 0;
     return n;
@@ -173,28 +160,30 @@ __global__ static void compare(int *differ, const uint16_t *a, const uint16_t *b
 
 typedef struct trial {
     ml_cuda_stream *s;
-    ml_fp8_gemm g;
+    ml_fp8_gemm g; /* with the rows of products that are timed */
     unsigned char *x, *w, *scratch;
     float *x_scale;
-    bf16 *y[2]; /* ours, cuBLASLt's */
+    bf16 *y[2]; /* ours, cuBLASLt's; the first has room for a product that is timed */
     int *differ;
     cudaEvent_t start, end;
 } trial;
 
-static ml_status open_trial(trial *t, int64_t n, int64_t k, ml_err *err) {
-    size_t x = ml_cuda_align((size_t)(TRIAL_ROWS * k));
-    size_t scale = ml_cuda_align((size_t)(TRIAL_ROWS * k / BLOCK) * sizeof(float));
+static ml_status open_trial(trial *t, int64_t rows, int64_t n, int64_t k, ml_err *err) {
+    size_t x = ml_cuda_align((size_t)(rows * k));
+    size_t scale = ml_cuda_align((size_t)(rows * k / BLOCK) * sizeof(float));
     size_t w = ml_cuda_align((size_t)(n * ml_codes_row_bytes(k)));
-    size_t y = ml_cuda_align((size_t)(TRIAL_ROWS * n) * sizeof(bf16));
+    size_t y = ml_cuda_align((size_t)(rows * n) * sizeof(bf16));
+    size_t compared = ml_cuda_align((size_t)(TRIAL_ROWS * n) * sizeof(bf16));
     size_t scratch = ml_cuda_align((size_t)(n / BLOCK * k / BLOCK) * sizeof(float));
+    size_t total = x + scale + w + scratch + y + compared + 256;
     unsigned char *all;
 
-    if (cudaMalloc((void **)&all, x + scale + w + scratch + 2 * y + 256) != cudaSuccess) {
+    if (cudaMalloc((void **)&all, total) != cudaSuccess) {
         cudaGetLastError();
         return ml_fail(err, ML_ENOMEM,
                        "out of GPU memory: cannot allocate %.1f MiB for autotuning FP8 "
                        "products; free some GPU memory",
-                       (double)(x + scale + w + scratch + 2 * y) / 0x1p20);
+                       (double)total / 0x1p20);
     }
     t->x = all;
     t->x_scale = (float *)(all + x);
@@ -202,12 +191,12 @@ static ml_status open_trial(trial *t, int64_t n, int64_t k, ml_err *err) {
     t->scratch = t->w + w;
     t->y[0] = (bf16 *)(t->scratch + scratch);
     t->y[1] = (bf16 *)((unsigned char *)t->y[0] + y);
-    t->differ = (int *)((unsigned char *)t->y[1] + y);
+    t->differ = (int *)((unsigned char *)t->y[1] + compared);
     t->g.x = { t->x, t->x_scale };
     t->g.w = t->w;
     t->g.ld = ml_codes_row_bytes(k);
     t->g.scales = ml_codes_row_scales(k);
-    t->g.rows = TRIAL_ROWS;
+    t->g.rows = (int)rows;
     t->g.n = (int)n;
     t->g.k = (int)k;
     t->g.blocks = true;
@@ -225,7 +214,7 @@ static void close_trial(trial *t) {
 
 static void fill_trial(trial *t, int turn) {
     uint32_t seed = 4 * (uint32_t)turn;
-    int64_t x = (int64_t)TRIAL_ROWS * t->g.k, scales = x / BLOCK, w = t->g.n * t->g.ld;
+    int64_t x = (int64_t)t->g.rows * t->g.k, scales = x / BLOCK, w = t->g.n * t->g.ld;
     cudaStream_t s = t->s->stream;
 
     fill_codes<<<ml_cuda_blocks(x, THREADS), THREADS, 0, s>>>(t->x, x, seed);
@@ -278,7 +267,7 @@ static bool same_in_turns(trial *t, int rows, const cublasLtMatmulAlgo_t *algo) 
 
 /* Milliseconds of RUNS products; algo NULL: our kernel. */
 static float time_of(trial *t, const cublasLtMatmulAlgo_t *algo) {
-    ml_fp8_gemm g = gemm_of(t, TRIAL_ROWS, algo ? 1 : 0);
+    ml_fp8_gemm g = gemm_of(t, t->g.rows, 0);
     float ms = 0.0f;
 
     for (int i = 0; i <= RUNS; i++) { /* the first does not count */
@@ -295,10 +284,16 @@ static float time_of(trial *t, const cublasLtMatmulAlgo_t *algo) {
     return ms;
 }
 
+/* As many as the plan has: which one is faster depends on them. */
+static int64_t timed_rows(int64_t rows) {
+    rows -= rows % EVEN_ROWS;
+    return rows < TRIAL_ROWS ? TRIAL_ROWS : rows > MOST_ROWS ? MOST_ROWS : rows;
+}
+
 /* Chooses the fastest of those with the same bits: the choice never changes results. */
 static void choose(trial *t, fp8_entry *e) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    ml_fp8_gemm g = gemm_of(t, TRIAL_ROWS, 1);
+    ml_fp8_gemm g = gemm_of(t, t->g.rows, 0);
     int n = candidates(t->s, &g, t->scratch, found);
     float best;
 
@@ -343,7 +338,7 @@ ml_status ml_gemm_fp8_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k,
     if (!s->gemm_fp8 || s->gemm_fp8->n_entry == MAX_ENTRIES)
         return ML_OK; /* our kernel */
     t.s = s;
-    st = open_trial(&t, n, k, err);
+    st = open_trial(&t, timed_rows(rows), n, k, err);
     if (st != ML_OK)
         return st;
     e.n = n;
@@ -358,7 +353,7 @@ ml_status ml_gemm_fp8_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k,
 }
 
 bool ml_gemm_fp8(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_gemm *g) {
-    const fp8_entry *e = g->rows < LEAST_ROWS ? NULL : find_entry(s, g->n, g->k);
+    const fp8_entry *e = w2_off(8) || g->rows < LEAST_ROWS ? NULL : find_entry(s, g->n, g->k);
 
     return e && e->lt && (e->any_rows || g->rows % EVEN_ROWS == 0) &&
            run(s, g, a->scratch, &e->algo);

@@ -8,16 +8,15 @@
  * is used, whatever its speed, also with split-K where partial sums are stored and added in a second step. */
 #include "backend/cuda/gemm/gemm_fp8_back.cuh"
 
-#include <cublasLt.h>
 #include <stdlib.h>
 
 #include "backend/cuda/fp8/fp8_back.cuh"
 #include "backend/cuda/gemm/gemm_fp8.cuh"
+#include "backend/cuda/gemm/gemm_fp8_lt.cuh"
 
 enum { MAX_ENTRIES = 256 };
 
-/* Column-major: c (p x q) = a' (p x k) b (k x q), of codes with k first; a in e4m3 has scales of blocks, b of
- * groups. */
+/* As in gemm_fp8_lt.cuh, with whole columns: ld is k. */
 typedef struct product {
     int64_t p, q, k;
     bool e5m2; /* b */
@@ -41,44 +40,30 @@ struct ml_gemm_fp8_back_cache {
 
 /* ---- cuBLASLt ---- */
 
-typedef struct lt_call {
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t a, b, c;
-} lt_call;
+static ml_fp8_lt describe(const product *g) {
+    ml_fp8_lt_product p = {};
+    ml_fp8_lt t;
 
-static void set(lt_call *c, cublasLtMatmulDescAttributes_t which, const void *value,
-                size_t size) {
-    cublasLtMatmulDescSetAttribute(&c->desc, which, value, size);
-}
-
-static void describe(lt_call *c, const product *g) {
-    const int32_t transposed = CUBLAS_OP_T;
-    const int32_t blocks = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    const int32_t groups = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-
-    cublasLtMatmulDescInit(&c->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    set(c, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &blocks, sizeof blocks);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &groups, sizeof groups);
-    set(c, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->a.scale, sizeof g->a.scale);
-    set(c, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->b.scale, sizeof g->b.scale);
-    cublasLtMatrixLayoutInit(&c->a, CUDA_R_8F_E4M3, (uint64_t)g->k, (uint64_t)g->p, g->k);
-    cublasLtMatrixLayoutInit(&c->b, g->e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3,
-                             (uint64_t)g->k, (uint64_t)g->q, g->k);
-    cublasLtMatrixLayoutInit(&c->c, g->f32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)g->p,
-                             (uint64_t)g->q, g->p);
+    p.p = g->p;
+    p.q = g->q;
+    p.k = p.ld = g->k;
+    p.a_scale = g->a.scale;
+    p.b_scale = g->b.scale;
+    p.e5m2 = g->e5m2;
+    p.f32 = g->f32;
+    ml_fp8_lt_init(&t, &p);
+    return t;
 }
 
 static void find_algo(ml_cuda_stream *s, entry *e) {
     cublasLtMatmulHeuristicResult_t found;
+    ml_fp8_lt t = describe(&e->shape);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
     int n = 0;
 
-    describe(&c, &e->shape);
     e->found =
-        cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &c.desc, &c.a, &c.b,
-                                       &c.c, &c.c, (cublasLtMatmulPreference_t)lt.backward,
+        cublasLtMatmulAlgoGetHeuristic((cublasLtHandle_t)lt.handle, &t.desc, &t.a, &t.b,
+                                       &t.c, &t.c, (cublasLtMatmulPreference_t)lt.backward,
                                        1, &found, &n) == CUBLAS_STATUS_SUCCESS &&
         n > 0 && found.state == CUBLAS_STATUS_SUCCESS;
     if (e->found)
@@ -113,12 +98,11 @@ static const cublasLtMatmulAlgo_t *algo_of(ml_cuda_stream *s, const product *g) 
 static void run(ml_cuda_stream *s, const product *g) {
     const float one = 1.0f, beta = g->add ? 1.0f : 0.0f;
     const cublasLtMatmulAlgo_t *algo = algo_of(s, g);
+    ml_fp8_lt t = describe(g);
     ml_gemm_lt lt = ml_gemm_lt_of(s);
-    lt_call c;
 
-    describe(&c, g);
-    if (cublasLtMatmul((cublasLtHandle_t)lt.handle, &c.desc, &one, g->a.code, &c.a,
-                       g->b.code, &c.b, &beta, g->c, &c.c, g->c, &c.c, algo, lt.workspace,
+    if (cublasLtMatmul((cublasLtHandle_t)lt.handle, &t.desc, &one, g->a.code, &t.a,
+                       g->b.code, &t.b, &beta, g->c, &t.c, g->c, &t.c, algo, lt.workspace,
                        lt.bytes, s->stream) != CUBLAS_STATUS_SUCCESS)
         ml_cuda_note(s, cudaErrorUnknown, "an FP8 gradient");
 }
@@ -129,6 +113,7 @@ static void run(ml_cuda_stream *s, const product *g) {
 typedef struct gradients {
     const ml_op_args *linear[ML_FP8_JOINT]; /* in the order of their weight gradients */
     int n_linear;
+    const ml_op_args *glu;         /* of both outputs, whose gradients it gives; or NULL */
     int64_t n, k, rows, tail_rows; /* n: outputs of all */
     bool e5m2, add, add_dw;        /* add: to dx */
     ml_fp8_operand w, dy, tail, dy_cols, x_cols;
@@ -209,8 +194,7 @@ static product weight_product(const gradients *g) {
 }
 
 /* Of a LINEAR whose outputs begin at column `at`. */
-static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
-                           int64_t at) {
+static ml_fp8_rounding rounding_of(const gradients *g, const ml_op_args *a, int64_t at) {
     const int64_t group = at / 128, before = g->rows - g->tail_rows;
     ml_fp8_rounding r = {};
 
@@ -225,7 +209,29 @@ static void round_gradient(ml_cuda_stream *s, const gradients *g, const ml_op_ar
         r.tail = { g->tail.code + at, g->tail.scale + group * ML_FP8_TAIL };
     r.along_cols = { g->dy_cols.code + at * ml_cuda_fp8_width(g->rows),
                      g->dy_cols.scale + at };
-    ml_fp8_round_operand(s, &r);
+    return r;
+}
+
+static void round_gradients(ml_cuda_stream *s, const gradients *g) {
+    int64_t at = 0;
+
+    for (int i = 0; i < g->n_linear; i++) {
+        const ml_fp8_rounding r = rounding_of(g, g->linear[i], at);
+        ml_fp8_round_operand(s, &r);
+        at += r.cols;
+    }
+}
+
+/* The same with the gradients of the GLU that reads both outputs. */
+static void round_gate(ml_cuda_stream *s, const gradients *g) {
+    ml_fp8_gate_rounding r = {};
+
+    r.gate = rounding_of(g, g->linear[0], 0);
+    r.up = rounding_of(g, g->linear[1], r.gate.cols);
+    r.g = (const bf16 *)g->glu->in[0].data;
+    r.u = (const bf16 *)g->glu->in[1].data;
+    r.dy = (const bf16 *)g->glu->dout[0].data;
+    ml_fp8_round_gate(s, &r);
 }
 
 static void transpose_weight(ml_cuda_stream *s, const gradients *g, const ml_op_args *a,
@@ -283,6 +289,13 @@ static void back_weight(ml_cuda_stream *s, const gradients *g) {
     const product c = weight_product(g);
 
     round_input(s, g);
+    if (w2_off(16) && !c.add) {
+        product z = c;
+        cudaMemsetAsync(c.c, 0, (size_t)(c.p * c.q) * 4, s->stream);
+        z.add = true;
+        run(s, &z);
+        return;
+    }
     run(s, &c);
 }
 
@@ -296,14 +309,12 @@ static bool has_products(ml_cuda_stream *s, const gradients *g) {
 }
 
 static bool back(ml_cuda_stream *s, const gradients *g) {
-    int64_t at = 0;
-
     if (!has_products(s, g))
         return false;
-    for (int i = 0; i < g->n_linear; i++) {
-        round_gradient(s, g, g->linear[i], at);
-        at += g->linear[i]->w[0].shape[0];
-    }
+    if (g->glu)
+        round_gate(s, g);
+    else
+        round_gradients(s, g);
     if (g->dx)
         back_input(s, g);
     if (g->dw)
@@ -332,19 +343,47 @@ static bool is_next(const ml_op_args *a, const ml_op_args *b) {
            (char *)a->dw[0].data + ml_tensor_bytes(&a->dw[0]) == (char *)b->dw[0].data;
 }
 
-bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
+/* n_linear 0: they cannot be computed so. */
+static gradients joint_gradients(ml_cuda_stream *s, const ml_op_call *call, int n) {
     const ml_op_args *linear[ML_FP8_JOINT] = {};
-    gradients g;
+    const gradients none = {};
 
     if (n > ML_FP8_JOINT)
-        return false;
+        return none;
     for (int i = 0; i < n; i++) {
         linear[n - 1 - i] = &call[i].args;
         if (!takes(s, &call[i].args) ||
             (i > 0 && !is_next(&call[i].args, &call[i - 1].args)))
-            return false;
+            return none;
     }
-    g = gradients_of(linear, n);
+    return gradients_of(linear, n);
+}
+
+bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
+    const gradients g = joint_gradients(s, call, n);
+
+    return g.n_linear && back(s, &g);
+}
+
+/* Is this SwiGLU, of the outputs of both, whose gradients nothing else reads? */
+static bool is_gate_of(const ml_op_args *glu, const gradients *g) {
+    if (glu->attr->glu.act != ML_ACT_SILU || glu->attr->glu.limit != 0.0f ||
+        glu->attr->glu.fused)
+        return false;
+    for (int i = 0; i < g->n_linear; i++)
+        if (glu->din[i].data != g->linear[i]->dout[0].data || glu->din_add[i] ||
+            g->linear[i]->dw[1].data)
+            return false;
+    return true;
+}
+
+bool ml_gemm_fp8_back_gated(ml_cuda_stream *s, const ml_op_args *glu,
+                            const ml_op_call *call) {
+    gradients g = joint_gradients(s, call, 2);
+
+    if (!g.n_linear || !is_gate_of(glu, &g))
+        return false;
+    g.glu = glu;
     return back(s, &g);
 }
 

@@ -11,6 +11,9 @@ bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a);
  * kind: it needs adjacent weight gradients, of which that of the first LINEAR is the last. */
 enum { ML_FP8_JOINT = 3 };
 bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n);
+/* Two of them after the SwiGLU of their outputs, whose gradients it leaves as codes only. */
+bool ml_gemm_fp8_back_gated(ml_cuda_stream *s, const ml_op_args *glu,
+                            const ml_op_call *call);
 void ml_gemm_fp8_back_close(ml_cuda_stream *s);
 
 #endif

@@ -1,0 +1,86 @@
+/* fp8_out.cuh - FP8 codes of bf16 numbers as inputs of products (fp8.cuh), written by the kernel that computes the
+ * numbers or by one that reads them. */
+#ifndef ML_BACKEND_CUDA_FP8_FP8_OUT_CUH
+#define ML_BACKEND_CUDA_FP8_FP8_OUT_CUH
+
+#include <cuda_fp8.h>
+
+#include "backend/cuda/common.cuh"
+
+#include <stdlib.h>
+static inline bool w2_off(int bit) {
+    const char *v = getenv("W2_OFF");
+    return v && (atoi(v) & bit);
+}
+
+enum {
+    ML_FP8_GROUP = 128,
+    ML_FP8_LANE = 8, /* numbers of a lane */
+    ML_FP8_LANES = ML_FP8_GROUP / ML_FP8_LANE
+};
+
+/* Codes [rows, width] and scales [width / 128][rows]; the width is a multiple of 128.  code NULL: none. */
+typedef struct ml_fp8_out {
+    unsigned char *code;
+    float *scale;
+    int64_t rows, width;
+} ml_fp8_out;
+
+/* The largest magnitude of the numbers of LANES adjacent lanes, all of which call it; NaN does not count. */
+template <int LANES>
+__device__ static inline float ml_fp8_amax(const float (&v)[ML_FP8_LANE]) {
+    const unsigned half = 0xffffu << (threadIdx.x & 16);
+    float amax = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < ML_FP8_LANE; i++)
+        amax = fmaxf(fabsf(v[i]), amax);
+#pragma unroll
+    for (int w = LANES / 2; w; w >>= 1)
+        amax = fmaxf(amax, __shfl_xor_sync(half, amax, w));
+    return amax;
+}
+
+__device__ static inline float ml_fp8_scale(float amax) {
+    return ml_max(amax, 1e-10f) / 448.0f;
+}
+
+/* Codes of a lane's numbers times `inverse`, to nearest even, saturating at 448. */
+__device__ static inline uint2 ml_fp8_codes(const float (&v)[ML_FP8_LANE], float inverse) {
+    uint32_t two[ML_FP8_LANE / 2];
+
+#pragma unroll
+    for (int i = 0; i < ML_FP8_LANE / 2; i++)
+        two[i] = __nv_cvt_float2_to_fp8x2(
+            make_float2(v[2 * i] * inverse, v[2 * i + 1] * inverse), __NV_SATFINITE,
+            __NV_E4M3);
+    return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+}
+
+/* A lane's numbers, which are bf16 values, from column `col` of a row on.  The 16 lanes of a group call it; there
+ * false: writes nothing. */
+__device__ static inline void ml_fp8_put(const ml_fp8_out &o, int64_t row, int64_t col,
+                                         const float (&v)[ML_FP8_LANE], bool there) {
+    float scale = ml_fp8_scale(ml_fp8_amax<ML_FP8_LANES>(v));
+    uint2 codes = ml_fp8_codes(v, 1.0f / scale);
+
+    if (!there)
+        return;
+    *(uint2 *)(o.code + row * o.width + col) = codes;
+    if (threadIdx.x % ML_FP8_LANES == 0)
+        o.scale[col / ML_FP8_GROUP * o.rows + row] = scale;
+}
+
+/* The same of numbers that are rounded to bf16 first. */
+__device__ static inline void ml_fp8_put_rounded(const ml_fp8_out &o, int64_t row,
+                                                 int64_t col, const float (&x)[ML_FP8_LANE],
+                                                 bool there) {
+    float v[ML_FP8_LANE];
+
+#pragma unroll
+    for (int i = 0; i < ML_FP8_LANE; i++)
+        v[i] = ml_f32(ml_as<bf16>(x[i]));
+    ml_fp8_put(o, row, col, v, there);
+}
+
+#endif
