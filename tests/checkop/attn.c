@@ -436,8 +436,7 @@ static ck_case stack_batches(const ck_case *a, const ck_case *b) {
 
     c.rows.n_token += b->rows.n_token;
     c.rows.n_seq = 2;
-    c.rows.pos =
-        stack_ints(a, a->rows.pos, a->rows.n_token, b->rows.pos, b->rows.n_token);
+    c.rows.pos = stack_ints(a, a->rows.pos, a->rows.n_token, b->rows.pos, b->rows.n_token);
     c.rows.page = stack_ints(a, a->rows.page, n_page, b->rows.page, more);
     start[1] = a->rows.n_token;
     start[2] = c.rows.n_token;
