@@ -170,9 +170,10 @@ __device__ static void put_kv_codes(const attn_call<bf16> &c, const head_of &h,
     put_codes(at, high, e + c.d / 2, !h.is_v, s, c.format);
 }
 
+template <bool CODES>
 __device__ static void put_kv(const attn_call<bf16> &c, const head_of &h,
                               const head_part &x, int e, const kv_slot &to) {
-    if (c.format)
+    if (CODES)
         put_kv_codes(c, h, x, e, to);
     else if (h.there && !h.is_q && to.pos >= 0)
         x.store((bf16 *)(h.is_v ? attn_value(c, to.page, h.index, to.pos)
@@ -200,9 +201,9 @@ __device__ static void norm_rope(head_part &x, const ml_qk_norm_rope &h, const h
     x = y;
 }
 
-/* Teams have HEADS heads of a token, with the same angles and KV slot. */
-template <int HEADS>
-__global__ static void __launch_bounds__(THREADS)
+/* Teams have HEADS heads of a token, with the same angles and KV slot.  CODES: in pages. */
+template <int HEADS, bool CODES>
+__global__ static void __launch_bounds__(THREADS, CODES ? 12 : 14)
     qk_norm_rope_kernel(const __grid_constant__ ml_qk_norm_rope h) {
     const attn_call<bf16> &c = h.to;
     int row = (int)blockIdx.x, half = c.d / 2, e = (int)threadIdx.x % TEAM * V;
@@ -238,7 +239,7 @@ __global__ static void __launch_bounds__(THREADS)
         head_of o(c, first + i * TEAMS, e);
         if (!__all_sync(0xffffffffu, o.is_v))
             norm_rope(x[i], h, o, a, row, e);
-        put_kv(c, o, x[i], e, slot);
+        put_kv<CODES>(c, o, x[i], e, slot);
     }
 }
 
@@ -246,7 +247,10 @@ template <int HEADS> static void launch(ml_cuda_stream *s, const ml_qk_norm_rope
     dim3 grid((unsigned)h->to.n_token,
               ml_cuda_blocks(h->to.n_head + 2 * h->to.n_kv, TEAMS * HEADS));
 
-    ml_cuda_launch(s, "heads", qk_norm_rope_kernel<HEADS>, grid, THREADS, 0, *h);
+    ml_cuda_launch(s, "heads",
+                   h->to.format ? qk_norm_rope_kernel<HEADS, true>
+                                : qk_norm_rope_kernel<HEADS, false>,
+                   grid, THREADS, 0, *h);
 }
 
 void ml_qk_norm_rope_run(ml_cuda_stream *s, const ml_qk_norm_rope *h) {
