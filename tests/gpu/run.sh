@@ -68,7 +68,8 @@ check "$build/checkop" --device cuda-f32
 check "$build/checkop" --device cuda
 check "$build/tests/gpu/check_draws"
 check "$build/tests/gpu/check_encode"
-check "$build/tests/gpu/check_fused"
+check "$build/tests/gpu/check_fused" "$work/two-layers"
+check "$build/tests/gpu/check_fused_fp8"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
 check "$build/tests/gpu/check_engine" "$work/four-recurrent"

@@ -2,7 +2,8 @@
  *
  * The CPU's ops run behind a `together` that takes runs of calls of every length and
  * overwrites each output as soon as its last reader is done: log-probs and gradients must
- * not change.  Nor must they with the CPU backend's own `together`. */
+ * not change.  Nor must they with the CPU backend's own `together`.  A `together_back` runs RoPE's
+ * backward and the QK norms' in another order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 enum { N_TOKEN = 40, MOST = 7 };
 
 static const ml_ops *plain;
-static int n_spoiled, run_length; /* 0: all lengths in turn */
+static int n_spoiled, n_sides, run_length; /* 0: all lengths in turn */
 
 static bool overlap(const ml_tensor *a, const ml_tensor *b) {
     const char *x = a->data, *y = b->data;
@@ -45,6 +46,16 @@ static int in_runs(ml_stream *s, const ml_op_call *c, int n) {
                     spoil(&c[j].args.out[k], &c[i]);
     }
     return took;
+}
+
+/* The calls of k before those of q: RoPE, then the norm before it. */
+static int back_by_side(ml_stream *s, const ml_op_call *c, int n) {
+    for (int i = 0; c->op == ML_OP_ROPE && i < n; i++) {
+        const ml_op_call *next = &c[i / 2 + i % 2 * n / 2];
+        plain->backward[next->op](s, &next->args);
+    }
+    n_sides += c->op == ML_OP_ROPE;
+    return c->op == ML_OP_ROPE ? n : 0;
 }
 
 typedef struct result {
@@ -123,6 +134,7 @@ static void check_model(const char *dir, bool backward) {
     plain = m.be.ops;
     ops = *plain;
     ops.together = in_runs;
+    ops.together_back = back_by_side;
     m.be.ops = &ops;
     for (run_length = 0; run_length <= MOST; run_length++) {
         compute(&got, &m.spec, &m.be, &m.w, &m.arena, N_TOKEN, backward);
@@ -131,6 +143,7 @@ static void check_model(const char *dir, bool backward) {
         ml_weights_close(&got.grads);
     }
     CHECK(n_spoiled > 0);
+    CHECK(!backward || n_sides > 0);
     m.be.ops = plain;
     ml_weights_close(&want.grads);
     close_model(&m);

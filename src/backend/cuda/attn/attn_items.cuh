@@ -200,6 +200,28 @@ __device__ static inline void attn_release(ml_barrier *empty) {
         ml_barrier_arrive(empty);
 }
 
+/* ---- the kernel ---- */
+
+/* What a block does: `compute` is what the teams do, with all items.  COPIER and TEAM are the registers of their
+ * threads, of all threads together the 65,536 of an SM. */
+template <int D, class S, int COPIER, int TEAM, class F>
+__device__ static inline void attn_run_items(const attn_call<bf16> &c,
+                                             const attn_page_maps &maps, unsigned counter,
+                                             unsigned n_item, F compute) {
+    S &smem = *(S *)attn_smem;
+
+    if (threadIdx.x == 0)
+        attn_init_items(smem);
+    __syncthreads();
+    if (threadIdx.x >= S::TEAMS * ML_WARPGROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER));
+        attn_copy_items<D>(smem, c, maps, &attn_taken[counter], n_item);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TEAM));
+        compute(smem);
+    }
+}
+
 /* ---- launching ---- */
 
 /* Slots of pages are rows, as many as an index can have. */

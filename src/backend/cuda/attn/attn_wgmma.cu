@@ -7,7 +7,6 @@
 #include "backend/cuda/attn/attn_fold.cuh"
 #include "backend/cuda/attn/attn_items.cuh"
 
-/* Of all threads together: the 65,536 registers of an SM. */
 enum { COPIER_REGISTERS = 56, TEAM_REGISTERS = 152 };
 
 template <int D> using forward_smem = attn_items<D, 3, 1, 4>;
@@ -79,18 +78,9 @@ template <int D, bool CAP>
 __global__ void __launch_bounds__(forward_smem<D>::THREADS, 1)
     wgmma_forward(attn_call<bf16> c, const __grid_constant__ attn_page_maps maps,
                   unsigned counter, unsigned n_item) {
-    forward_smem<D> &smem = *(forward_smem<D> *)attn_smem;
-
-    if (threadIdx.x == 0)
-        attn_init_items(smem);
-    __syncthreads();
-    if (threadIdx.x >= smem.TEAMS * ML_WARPGROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)COPIER_REGISTERS));
-        attn_copy_items<D>(smem, c, maps, &attn_taken[counter], n_item);
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TEAM_REGISTERS));
-        attend_items<D, CAP>(smem, c);
-    }
+    attn_run_items<D, forward_smem<D>, COPIER_REGISTERS, TEAM_REGISTERS>(
+        c, maps, counter, n_item,
+        [&](forward_smem<D> &smem) { attend_items<D, CAP>(smem, c); });
 }
 
 template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {

@@ -220,7 +220,6 @@ __global__ void __launch_bounds__(OWN_THREADS, 1) back_keys(attn_call<bf16> c) {
  * 5 % less time, but ptxas 13.0 let w overwrite them where D is 64. */
 template <int D> using query_smem = attn_items<D, TEAMS, 2, 3>;
 
-/* Of all threads together: the 65,536 registers of an SM. */
 enum { COPIER_REGISTERS = 40, TEAM_REGISTERS = 232 };
 
 /* LSE and delta of a lane's two rows; `row` is the warp's first. */
@@ -321,18 +320,9 @@ template <int D, bool CAP>
 __global__ void __launch_bounds__(query_smem<D>::THREADS, 1)
     back_queries(attn_call<bf16> c, const __grid_constant__ attn_page_maps maps,
                  unsigned counter, unsigned n_item) {
-    query_smem<D> &smem = *(query_smem<D> *)attn_smem;
-
-    if (threadIdx.x == 0)
-        attn_init_items(smem);
-    __syncthreads();
-    if (threadIdx.x >= TEAMS * ML_WARPGROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)COPIER_REGISTERS));
-        attn_copy_items<D>(smem, c, maps, &attn_taken[counter], n_item);
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TEAM_REGISTERS));
-        back_items<D, CAP>(smem, c);
-    }
+    attn_run_items<D, query_smem<D>, COPIER_REGISTERS, TEAM_REGISTERS>(
+        c, maps, counter, n_item,
+        [&](query_smem<D> &smem) { back_items<D, CAP>(smem, c); });
 }
 
 template <class K>
