@@ -587,7 +587,7 @@ const ck_suite ck_moe_linear = {
 static const struct moe_variant wide_moe[] = {
     { 3, 420, 232, 256, ML_BF16, true },
     { 4, 300, 512, 480, ML_BF16 },
-    { 150, 220, 256, 64, ML_BF16 },
+    { 4, 300, 6400, 8, ML_BF16 },
 };
 
 static void build_wide_moe(ck_case *c, int i) {

@@ -5,9 +5,9 @@
  * One warp issues the copies of the stages ahead, those of the next tile included; two
  * warpgroups (teams) multiply, 64 rows each.
  *
- * BN 256 reads a quarter less from the L2 cache, which limits BN 128.  BN 128 is for weight
- * gradients, whose sums are short and whose outputs many: two blocks share an SM, and one
- * multiplies while the other stores; and for widths that BN 256 would not fill. */
+ * BN 256 reads a quarter less from the L2 cache, which limits BN 128.  With BN 128 two blocks
+ * share an SM, and one multiplies while the other stores: for outputs that are added to, for
+ * weight gradients, whose sums are short, and for widths that BN 256 would not fill. */
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/moe/moe.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -169,6 +169,21 @@ template <int PENDING> __device__ static void wait_products(float (&acc)[32][4])
     ml_wgmma_wait_256<PENDING>(acc);
 }
 
+/* The stages of a tile in which a team has no rows: the other one gets the tensor cores.  All
+ * threads wait, and for each other, since the number of a barrier's phase has but one bit. */
+template <int BN>
+__device__ static int pass_stages(expert_smem<BN> &smem, int k, int team, int n) {
+    const int STAGES = expert_smem<BN>::STAGES;
+
+    for (int k0 = 0; k0 < k; k0 += BK, n++) {
+        ml_barrier_wait(&smem.full[n % STAGES], (unsigned)(n / STAGES) & 1);
+        asm volatile("bar.sync %0, %1;" ::"r"(2 + team), "n"((int)ML_WARPGROUP) : "memory");
+        if (threadIdx.x % ML_WARPGROUP == 0)
+            ml_barrier_arrive(&smem.empty[n % STAGES]);
+    }
+    return n;
+}
+
 /* The same of the teams.  A stage is free when the products that read it are done. */
 template <int BN, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ static int multiply(float (&acc)[BN / 8][4], expert_smem<BN> &smem,
@@ -223,60 +238,56 @@ __device__ static void exchange(uint32_t (&v)[4]) {
     }
 }
 
-/* Rounds and stores 32 columns of a row, or adds them, 16 bytes a lane; `col` is the first. */
-__device__ static void put_row(const ml_expert_gemm<bf16, bf16> &g, bf16 *row, bool there,
-                               int col, const float (*acc)[4], int r) {
-    uint4 *at;
-    uint32_t v[4];
+/* A piece: the m16n8 tiles of which each of the four lanes that share a row stores 16 bytes. */
+template <class OUT> struct piece { static const int tiles = 8 / (int)sizeof(OUT); };
 
-    col += (int)threadIdx.x % 4 * 8;
-    there = there && col < g.n;
-    at = (uint4 *)(row + col);
-    if (g.add) {
-        uint4 old = there ? *at : make_uint4(0, 0, 0, 0);
-        v[0] = old.x;
-        v[1] = old.y;
-        v[2] = old.z;
-        v[3] = old.w;
+/* The first column of a lane's 16 bytes. */
+__device__ static int piece_column(bf16) {
+    return (int)threadIdx.x % 4 * 8;
+}
+
+__device__ static int piece_column(float) {
+    return (int)threadIdx.x % 2 * 8 + (int)threadIdx.x % 4 / 2 * 4;
+}
+
+/* A lane's bytes of a piece, which are added to `old`; row r of the two that a lane has. */
+__device__ static uint4 pack_piece(bf16, const float (*acc)[4], int r, bool add,
+                                   uint4 old) {
+    uint32_t v[4] = { old.x, old.y, old.z, old.w };
+
+    if (add)
         exchange(v);
-    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         float x = acc[j][2 * r], y = acc[j][2 * r + 1];
-        if (g.add) {
+        if (add) {
             x += __uint_as_float(v[j] << 16);
             y += __uint_as_float(v[j] & 0xffff0000u);
         }
         v[j] = ml_pack2(x, y);
     }
     exchange(v);
-    if (there)
-        *at = make_uint4(v[0], v[1], v[2], v[3]);
+    return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-/* The same in f32: of two m16n8 tiles, lanes exchange halves, so that each has four columns of
- * one. */
-__device__ static void put_row(const ml_expert_gemm<bf16, float> &g, float *row, bool there,
-                               int col, const float (*acc)[4], int r) {
+/* In f32 lanes exchange halves of two tiles. */
+__device__ static uint4 pack_piece(float, const float (*acc)[4], int r, bool add,
+                                   uint4 old) {
+    const float *even = acc[0] + 2 * r, *next = acc[1] + 2 * r;
     bool odd = threadIdx.x & 1;
+    float x = odd ? next[0] : even[0], y = odd ? next[1] : even[1];
+    float u = __shfl_xor_sync(0xffffffffu, odd ? even[0] : next[0], 1);
+    float v = __shfl_xor_sync(0xffffffffu, odd ? even[1] : next[1], 1);
+    float4 sum = make_float4(odd ? u : x, odd ? v : y, odd ? x : u, odd ? y : v);
 
-    col += (odd ? 8 : 0) + (int)threadIdx.x % 4 / 2 * 4;
-#pragma unroll
-    for (int j = 0; j < 4; j += 2, col += 16) {
-        const float *even = acc[j] + 2 * r, *next = acc[j + 1] + 2 * r;
-        float x = odd ? next[0] : even[0], y = odd ? next[1] : even[1];
-        float u = __shfl_xor_sync(0xffffffffu, odd ? even[0] : next[0], 1);
-        float v = __shfl_xor_sync(0xffffffffu, odd ? even[1] : next[1], 1);
-        float sum[4] = { odd ? u : x, odd ? v : y, odd ? x : u, odd ? y : v }, old[4];
-        if (!there || col >= g.n)
-            continue;
-        if (g.add) {
-            ml_load(old, row + col);
-            for (int k = 0; k < 4; k++)
-                sum[k] += old[k];
-        }
-        ml_store(row + col, sum);
+    if (add) {
+        sum.x += __uint_as_float(old.x);
+        sum.y += __uint_as_float(old.y);
+        sum.z += __uint_as_float(old.z);
+        sum.w += __uint_as_float(old.w);
     }
+    return make_uint4(__float_as_uint(sum.x), __float_as_uint(sum.y),
+                      __float_as_uint(sum.z), __float_as_uint(sum.w));
 }
 
 template <int N, class OUT>
@@ -294,6 +305,26 @@ __device__ static void add_bias(float (&acc)[N][4], const ml_expert_gemm<bf16, O
     }
 }
 
+/* Four pieces of a row, from column `col` on: all loads of what is added to come first. */
+template <class OUT>
+__device__ static void put_pieces(const ml_expert_gemm<bf16, OUT> &g, OUT *row, bool there,
+                                  int col, const float (*acc)[4], int r) {
+    const int tiles = piece<OUT>::tiles;
+    uint4 old[4] = {};
+
+    col += piece_column(OUT());
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (g.add && there && col + i * tiles * 8 < g.n)
+            old[i] = *(const uint4 *)(row + col + i * tiles * 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 v = pack_piece(OUT(), acc + i * tiles, r, g.add, old[i]);
+        if (there && col + i * tiles * 8 < g.n)
+            *(uint4 *)(row + col + i * tiles * 8) = v;
+    }
+}
+
 template <int N, class OUT>
 __device__ static void put(float (&acc)[N][4], const ml_expert_gemm<bf16, OUT> &g,
                            const tile &t) {
@@ -307,8 +338,8 @@ __device__ static void put(float (&acc)[N][4], const ml_expert_gemm<bf16, OUT> &
         OUT *to = c + (int64_t)(row + 8 * r) * g.ldc;
         bool there = row + 8 * r < t.m;
 #pragma unroll
-        for (int j = 0; j < N; j += 4)
-            put_row(g, to, there, t.n0 + j * 8, acc + j, r);
+        for (int j = 0; j < N; j += 4 * piece<OUT>::tiles)
+            put_pieces(g, to, there, t.n0 + j * 8, acc + j, r);
     }
 }
 
@@ -331,6 +362,10 @@ __device__ static void multiply_tiles(expert_smem<BN> &smem, int team,
     for (int at = (int)blockIdx.x, n = 0; find_tile<BN>(t, smem, g, at);
          at += (int)gridDim.x) {
         float acc[BN / 8][4] = {};
+        if (g.k && t.m0 + team * 64 >= t.m) {
+            n = pass_stages<BN>(smem, t.k, team, n);
+            continue;
+        }
         n = multiply<BN, A_TRANSPOSED, B_TRANSPOSED>(acc, smem, t, team, !g.k, n);
         if (ml_expert_has_outputs(g, t.rows))
             put(acc, g, t);
@@ -414,15 +449,16 @@ static bool launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
     return true;
 }
 
-/* Whether tiles of 256 columns leave less than an eighth of them empty. */
-static bool fills_wide(int64_t n) {
-    return n > (n + 255) / 256 * 224;
+/* Whether tiles of 256 columns are faster: they leave less than an eighth of them empty, and
+ * outputs are not added to, since no other block multiplies while one waits for old values. */
+static bool takes_wide(const ml_expert_gemm<bf16, bf16> &g) {
+    return !g.add && g.n > (g.n + 255) / 256 * 224;
 }
 
 template <bool B_TRANSPOSED>
 static bool by_width(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
-    return fills_wide(g.n) ? launch<256, bf16, false, B_TRANSPOSED>(s, g, rows)
-                           : launch<128, bf16, false, B_TRANSPOSED>(s, g, rows);
+    return takes_wide(g) ? launch<256, bf16, false, B_TRANSPOSED>(s, g, rows)
+                         : launch<128, bf16, false, B_TRANSPOSED>(s, g, rows);
 }
 
 bool ml_expert_wgmma(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
