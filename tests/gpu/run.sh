@@ -69,7 +69,7 @@ check "$build/checkop" --device cuda
 check "$build/tests/gpu/check_draws"
 check "$build/tests/gpu/check_encode"
 check "$build/tests/gpu/check_fused" "$work/two-layers"
-check "$build/tests/gpu/check_fp8_fused"
+check "$build/tests/gpu/check_fused_fp8"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
 check "$build/tests/gpu/check_engine" "$work/experts"
 check "$build/tests/gpu/check_engine" "$work/four-recurrent"

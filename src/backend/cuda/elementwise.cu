@@ -74,27 +74,46 @@ template <class T> struct glu_call {
     bool add_g, add_u;
 };
 
-/* A thread has GLU_PACKS packs of V, and loads all of them first. */
+/* Where a pack of V numbers is: in the output, and in both inputs.  Divided in 32 bits, which is several times as
+ * fast. */
+struct glu_place {
+    int64_t row, col, at;
+    bool there;
+};
+
+template <int V, class T>
+__device__ static glu_place find_pack(const glu_call<T> &c, uint32_t pack) {
+    const uint32_t per_row = (uint32_t)(c.width / V);
+    glu_place p;
+
+    p.there = pack < (uint32_t)(c.n / V);
+    pack = p.there ? pack : 0;
+    p.row = pack / per_row;
+    p.col = (int64_t)(pack % per_row) * V;
+    p.at = p.row * c.ld + p.col;
+    return p;
+}
+
+/* A thread has GLU_PACKS packs, and loads all of them first. */
 enum { GLU_PACKS = 2 };
 
 template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
-    int64_t first = ((int64_t)blockIdx.x * (GLU_PACKS * THREADS) + threadIdx.x) * V;
+    uint32_t first = blockIdx.x * (GLU_PACKS * THREADS) + threadIdx.x;
     ml_pack<T, V> g[GLU_PACKS], u[GLU_PACKS];
+    glu_place p[GLU_PACKS];
 
     ml_grid_release();
     ml_grid_wait();
 #pragma unroll
     for (int j = 0; j < GLU_PACKS; j++) {
-        int64_t i = first + (int64_t)j * THREADS * V;
-        int64_t at = i < c.n ? i / c.width * c.ld + i % c.width : 0;
-        g[j] = *(const ml_pack<T, V> *)(c.g + at);
-        u[j] = *(const ml_pack<T, V> *)(c.u + at);
+        p[j] = find_pack<V>(c, first + j * THREADS);
+        g[j] = *(const ml_pack<T, V> *)(c.g + p[j].at);
+        u[j] = *(const ml_pack<T, V> *)(c.u + p[j].at);
     }
 #pragma unroll
     for (int j = 0; j < GLU_PACKS; j++) {
-        int64_t i = first + (int64_t)j * THREADS * V;
         float y[V];
-        if (i >= c.n)
+        if (!p[j].there)
             return;
 #pragma unroll
         for (int k = 0; k < V; k++) {
@@ -102,10 +121,10 @@ template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
             y[k] = r.act * r.up;
         }
         if (c.y)
-            ml_store(c.y + i, y);
+            ml_store(c.y + p[j].row * c.width + p[j].col, y);
         if constexpr (V == ML_FP8_LANE) /* a half-warp has a group of a row */
             if (c.codes.code)
-                ml_fp8_put_rounded(c.codes, i / c.width, i % c.width, y, true);
+                ml_fp8_put_rounded(c.codes, p[j].row, p[j].col, y, true);
     }
 }
 
@@ -122,15 +141,14 @@ __device__ static void put_gradient(T *to, float (&d)[V], bool add) {
 }
 
 template <class T, int V> __global__ void glu_back_kernel(glu_call<T> c) {
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    int64_t at = i / c.width * c.ld + i % c.width;
+    const glu_place p = find_pack<V>(c, blockIdx.x * THREADS + threadIdx.x);
     float g[V], u[V], dy[V];
 
-    if (i >= c.n)
+    if (!p.there)
         return;
-    ml_load(g, c.g + at);
-    ml_load(u, c.u + at);
-    ml_load(dy, c.dy + i);
+    ml_load(g, c.g + p.at);
+    ml_load(u, c.u + p.at);
+    ml_load(dy, c.dy + p.row * c.width + p.col);
 #pragma unroll
     for (int k = 0; k < V; k++) {
         ml_gate r = ml_gate_of(g[k], u[k], c.act, c.limit);
@@ -138,9 +156,9 @@ template <class T, int V> __global__ void glu_back_kernel(glu_call<T> c) {
         u[k] = (dy[k] * r.act) * r.keep;
     }
     if (c.dg)
-        put_gradient(c.dg + at, g, c.add_g);
+        put_gradient(c.dg + p.at, g, c.add_g);
     if (c.du)
-        put_gradient(c.du + at, u, c.add_u);
+        put_gradient(c.du + p.at, u, c.add_u);
 }
 
 template <class T> static glu_call<T> glu_open(const ml_op_args *a, int64_t width) {

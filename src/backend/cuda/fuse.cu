@@ -517,7 +517,7 @@ static int run_gate_as(ml_cuda_stream *s, const ml_op_call *c, int n, ml_op_args
     const rounded r = find_readers(s, c, n);
     ml_fp8_out codes;
 
-    if (w2_off(2) || r.p.n_linear == 0) {
+    if (r.p.n_linear == 0) {
         ml_cuda_glu(s, &glu, {});
         return 1;
     }
@@ -592,7 +592,7 @@ static int run_coded_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
     ml_fp8_out codes;
     rounded r;
 
-    if (w2_off(1) || norm->op != ML_OP_RMSNORM ||
+    if (norm->op != ML_OP_RMSNORM ||
         norm->args.attr->norm.width != norm->args.out[0].shape[1])
         return 0;
     r = find_readers(s, norm, n - at);

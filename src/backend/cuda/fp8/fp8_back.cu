@@ -308,13 +308,20 @@ __device__ static void gate_gradients(uint4 &dg, uint4 &du, const uint4 &g, cons
     du = pack_eight(b);
 }
 
-enum { AT_ONCE = 4 }; /* rows that a thread loads */
+enum { AT_ONCE = 2 }; /* rows that a thread loads */
+
+/* The gradients of up wait in shared memory for their turn, so that an SM has room for three blocks. */
+struct gate_smem {
+    round_smem round;
+    uint4 du[EIGHT][THREADS];
+};
 
 template <bool E5M2>
-__global__ void __launch_bounds__(THREADS, 2) round_gate(const ml_fp8_gate_rounding o) {
-    __shared__ __align__(16) round_smem smem;
+__global__ void __launch_bounds__(THREADS, 3) round_gate(const ml_fp8_gate_rounding o) {
+    extern __shared__ __align__(16) unsigned char bytes[];
+    gate_smem &smem = *(gate_smem *)bytes;
     const spot at = find_spot();
-    uint4 dg[EIGHT], du[EIGHT];
+    uint4 v[EIGHT];
 
 #pragma unroll
     for (int i = 0; i < EIGHT; i += AT_ONCE) {
@@ -327,20 +334,34 @@ __global__ void __launch_bounds__(THREADS, 2) round_gate(const ml_fp8_gate_round
         }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
-            gate_gradients(dg[i + j], du[i + j], g[j], u[j], dy[j]);
+            gate_gradients(v[i + j], smem.du[i + j][threadIdx.x], g[j], u[j], dy[j]);
     }
-    round_block<E5M2, false>(smem, o.gate, dg);
-    round_block<E5M2, false>(smem, o.up, du);
+    round_block<E5M2, false>(smem.round, o.gate, v);
+#pragma unroll
+    for (int i = 0; i < EIGHT; i++)
+        v[i] = smem.du[i][threadIdx.x]; /* the thread's own */
+    round_block<E5M2, false>(smem.round, o.up, v);
+}
+
+template <bool E5M2>
+static void launch_gate(ml_cuda_stream *s, const ml_fp8_gate_rounding &r) {
+    const char *doing = "rounded gradients of a gate";
+    dim3 grid((unsigned)(r.gate.cols / TILE), ml_cuda_blocks(r.gate.rows, TILE));
+
+    ml_cuda_note(s,
+                 cudaFuncSetAttribute(round_gate<E5M2>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)sizeof(gate_smem)),
+                 doing);
+    round_gate<E5M2><<<grid, THREADS, sizeof(gate_smem), s->stream>>>(r);
+    ml_cuda_launched(s, doing);
 }
 
 void ml_fp8_round_gate(ml_cuda_stream *s, const ml_fp8_gate_rounding *r) {
-    dim3 grid((unsigned)(r->gate.cols / TILE), ml_cuda_blocks(r->gate.rows, TILE));
-
     if (r->gate.e5m2)
-        round_gate<true><<<grid, THREADS, 0, s->stream>>>(*r);
+        launch_gate<true>(s, *r);
     else
-        round_gate<false><<<grid, THREADS, 0, s->stream>>>(*r);
-    ml_cuda_launched(s, "rounded gradients of a gate");
+        launch_gate<false>(s, *r);
 }
 
 /* ---- the weight ---- */

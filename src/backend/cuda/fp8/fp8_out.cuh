@@ -7,12 +7,6 @@
 
 #include "backend/cuda/common.cuh"
 
-#include <stdlib.h>
-static inline bool w2_off(int bit) {
-    const char *v = getenv("W2_OFF");
-    return v && (atoi(v) & bit);
-}
-
 enum {
     ML_FP8_GROUP = 128,
     ML_FP8_LANE = 8, /* numbers of a lane */

@@ -353,7 +353,7 @@ ml_status ml_gemm_fp8_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k,
 }
 
 bool ml_gemm_fp8(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_gemm *g) {
-    const fp8_entry *e = w2_off(8) || g->rows < LEAST_ROWS ? NULL : find_entry(s, g->n, g->k);
+    const fp8_entry *e = g->rows < LEAST_ROWS ? NULL : find_entry(s, g->n, g->k);
 
     return e && e->lt && (e->any_rows || g->rows % EVEN_ROWS == 0) &&
            run(s, g, a->scratch, &e->algo);

@@ -289,13 +289,6 @@ static void back_weight(ml_cuda_stream *s, const gradients *g) {
     const product c = weight_product(g);
 
     round_input(s, g);
-    if (w2_off(16) && !c.add) {
-        product z = c;
-        cudaMemsetAsync(c.c, 0, (size_t)(c.p * c.q) * 4, s->stream);
-        z.add = true;
-        run(s, &z);
-        return;
-    }
     run(s, &c);
 }
 

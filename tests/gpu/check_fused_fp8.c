@@ -1,4 +1,4 @@
-/* check_fp8_fused.c - layers with FP8 weights on a GPU, of which norms and gates write the codes that the products read
+/* check_fused_fp8.c - layers with FP8 weights on a GPU, of which norms and gates write the codes that the products read
  * (fuse.cu), and so does the backward of a gate (gemm_fp8_back.cu): fused calls leave the bits of the single ones. */
 #include <math.h>
 #include <stdio.h>
@@ -54,7 +54,7 @@ typedef struct setup {
 } setup;
 
 static _Noreturn void die(const char *what) {
-    fprintf(stderr, "check_fp8_fused: %s\n", what);
+    fprintf(stderr, "check_fused_fp8: %s\n", what);
     exit(1);
 }
 
