@@ -595,6 +595,31 @@ static void ops_tell_when_they_ran(void) {
     close_fixture(&x);
 }
 
+/* Decoding sequences come first in a batch; those of one row after a longer one are not counted. */
+static void counts_single_rows(void) {
+    const int32_t id[20] = { 0 }, pages[4] = { 4, 5, 6, 7 };
+    const ml_batch_caps caps = { .n_token = 64, .n_seq = 8, .n_loss = 1, .n_page = 32 };
+    ml_arena a;
+    ml_batch b;
+    ml_rows r = { 0 };
+
+    ml_arena_init(&a, "rows");
+    ml_batch_init(&b, &a, caps);
+    ml_batch_add(&b, id, NULL, 1, 40, pages); /* its third page */
+    ml_batch_add(&b, id, NULL, 1, 3, pages);
+    ml_rows_count_single(&r, &b.rows);
+    CHECK(r.n_single == 2 && r.single_page == 4);
+    ml_batch_add(&b, id, NULL, 20, 0, pages);
+    ml_batch_add(&b, id, NULL, 1, 0, pages);
+    ml_rows_count_single(&r, &b.rows);
+    CHECK(r.n_single == 2 && r.single_page == 4);
+    ml_batch_clear(&b);
+    ml_batch_add(&b, id, NULL, 20, 0, pages);
+    ml_rows_count_single(&r, &b.rows);
+    CHECK(r.n_single == 0 && r.single_page == 0);
+    ml_arena_release(&a);
+}
+
 static const ml_test tests[] = {
     { "a bad config.json is refused with the key", refuses_bad_configs },
     { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
@@ -609,6 +634,7 @@ static const ml_test tests[] = {
     { "a plan without backward reuses activation memory", memory_follows_lifetimes },
     { "steps of a plan allocate no memory", steps_do_not_allocate },
     { "the timeline has every op of forward and backward once", ops_tell_when_they_ran },
+    { "sequences of one row are counted", counts_single_rows },
     { 0 },
 };
 

@@ -1,7 +1,7 @@
 /* attn_decode.cu - decode attention: one query row per sequence.
  *
  * FlashAttention-2 style.  A block has a sequence and a KV head (keys are not split
- * over blocks); the query heads that share it are the rows of one m16 tile.  The bits
+ * over blocks) and the query heads that share it.  The bits
  * are those of attn_mma.cu: key tiles in the same order, each number in one chain.
  * Only the work is divided differently: of a tile's 64 keys each warp computes the
  * scores of 16, all warps run the online softmax over all 64, and each warp has a
@@ -15,97 +15,57 @@ template <int D, int STAGES, int R> struct decode_tile {
     static const size_t scores = (size_t)DECODE_ROWS * ld * sizeof(bf16);
     static const size_t stages = scores + 2 * whole * sizeof(float);
     static const size_t bytes = stages + 2 * (size_t)STAGES * tile * sizeof(bf16);
-    static const int columns = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
+    static const int columns = D / 16 / ATTN_WARPS; /* 16-column tiles per warp */
 };
 
 /* Scores of a warp's keys, before scaling. */
-template <int D>
-__device__ static void decode_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][4],
+template <int D, int R>
+__device__ static void decode_scores(float (&s)[R][4], const uint32_t (&q)[D / 16][R][2],
                                      const bf16 *keys) {
     int warp = (int)threadIdx.x / 32;
-    uint32_t b[D / 16][4];
+    uint32_t a[D / 16][4];
 
 #pragma unroll
-    for (int j = 0; j < 2; j++)
-        s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+    for (int r = 0; r < R; r++)
+        s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0.0f;
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        attn_right<D>(b[k], keys, warp * DECODE_OWN, k * 16);
+        attn_left<D>(a[k], keys, warp * DECODE_OWN, k * 16);
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        ml_mma(s[0], q[k], b[k][0], b[k][1]);
-        ml_mma(s[1], q[k], b[k][2], b[k][3]);
-    }
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            ml_mma(s[r], a[k], q[k][r][0], q[k][r][1]);
 }
 
-/* B fragments of the warp's columns of the values, loaded ahead; add_values adds
- * weights times them to acc. */
-template <int D, int N>
-__device__ static void load_values(uint32_t (&b)[4][N / 2][4], const bf16 *values) {
+/* First operands of the warp's columns of the values, transposed and loaded ahead; add_values adds
+ * them times the weights to acc. */
+template <int D, int M>
+__device__ static void load_values(uint32_t (&a)[4][M][4], const bf16 *values) {
     int warp = (int)threadIdx.x / 32;
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int j = 0; j < N / 2; j++)
-            attn_right_transposed<D>(b[k][j], values, k * 16, warp * N * 8 + j * 16);
+        for (int j = 0; j < M; j++) {
+            uint32_t b[4]; /* of 16 keys of 8 columns, then of the next 8 */
+            attn_right_transposed<D>(b, values, k * 16, (warp * M + j) * 16);
+            a[k][j][0] = b[0];
+            a[k][j][1] = b[2];
+            a[k][j][2] = b[1];
+            a[k][j][3] = b[3];
+        }
 }
 
-/* Rows from 8 R on have no weights. */
-template <int R, int N>
-__device__ static void add_values(float (&acc)[N][4], const decode_state<R> &x,
-                                  const uint32_t (&w)[R][4][2],
-                                  const uint32_t (&b)[4][N / 2][4]) {
+template <int R, int M>
+__device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][4][2],
+                                  const uint32_t (&a)[4][M][4]) {
 #pragma unroll
-    for (int j = 0; j < N; j++)
+    for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            acc[j][2 * r] *= x.keep[r];
-            acc[j][2 * r + 1] *= x.keep[r];
-        }
+        for (int j = 0; j < M; j++)
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t a[4] = { w[0][k][0], R > 1 ? w[R - 1][k][0] : 0, w[0][k][1],
-                          R > 1 ? w[R - 1][k][1] : 0 };
-#pragma unroll
-        for (int j = 0; j < N / 2; j++) {
-            ml_mma(acc[2 * j], a, b[k][j][0], b[k][j][1]);
-            ml_mma(acc[2 * j + 1], a, b[k][j][2], b[k][j][3]);
-        }
-    }
-}
-
-/* To shared memory, for all warps to read. */
-template <int R> __device__ static void put_scores(float *to, const float (&s)[2][4]) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            *(float2 *)(to + (lane / 4 + 8 * r) * DECODE_LD + warp * DECODE_OWN + j * 8 +
-                        lane % 4 * 2) = make_float2(s[j][2 * r], s[j][2 * r + 1]);
-}
-
-template <int R, int N>
-__device__ static void put_rows(const decode_state<R> &x, const float (&acc)[N][4],
-                                const attn_call<bf16> &c, int seq, int head) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        int row = lane / 4 + 8 * r;
-        int64_t at = (int64_t)seq * c.n_head + head * c.group + row;
-        decode_end end = decode_close<R>(x, r, c, head);
-        if (row >= c.group)
-            continue;
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            attn_put2(c.o + at * c.d, c.d, (warp * N + j) * 8 + lane % 4 * 2,
-                      acc[j][2 * r] * end.keep / end.l,
-                      acc[j][2 * r + 1] * end.keep / end.l, false);
-        if (warp == 0 && lane % 4 == 0) {
-            c.stat[2 * at] = end.m;
-            c.stat[2 * at + 1] = end.l;
-        }
-    }
+            for (int r = 0; r < R; r++)
+                ml_mma(acc[r][j], a[k][j], w[r][k][0], w[r][k][1]);
 }
 
 /* The pipeline of tiles.  A warp copies one KV page of each.  The values of a tile are
@@ -189,14 +149,14 @@ __device__ static void open_tiles(tiles<D, STAGES> &t, const attn_call<bf16> &c,
 template <int D, int STAGES, int R>
 __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c) {
     typedef decode_tile<D, STAGES, R> tl;
-    const int N = tl::columns;
+    const int M = tl::columns;
     extern __shared__ __align__(16) unsigned char smem[];
     bf16 *rows = (bf16 *)smem;
     float *scores = (float *)(smem + tl::scores);
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
     tiles<D, STAGES> t;
-    uint32_t q[D / 16][4];
-    float s[2][4], acc[N][4] = {};
+    uint32_t q[D / 16][R][2];
+    float s[R][4], acc[R][M][4] = {};
     decode_state<R> x = decode_open<R>(c);
 
     ml_grid_release();
@@ -212,26 +172,25 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
         prefetch(t, c);
     ml_copy_wait<STAGES - 1>();
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < D / 16; k++)
-        attn_left<D>(q[k], rows, 0, k * 16);
-    decode_scores<D>(s, q, t.keys);
-    put_scores<R>(scores, s);
+    decode_queries<D, R>(q, rows);
+    decode_scores<D, R>(s, q, t.keys);
+    decode_put_scores<R>(scores, s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
          tile += ML_KTILE, n++) {
-        uint32_t w[R][4][2], b[4][N / 2][4];
+        uint32_t w[R][4][2], a[4][M][4];
 
         ml_copy_wait<STAGES - 2>();
         __syncthreads(); /* this tile's scores and values arrived; a stage is free */
         prefetch(t, c);
-        load_values<D, N>(b, t.values + n % STAGES * tl::tile);
-        decode_scores<D>(s, q,
-                         t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
+        load_values<D, M>(a, t.values + n % STAGES * tl::tile);
+        decode_scores<D, R>(
+            s, q, t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
         decode_fold<R>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
-        add_values<R, N>(acc, x, w, b);
-        put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
+        decode_rescale<R, M>(acc, x);
+        add_values<R, M>(acc, w, a);
+        decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
     }
-    put_rows<R, N>(x, acc, c, seq, head);
+    decode_put_rows<R, M, false>(x, acc, c, seq, head);
 }
 
 template <int D, int STAGES, int R>

@@ -1,5 +1,9 @@
 /* attn_decode.cuh - what the decode kernels share: the online softmax of one query row per
- * sequence, whose scores all warps of a block read from shared memory. */
+ * sequence, whose scores all warps of a block read from shared memory.
+ *
+ * Keys and values are the first mma operand, whose 16 rows are keys, or columns of values; the second
+ * one has 8 query rows, or their weights.  So up to 8 query heads that share a KV head, most models'
+ * number, have one mma for 16 keys; more have two (R). */
 #ifndef ML_BACKEND_CUDA_ATTN_ATTN_DECODE_CUH
 #define ML_BACKEND_CUDA_ATTN_ATTN_DECODE_CUH
 
@@ -98,6 +102,57 @@ __device__ static inline void decode_fold(decode_state<R> &x, uint32_t (&w)[R][4
     }
 }
 
+/* Second operands of the queries. */
+template <int D, int R>
+__device__ static inline void decode_queries(uint32_t (&q)[D / 16][R][2],
+                                             const bf16 *rows) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t b[4];
+        attn_right<D>(b, rows, 0, k * 16);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            q[k][r][0] = b[2 * r];
+            q[k][r][1] = b[2 * r + 1];
+        }
+    }
+}
+
+/* Scores of the warp's 16 keys to shared memory, for all warps to read. */
+template <int R>
+__device__ static inline void decode_put_scores(float *to, const float (&s)[R][4]) {
+    int lane = (int)threadIdx.x % 32;
+    float *at =
+        to + lane % 4 * 2 * DECODE_LD + (int)threadIdx.x / 32 * DECODE_OWN + lane / 4;
+
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            at[(8 * r + i % 2) * DECODE_LD + i / 2 * 8] = s[r][i];
+}
+
+/* Of a number that the lanes of row lane / 4 have: that of an accumulator's row, lane % 4 * 2 + i. */
+__device__ static inline float decode_of_row(float x, int i) {
+    return __shfl_sync(0xffffffffu, x, ((int)threadIdx.x % 4 * 2 + i) * 4);
+}
+
+/* Before a tile is added.  acc[r][j] has rows 8 r + lane % 4 * 2 and the next of a column, then of
+ * another one, among the warp's j-th 16 columns. */
+template <int R, int M>
+__device__ static inline void decode_rescale(float (&acc)[R][M][4],
+                                             const decode_state<R> &x) {
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float keep[2] = { decode_of_row(x.keep[r], 0), decode_of_row(x.keep[r], 1) };
+#pragma unroll
+        for (int j = 0; j < M; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[r][j][i] *= keep[i % 2];
+    }
+}
+
 /* After the last tile: the row's maximum and sum, with its sink, and what its sums are multiplied
  * by for that. */
 struct decode_end {
@@ -115,6 +170,50 @@ __device__ static inline decode_end decode_close(const decode_state<R> &x, int r
     if (c.sink && row < c.group)
         end.keep = attn_add_sink(c.sink[head * c.group + row], end.m, end.l);
     return end;
+}
+
+/* Both columns of a lane in 16: adjacent ones, or those 8 apart. */
+template <bool ADJACENT>
+__device__ static inline void decode_put_columns(bf16 *row, int d, int col, float first,
+                                                 float second) {
+    int lane = (int)threadIdx.x % 32;
+
+    if (ADJACENT) {
+        attn_put2(row, d, col + lane / 4 * 2, first, second, false);
+        return;
+    }
+    if (col + lane / 4 < d)
+        row[col + lane / 4] = ml_as<bf16>(first);
+    if (col + lane / 4 + 8 < d)
+        row[col + lane / 4 + 8] = ml_as<bf16>(second);
+}
+
+template <int R, int M, bool ADJACENT>
+__device__ static inline void decode_put_rows(const decode_state<R> &x,
+                                              const float (&acc)[R][M][4],
+                                              const attn_call<bf16> &c, int seq, int head) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t first = (int64_t)seq * c.n_head + head * c.group;
+
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        decode_end end = decode_close<R>(x, r, c, head);
+        int own = lane / 4 + 8 * r;
+        if (warp == 0 && lane % 4 == 0 && own < c.group) {
+            c.stat[2 * (first + own)] = end.m;
+            c.stat[2 * (first + own) + 1] = end.l;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float keep = decode_of_row(end.keep, i), l = decode_of_row(end.l, i);
+            int row = 8 * r + lane % 4 * 2 + i;
+#pragma unroll
+            for (int j = 0; j < M && row < c.group; j++)
+                decode_put_columns<ADJACENT>(c.o + (first + row) * c.d, c.d,
+                                             (warp * M + j) * 16, acc[r][j][i] * keep / l,
+                                             acc[r][j][2 + i] * keep / l);
+        }
+    }
 }
 
 #endif

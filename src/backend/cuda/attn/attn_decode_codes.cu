@@ -2,11 +2,9 @@
  * pages of bf16 with the numbers of the codes.
  *
  * Codes are copied to shared memory as they are, and dequantized in the registers of the mma
- * operands, each by one warp.  Keys and values are the first operand, whose 16 rows are keys, or
- * columns of values; the second one has 8 query rows, or their weights.  So up to 8 rows have one
- * mma for 16 keys.  Keys have the order of such an operand in their page (attn_codes.cuh).  A
- * transposed load of values has two adjacent columns in each lane; so the first 8 rows of an
- * operand are the even columns of 16, and the others the odd ones. */
+ * operands, each by one warp.  Keys have the order of such an operand in their page
+ * (attn_codes.cuh).  A transposed load of values has two adjacent columns in each lane; so the
+ * first 8 rows of an operand are the even columns of 16, and the others the odd ones. */
 #include "backend/cuda/attn/attn_codes.cuh"
 #include "backend/cuda/attn/attn_decode.cuh"
 
@@ -139,21 +137,6 @@ __device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c, int seq
     t.scales = ML_PAGE * D + lane * 16 - (row * D + e);
 }
 
-/* Second operands of the queries: 8 rows each. */
-template <int D, int R>
-__device__ static void load_queries(uint32_t (&q)[D / 16][R][2], const bf16 *rows) {
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t b[4];
-        attn_right<D>(b, rows, 0, k * 16);
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            q[k][r][0] = b[2 * r];
-            q[k][r][1] = b[2 * r + 1];
-        }
-    }
-}
-
 /* Scores of a warp's 16 keys, before scaling.  A load has two mma steps of them. */
 template <int D, int R, int FORMAT>
 __device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16][R][2],
@@ -182,35 +165,21 @@ __device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16
     }
 }
 
-/* To shared memory, for all warps to read. */
-template <int R> __device__ static void put_scores(float *to, const float (&s)[R][4]) {
-    int lane = (int)threadIdx.x % 32;
-    float *at =
-        to + lane % 4 * 2 * DECODE_LD + (int)threadIdx.x / 32 * DECODE_OWN + lane / 4;
-
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            at[(8 * r + i % 2) * DECODE_LD + i / 2 * 8] = s[r][i];
-}
-
 /* Codes of the warp's columns of the values: of keys 16 k .. 16 k + 7 in the first word of a
  * pair, of the next 8 in the second; a word has two columns of two keys. */
-template <int D, int N>
-__device__ static void load_values(uint32_t (&code)[4][N / 2][2], const uint8_t *values) {
+template <int D, int M>
+__device__ static void load_values(uint32_t (&code)[4][M][2], const uint8_t *values) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 
 #pragma unroll
-    for (int i = 0; i < N;
-         i++) { /* a load has two steps of keys, or two groups of columns */
+    for (int i = 0; i < 2 * M; i++) { /* a load has two steps of keys, or 32 columns */
         uint32_t r[4];
-        int row = N == 2 ? i * 32 + lane : i * 16 + lane % 16;
-        int e = N == 2 ? warp * 16 : warp * 32 + lane / 16 * 16;
+        int row = M == 1 ? i * 32 + lane : i * 16 + lane % 16;
+        int e = M == 1 ? warp * 16 : warp * 32 + lane / 16 * 16;
         ml_ldmatrix4_trans(r, values + code_at<D>(row, e));
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (N == 2)
+            if (M == 1)
                 code[2 * i + k / 2][0][k % 2] = r[k];
             else
                 code[i][k / 2][k % 2] = r[k];
@@ -226,35 +195,17 @@ __device__ static void widen_columns(uint32_t &even, uint32_t &odd, uint32_t cod
     odd = ml_pack2(a.y * scale.x, b.y * scale.y);
 }
 
-/* Of a number that the lanes of row lane / 4 have: that of an accumulator's row, lane % 4 * 2 + i. */
-__device__ static float of_row(float x, int i) {
-    return __shfl_sync(0xffffffffu, x, ((int)threadIdx.x % 4 * 2 + i) * 4);
-}
-
-/* acc[r][j] has rows 8 r + lane % 4 * 2 and the next, of the even column lane / 4 of 16, then of
- * the odd one. */
-template <int R, int N, int FORMAT>
-__device__ static void add_values(float (&acc)[R][N / 2][4], const decode_state<R> &x,
-                                  const uint32_t (&w)[R][4][2],
-                                  const uint32_t (&code)[4][N / 2][2],
-                                  const float *scales) {
+template <int R, int M, int FORMAT>
+__device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][4][2],
+                                  const uint32_t (&code)[4][M][2], const float *scales) {
     int lane = (int)threadIdx.x % 32;
 
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        float keep[2] = { of_row(x.keep[r], 0), of_row(x.keep[r], 1) };
-#pragma unroll
-        for (int j = 0; j < N / 2; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[r][j][i] *= keep[i % 2];
-    }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float2 first = *(const float2 *)(scales + k * 16 + lane % 4 * 2);
         float2 second = *(const float2 *)(scales + k * 16 + 8 + lane % 4 * 2);
 #pragma unroll
-        for (int j = 0; j < N / 2; j++) {
+        for (int j = 0; j < M; j++) {
             uint32_t a[4];
             widen_columns<FORMAT>(a[0], a[1], code[k][j][0], first);
             widen_columns<FORMAT>(a[2], a[3], code[k][j][1], second);
@@ -265,44 +216,17 @@ __device__ static void add_values(float (&acc)[R][N / 2][4], const decode_state<
     }
 }
 
-template <int R, int N>
-__device__ static void put_rows(const decode_state<R> &x, const float (&acc)[R][N / 2][4],
-                                const attn_call<bf16> &c, int seq, int head) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    int64_t first = (int64_t)seq * c.n_head + head * c.group;
-
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        decode_end end = decode_close<R>(x, r, c, head);
-        int own = lane / 4 + 8 * r;
-        if (warp == 0 && lane % 4 == 0 && own < c.group) {
-            c.stat[2 * (first + own)] = end.m;
-            c.stat[2 * (first + own) + 1] = end.l;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float keep = of_row(end.keep, i), l = of_row(end.l, i);
-            int row = 8 * r + lane % 4 * 2 + i;
-#pragma unroll
-            for (int j = 0; j < N / 2 && row < c.group; j++)
-                attn_put2(c.o + (first + row) * c.d, c.d,
-                          warp * N * 8 + j * 16 + lane / 4 * 2, acc[r][j][i] * keep / l,
-                          acc[r][j][2 + i] * keep / l, false);
-        }
-    }
-}
-
 template <int D, int R, int FORMAT>
 __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     decode_codes_forward(attn_call<bf16> c) {
-    const int N = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
+    const int M = D / 16 / ATTN_WARPS; /* 16-column tiles per warp */
     extern __shared__ __align__(128) unsigned char smem_bytes[];
     coded_smem<D, R> &smem = *(coded_smem<D, R> *)smem_bytes;
     bf16 *rows = (bf16 *)smem_bytes;
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
     tiles<D> t;
     uint32_t q[D / 16][R][2];
-    float s[R][4], acc[R][N / 2][4] = {};
+    float s[R][4], acc[R][M][4] = {};
     decode_state<R> x = decode_open<R>(c);
 
     ml_grid_release();
@@ -318,27 +242,28 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
         prefetch(t, smem, c);
     ml_copy_wait<STAGES - 1>();
     __syncthreads();
-    load_queries<D, R>(q, rows);
+    decode_queries<D, R>(q, rows);
     coded_scores<D, R, FORMAT>(s, q, smem.key[0], smem.key_scale[0]);
     __syncthreads(); /* scores take the place of the queries */
-    put_scores<R>(smem.scores[0], s);
+    decode_put_scores<R>(smem.scores[0], s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0, now = 0; tile <= t.hi;
          tile += ML_KTILE, n ^= 1) {
-        uint32_t w[R][4][2], code[4][N / 2][2];
+        uint32_t w[R][4][2], code[4][M][2];
         int next = next_stage(now);
 
         ml_copy_wait<STAGES - 2>();
         __syncthreads(); /* this tile's scores and values arrived; a stage is free */
         prefetch(t, smem, c);
-        load_values<D, N>(code, smem.value[now]);
+        load_values<D, M>(code, smem.value[now]);
         coded_scores<D, R, FORMAT>(s, q, smem.key[next],
                                    smem.key_scale[next]); /* unused after the last */
         decode_fold<R>(x, w, smem.scores[n], tile, t.lo, t.hi, c);
-        add_values<R, N, FORMAT>(acc, x, w, code, smem.value_scale[now]);
-        put_scores<R>(smem.scores[n ^ 1], s);
+        decode_rescale<R, M>(acc, x);
+        add_values<R, M, FORMAT>(acc, w, code, smem.value_scale[now]);
+        decode_put_scores<R>(smem.scores[n ^ 1], s);
         now = next;
     }
-    put_rows<R, N>(x, acc, c, seq, head);
+    decode_put_rows<R, M, true>(x, acc, c, seq, head);
 }
 
 template <int D, int R, int FORMAT>
