@@ -16,6 +16,8 @@
  *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
  *
+ * In backward, run_heads_back makes ROPE x 2, RMSNORM x 2 a kernel for k and one for q.
+ *
  * The first pattern that matches is used.  [ ] is optional; rows is the maximum (a
  * skinny GEMM takes 8 with a norm; with quantized weights and no norm 512 on Hopper, 32 on
  * other cards; it needs sm_90).  The match is by the tensors that
