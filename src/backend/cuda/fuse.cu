@@ -586,7 +586,7 @@ static bool is_sum_norm(const ml_op_call *c, int n) {
     return true;
 }
 
-/* A norm of whole rows that its readers get as codes. */
+/* A norm of whole rows that its readers get as codes.  In narrow ones half a warp has two rows. */
 static int run_coded_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
     const int at = is_sum_norm(c, n) ? 1 : 0;
     const ml_op_call *norm = c + at;
@@ -594,7 +594,7 @@ static int run_coded_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
     ml_fp8_out codes;
     rounded r;
 
-    if (norm->op != ML_OP_RMSNORM ||
+    if (norm->op != ML_OP_RMSNORM || norm->args.attr->norm.width <= ML_NORM_NARROW ||
         norm->args.attr->norm.width != norm->args.out[0].shape[1])
         return 0;
     r = find_readers(s, norm, n - at);

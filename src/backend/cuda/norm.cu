@@ -171,7 +171,7 @@ __device__ static float scale_of(const packs<S, T> &x, const norm_call<T> &c,
 template <class S, class T>
 __device__ static void put_codes(const norm_call<T> &c, int64_t g, int i,
                                  const float (&y)[S::V]) {
-    if constexpr (S::V == ML_FP8_LANE)
+    if constexpr (S::V == ML_FP8_LANE && S::TEAM >= ML_FP8_LANES)
         if (c.codes.code)
             ml_fp8_put_rounded(c.codes, g, i, y, true);
 }
