@@ -189,7 +189,8 @@ void ml_grads_zero(ml_grads *g) {
         g->fresh = false;
         return;
     }
-    memset(g->unwritten, true, (size_t)g->spec->n_param * sizeof *g->unwritten);
+    if (g->unwritten)
+        memset(g->unwritten, true, (size_t)g->spec->n_param * sizeof *g->unwritten);
     zero(g, &g->again_buf);
     zero_embed(g);
 }
