@@ -91,6 +91,10 @@ for family in tests/golden/data/*/ tests/golden/mtp/*/; do
     check "$build/tests/gpu/check_engine" "$family" 3 4
     check "$build/tests/gpu/check_engine" "$family" kv fp8_e4m3
 done
+for family in tests/golden/data/*/; do
+    check "$build/tests/gpu/check_engine" "$family" quantized fp8-blockwise
+    check "$build/tests/gpu/check_engine" "$family" quantized int4
+done
 for family in llama qwen2 qwen3 qwen3_moe mixtral gemma2 gemma3_text gpt_oss glm4_moe olmo2 deepseek_v3; do
     check "$build/tests/gpu/check_prefix" "tests/golden/data/$family"
 done
