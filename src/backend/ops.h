@@ -4,7 +4,8 @@
  * bench iterate over ops generically.  Shapes and dtypes are checked when a plan is
  * built; an op cannot fail at run time.  Forward writes out[].  Backward reads the saved
  * in[]/out[] and dout[], writes or adds to din[] (din_add selects), and adds to dw[] or, where
- * the backend can, writes it (dw_write).  Absent tensors have data == NULL, for example a din or dw that is not needed.
+ * the backend can, writes it (dw_write).  Absent tensors have data == NULL, for example a din or
+ * dw that is not needed.
  *
  * All forwards are batch-invariant: an output row depends only on its own inputs and the
  * weights, never on the other rows of the batch, the chunking of a prefill or the number
@@ -477,8 +478,7 @@ typedef struct ml_op_args {
     ml_tensor in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
     ml_tensor din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W]; /* dw: f32, layout of w */
     bool din_add[ML_OP_IN]; /* true: add to din; false: write it */
-    bool dw_write
-        [ML_OP_W]; /* true: write dw, all of it; only where ml_ops.writes_dw says so */
+    bool dw_write[ML_OP_W]; /* true: write all of dw; only where ml_ops.writes_dw has it */
     /* Forward of an op that selects (routing replay): i32 [n,k], the selection to use,
      * except in rows that begin with -1.  Absent: the op selects.  It may alias the
      * output the selection is written to. */

@@ -155,8 +155,8 @@ void ml_plan_spans_to(ml_plan *p, ml_timeline *to, ml_track track);
 
 void ml_plan_forward(ml_plan *p, const ml_run *r);
 
-/* Adds to the gradients, or writes those that are unwritten: d loss / d weight, given d loss / d log-prob and d loss / d
- * entropy of each loss row ([n_loss]; dentropy may be NULL: zero).  Requires a forward of
+/* Adds to the gradients, or writes those that are unwritten: d loss / d weight, given
+ * d loss / d log-prob and d loss / d entropy of each loss row ([n_loss]; dentropy may be NULL: zero).  Requires a forward of
  * the same run. */
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                       const float *dentropy);
