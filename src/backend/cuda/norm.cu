@@ -304,7 +304,8 @@ __device__ static void back_group(back_packs<S, T> &b, const norm_call<T> &c, in
     }
 }
 
-/* A block loops over the groups of a chunk; its teams' sums of dw are added in order. */
+/* A block loops over the groups of a chunk; its teams' sums of dw are added in order, in f64:
+ * ranks that share a batch have other chunks, and their gradients are compared with one rank's. */
 template <class S, class T>
 __global__ void __launch_bounds__(THREADS, S::PACKS *S::V > 32 ? 1
                                            : S::GROUPS > 1     ? 3
@@ -347,30 +348,30 @@ __global__ void __launch_bounds__(THREADS, S::PACKS *S::V > 32 ? 1
         return;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < c.width; i += THREADS) {
-        float sum = 0.0f;
+        double sum = 0.0;
         for (int t = 0; t < S::TEAMS; t++)
-            sum += sums[t * c.width + i];
-        c.part[(int64_t)blockIdx.x * c.width + i] = sum;
+            sum += (double)sums[t * c.width + i];
+        c.part[(int64_t)blockIdx.x * c.width + i] = (float)sum;
     }
 }
 
-/* dw += the chunks' partial sums. */
+/* dw += the chunks' partial sums, in f64. */
 __global__ static void norm_dw_kernel(float *dw, const float *part, int chunks, int width) {
-    __shared__ float smem[DW_WAYS][DW_COLUMNS];
+    __shared__ double smem[DW_WAYS][DW_COLUMNS];
     int col = (int)threadIdx.x % DW_COLUMNS, way = (int)threadIdx.x / DW_COLUMNS;
     int i = (int)blockIdx.x * DW_COLUMNS + col;
-    float sum = 0.0f;
+    double sum = 0.0;
 
 #pragma unroll 4
     for (int k = way; i < width && k < chunks; k += DW_WAYS)
-        sum += part[(int64_t)k * width + i];
+        sum += (double)part[(int64_t)k * width + i];
     smem[way][col] = sum;
     __syncthreads();
     if (way || i >= width)
         return;
     for (int k = 1; k < DW_WAYS; k++)
         sum += smem[k][col];
-    dw[i] += sum;
+    dw[i] = (float)((double)dw[i] + sum);
 }
 
 /* A function of group count and width only, so that gradients are deterministic. */
