@@ -42,23 +42,23 @@ template <class T> __device__ static float score(const attn_call<T> &c, float do
     return c.softcap != 0.0f ? c.softcap * ml_tanh(s / c.softcap) : s;
 }
 
-template <class T> __device__ static void put(T *to, float x, bool add) {
-    *to = ml_as<T>(add ? ml_f32(*to) + x : x);
+template <class T, class A> __device__ static void put(T *to, A x, bool add) {
+    *to = ml_as<T>((float)(add ? (A)ml_f32(*to) + x : x));
 }
 
 /* sum += w times a row; a lane has every 32nd column. */
-template <class R, int N>
-__device__ static void add_row(float (&sum)[N], float w, const R &row, int d) {
+template <class A, class R, int N>
+__device__ static void add_row(A (&sum)[N], float w, const R &row, int d) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int e = 0; e < N; e++)
         if (lane + 32 * e < d)
-            sum[e] = fmaf(w, number(row, lane + 32 * e), sum[e]);
+            sum[e] = fma((A)w, (A)number(row, lane + 32 * e), sum[e]);
 }
 
 /* Stores a row of d numbers, or adds it. */
-template <class T, int N>
-__device__ static void put_row(T *to, const float (&x)[N], int d, bool add) {
+template <class T, class A, int N>
+__device__ static void put_row(T *to, const A (&x)[N], int d, bool add) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int e = 0; e < N; e++)
@@ -68,7 +68,7 @@ __device__ static void put_row(T *to, const float (&x)[N], int d, bool add) {
 
 /* The same for the gradient of a key or a value, from number `at` on; f32: of pieces. */
 template <class T, int N>
-__device__ static void put_key(T *to, int64_t at, const float (&x)[N], int d, bool add,
+__device__ static void put_key(T *to, int64_t at, const double (&x)[N], int d, bool add,
                                bool f32) {
     if (!to)
         return;
@@ -266,7 +266,8 @@ __device__ static void weigh(const attn_call<T> &c, const float *key, const floa
         ds *= attn_cap_slope(s, c.softcap);
 }
 
-/* dk, dv.  A warp for each key and KV head; ascending positions, then the group's heads. */
+/* dk, dv.  A warp for each key and KV head; ascending positions, then the group's heads.  Sums
+ * are f64: ranks of context parallelism add sums of fewer positions to what one rank has. */
 template <class T, int D> __global__ void plain_back_key(attn_call<T> c) {
     __shared__ float key_row[WARPS][D], value_row[WARPS][D];
     int warp = (int)threadIdx.x / 32;
@@ -274,7 +275,7 @@ template <class T, int D> __global__ void plain_back_key(attn_call<T> c) {
     int row, head, seq, key;
     const int32_t *page;
     attn_reads by;
-    float dk[D / 32] = {}, dv[D / 32] = {};
+    double dk[D / 32] = {}, dv[D / 32] = {};
 
     if (i >= (int64_t)c.keys.n * c.n_kv)
         return;
@@ -308,7 +309,7 @@ __global__ void plain_back_listed(attn_call<T> c, bool compressed) {
     int at_key = (int)blockIdx.x * WARPS + warp, ratio = compressed ? c.ratio : 1;
     int seq, pos, key, begin, end;
     attn_reads by;
-    float dk[D / 32] = {};
+    double dk[D / 32] = {};
 
     if (at_key >= c.keys.n)
         return;
