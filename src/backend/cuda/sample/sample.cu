@@ -96,11 +96,26 @@ __device__ static void largest(part &p, const float *z, int64_t n, int32_t first
         larger(p.z, p.id, smem[i], id_smem[i]);
 }
 
-__global__ static void __launch_bounds__(ML_SPLIT_THREADS)
+/* A draw's parameters, which are in host memory: one access of a block, not one of each warp. */
+__device__ static ml_device_draw load_draw(const ml_device_draw *from) {
+    static_assert(sizeof(ml_device_draw) % 4 == 0 && sizeof(ml_device_draw) <= 128,
+                  "a warp loads it");
+    __shared__ union {
+        uint32_t word[sizeof(ml_device_draw) / 4];
+        ml_device_draw draw;
+    } to;
+
+    if (threadIdx.x < sizeof(ml_device_draw) / 4)
+        to.word[threadIdx.x] = ((const uint32_t *)from)[threadIdx.x];
+    __syncthreads();
+    return to.draw;
+}
+
+__global__ static void __launch_bounds__(ML_SPLIT_THREADS, 4)
     split_kernel(part *out, const ml_device_draw *draws, int64_t n_vocab) {
     __shared__ float smem[WARPS];
     __shared__ int32_t id_smem[WARPS];
-    ml_device_draw a = draws[blockIdx.y];
+    ml_device_draw a = load_draw(draws + blockIdx.y);
     int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = n_vocab - first;
     int64_t n = left < ML_SPLIT ? left : ML_SPLIT;
     part p = {};
@@ -108,7 +123,7 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
     p.report = p.drawn = ml_split_stat(a.logits + first, n, a.report, smem);
     if (a.given < 0 && a.temperature > 0.0f && a.temperature != a.report)
         p.drawn = ml_split_stat(a.logits + first, n, a.temperature, smem);
-    if (a.given < 0)
+    if (a.given < 0 && !(a.temperature > 0.0f))
         largest(p, a.logits + first, n, (int32_t)first, smem, id_smem);
     if (threadIdx.x == 0)
         out[blockIdx.y * gridDim.x + blockIdx.x] = p;
@@ -237,8 +252,10 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
     __shared__ ml_row_stat report[ML_SPLITS];
     __shared__ double target;
     __shared__ int split;
+    __shared__ float smem[WARPS];
+    __shared__ int32_t id_smem[WARPS];
     const part *p = parts + (int64_t)blockIdx.x * splits;
-    ml_device_draw a = draws[blockIdx.x];
+    ml_device_draw a = load_draw(draws + blockIdx.x);
     int32_t id = a.filtered ? chosen[blockIdx.x] : a.given;
 
     if (threadIdx.x < splits)
@@ -251,6 +268,11 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
         id = draw(a.logits + first, left < ML_SPLIT ? left : ML_SPLIT, a.temperature,
                   p[split].drawn.m, target);
         id = id < 0 ? id : (int32_t)first + id;
+    }
+    if (id < 0 && a.temperature > 0.0f) { /* all weights are 0 */
+        part all;
+        largest(all, a.logits, n_vocab, 0, smem, id_smem);
+        id = all.id;
     }
     if (threadIdx.x)
         return;
@@ -322,7 +344,7 @@ __device__ static float over_temperature(const ml_device_draw &a) {
 __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
     over_split_kernel(ml_row_stat *out, const ml_device_draw *draws, int64_t n_vocab) {
     __shared__ float smem[WARPS];
-    ml_device_draw a = draws[blockIdx.y];
+    ml_device_draw a = load_draw(draws + blockIdx.y);
     int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = n_vocab - first;
     ml_row_stat r;
 
