@@ -107,18 +107,31 @@ static uint8_t kv_code(ml_dtype t, float x) {
     return to_small_float(x, t == ML_KV_E4M3 ? &e4m3 : &e5m2);
 }
 
+/* The scale of a row whose largest magnitude is `most`. */
+static float kv_scale(ml_dtype t, float most) {
+    float scale = most / most_of(t);
+    uint32_t u;
+
+    if (t == ML_KV_INT8)
+        return scale;
+    memcpy(&u, &scale, sizeof u);
+    u = (u + 0x7fffff) & 0x7f800000u; /* up to a power of two */
+    memcpy(&scale, &u, sizeof u);
+    return scale;
+}
+
 float ml_kv_encode(ml_dtype t, const float *x, int64_t n, uint8_t *code) {
     float most = 1e-10f, scale, inverse;
 
     for (int64_t i = 0; i < n; i++)
         if (!(fabsf(x[i]) <= most)) /* a NaN stays */
             most = isnan(most) ? most : fabsf(x[i]);
-    scale = most / most_of(t);
-    inverse = 1.0f / scale;
     if (!(most < HUGE_VALF)) {
         memset(code, 0, (size_t)n);
         return NAN;
     }
+    scale = kv_scale(t, most);
+    inverse = 1.0f / scale;
     for (int64_t i = 0; i < n; i++)
         code[i] = kv_code(t, x[i] * inverse);
     return scale;

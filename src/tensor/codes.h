@@ -67,7 +67,8 @@ uint8_t ml_f32_to_e4m3(float x);
 /* --- KV pages (ML_KV_*) --- */
 
 /* A head's row of a token has one scale, in f32: the largest magnitude, at least 1e-10, over
- * the largest number of the format (448, 57344 or 127).  So it depends on nothing but itself. */
+ * the largest number of the format (448, 57344 or 127); of FP8 rounded up to a power of two, so
+ * that a code times its scale is exact in bf16.  It depends on nothing but the row. */
 #define ML_KV_SCALE_BYTES 4
 
 bool ml_dtype_is_kv_codes(ml_dtype t);

@@ -54,6 +54,21 @@ static void build(ck_case *c, int i) {
     c->out[0] = ck_mat(v->m, v->n);
 }
 
+/* Rounds n numbers to a format with the scale amax / its largest number; returns the scale.  KV codes
+ * of numbers up to the format's largest have the scale 1. */
+static float encode_group(ml_dtype format, float *x, int64_t n, uint8_t *code) {
+    const float most = format == ML_KV_E5M2 ? 57344.0f : 448.0f;
+    float amax = 0.0f, scale, inverse;
+
+    for (int64_t i = 0; i < n; i++)
+        amax = fmaxf(amax, fabsf(x[i]));
+    scale = fmaxf(amax, 1e-30f) / most;
+    inverse = 1.0f / scale;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = fmaxf(fminf(x[i] * inverse, most), -most);
+    return scale * ml_kv_encode(format, x, n, code);
+}
+
 /* A matrix with elements [i * row + j * col]: rounded in groups of 128 of a row. */
 static double *rounded(const ck_case *c, ml_dtype format, const float *x, int64_t rows,
                        int64_t cols, int64_t row, int64_t col) {
@@ -67,7 +82,7 @@ static double *rounded(const ck_case *c, ml_dtype format, const float *x, int64_
             float scale;
             for (int64_t k = 0; k < n; k++)
                 group[k] = x[i * row + (j + k) * col];
-            scale = ml_kv_encode(format, group, n, code);
+            scale = encode_group(format, group, n, code);
             for (int64_t k = 0; k < n; k++)
                 out[i * cols + j + k] =
                     (double)ml_kv_code_value(format, code[k]) * (double)scale;
@@ -87,7 +102,7 @@ static double *rounded_blocks(const ck_case *c, const float *x, int64_t m, int64
             float scale;
             for (int64_t e = 0; e < rows * GROUP; e++)
                 block[e] = x[(i + e / GROUP) * k + j + e % GROUP];
-            scale = ml_kv_encode(ML_KV_E4M3, block, rows * GROUP, code);
+            scale = encode_group(ML_KV_E4M3, block, rows * GROUP, code);
             for (int64_t e = 0; e < rows * GROUP; e++)
                 out[(j + e % GROUP) * m + i + e / GROUP] =
                     (double)ml_kv_code_value(ML_KV_E4M3, code[e]) * (double)scale;

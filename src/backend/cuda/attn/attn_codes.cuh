@@ -182,6 +182,8 @@ __device__ static inline attn_scale attn_scale_of(uint32_t most_bits, int format
     s.scale = most / (format == ATTN_E4M3   ? 448.0f
                       : format == ATTN_E5M2 ? 57344.0f
                                             : 127.0f);
+    if (format != ATTN_INT8) /* up to a power of two */
+        s.scale = __uint_as_float((__float_as_uint(s.scale) + 0x7fffff) & 0x7f800000u);
     s.inverse = 1.0f / s.scale;
     return s;
 }

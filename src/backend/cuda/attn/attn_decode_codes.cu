@@ -4,11 +4,21 @@
  * Codes are copied to shared memory as they are, and dequantized in the registers of the mma
  * operands, each by one warp.  Keys have the order of such an operand in their page
  * (attn_codes.cuh).  A transposed load of values has two adjacent columns in each lane; so the
- * first 8 rows of an operand are the even columns of 16, and the others the odd ones. */
+ * first 8 rows of an operand are the even columns of 16, and the others the odd ones.
+ *
+ * Scales of FP8 are powers of two, by which a sum of products may be multiplied afterwards: the same
+ * bits.  So operands are the values of codes, a key's score is multiplied by its scale, and a value's
+ * weight by the value's.  Weights are multiplied by BIAS, too, and the outputs divided by it, so that
+ * no such product is subnormal. */
 #include "backend/cuda/attn/attn_codes.cuh"
 #include "backend/cuda/attn/attn_decode.cuh"
 
 enum { STAGES = 2 };
+
+#define BIAS 0x1p40f
+
+/* Whether scales are powers of two. */
+template <int FORMAT> constexpr bool is_float = FORMAT != ATTN_INT8;
 
 /* The place of 16 codes of a row, from code e on: rows of a load are in different banks. */
 template <int D> __device__ static int code_at(int row, int e) {
@@ -137,6 +147,15 @@ __device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c, int seq
     t.scales = ML_PAGE * D + lane * 16 - (row * D + e);
 }
 
+/* Two adjacent codes as a pair of bf16, without a scale that is a power of two. */
+template <int FORMAT, int HALF>
+__device__ static uint32_t widen_pair(uint32_t w, float scale) {
+    if (!is_float<FORMAT>)
+        return attn_widen2<FORMAT, HALF>(w, scale);
+    float2 v = attn_code_values<FORMAT, HALF>(w);
+    return ml_pack2(v.x, v.y);
+}
+
 /* Scores of a warp's 16 keys, before scaling.  A load has two mma steps of them. */
 template <int D, int R, int FORMAT>
 __device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16][R][2],
@@ -155,13 +174,20 @@ __device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t w0 = code[k / 2][k % 2], w1 = code[k / 2][2 + k % 2];
-        uint32_t a[4] = { attn_widen2<FORMAT, 0>(w0, first),
-                          attn_widen2<FORMAT, 0>(w1, second),
-                          attn_widen2<FORMAT, 1>(w0, first),
-                          attn_widen2<FORMAT, 1>(w1, second) };
+        uint32_t a[4] = { widen_pair<FORMAT, 0>(w0, first),
+                          widen_pair<FORMAT, 0>(w1, second),
+                          widen_pair<FORMAT, 1>(w0, first),
+                          widen_pair<FORMAT, 1>(w1, second) };
 #pragma unroll
         for (int r = 0; r < R; r++)
             ml_mma(s[r], a, q[k][r][0], q[k][r][1]);
+    }
+    if (is_float<FORMAT>) {
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[r][i] *= i < 2 ? first : second;
     }
 }
 
@@ -191,8 +217,19 @@ template <int FORMAT>
 __device__ static void widen_columns(uint32_t &even, uint32_t &odd, uint32_t code,
                                      float2 scale) {
     float2 a = attn_code_values<FORMAT, 0>(code), b = attn_code_values<FORMAT, 1>(code);
+
+    if (is_float<FORMAT>)
+        scale = make_float2(1.0f, 1.0f);
     even = ml_pack2(a.x * scale.x, b.x * scale.y);
     odd = ml_pack2(a.y * scale.x, b.y * scale.y);
+}
+
+/* The weights of two keys times the scales of their values. */
+__device__ static uint32_t scale_weights(uint32_t w, float2 scale) {
+    uint32_t s = ml_pack2(scale.x * BIAS, scale.y * BIAS);
+    __nv_bfloat162 p = __hmul2(*(__nv_bfloat162 *)&w, *(__nv_bfloat162 *)&s);
+
+    return *(uint32_t *)&p;
 }
 
 template <int R, int M, int FORMAT>
@@ -204,6 +241,12 @@ __device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][
     for (int k = 0; k < 4; k++) {
         float2 first = *(const float2 *)(scales + k * 16 + lane % 4 * 2);
         float2 second = *(const float2 *)(scales + k * 16 + 8 + lane % 4 * 2);
+        uint32_t p[R][2];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            p[r][0] = is_float<FORMAT> ? scale_weights(w[r][k][0], first) : w[r][k][0];
+            p[r][1] = is_float<FORMAT> ? scale_weights(w[r][k][1], second) : w[r][k][1];
+        }
 #pragma unroll
         for (int j = 0; j < M; j++) {
             uint32_t a[4];
@@ -211,9 +254,19 @@ __device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][
             widen_columns<FORMAT>(a[2], a[3], code[k][j][1], second);
 #pragma unroll
             for (int r = 0; r < R; r++)
-                ml_mma(acc[r][j], a, w[r][k][0], w[r][k][1]);
+                ml_mma(acc[r][j], a, p[r][0], p[r][1]);
         }
     }
+}
+
+template <int R, int M> __device__ static void remove_bias(float (&acc)[R][M][4]) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int j = 0; j < M; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[r][j][i] *= 1.0f / BIAS;
 }
 
 template <int D, int R, int FORMAT>
@@ -263,6 +316,8 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
         decode_put_scores<R>(smem.scores[n ^ 1], s);
         now = next;
     }
+    if (is_float<FORMAT>)
+        remove_bias<R, M>(acc);
     decode_put_rows<R, M, true>(x, acc, c, seq, head);
 }
 
