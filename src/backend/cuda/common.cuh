@@ -275,12 +275,20 @@ __device__ static inline float ml_exp(float x) {
     return ml_exp2(x * ML_LOG2E);
 }
 
+/* 1 / x for x >= 1 by one step of Newton's method.  An IEEE division has a branch for numbers that are
+ * subnormal, at which all other work waits. */
+__device__ static inline float ml_inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return x < 0x1p126f ? fmaf(y, fmaf(-x, y, 1.0f), y) : y;
+}
+
 __device__ static inline float ml_sigmoid(float x) {
-    return 1.0f / (1.0f + ml_exp(-x));
+    return ml_inverse(1.0f + ml_exp(-x));
 }
 
 __device__ static inline float ml_tanh(float x) {
-    return 1.0f - 2.0f / (ml_exp(2.0f * x) + 1.0f);
+    return fmaf(-2.0f, ml_inverse(ml_exp(2.0f * x) + 1.0f), 1.0f);
 }
 
 __device__ static inline float ml_max(float a, float b) {

@@ -97,7 +97,13 @@ __device__ static glu_place find_pack(const glu_call<T> &c, uint32_t pack) {
 /* A thread has GLU_PACKS packs, and loads all of them first. */
 enum { GLU_PACKS = 2 };
 
-template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
+/* The gate of SILU, known when compiled, has no branches: the numbers of a thread are computed together. */
+template <bool SILU, class T>
+__device__ static ml_gate glu_gate(const glu_call<T> &c, float g, float u) {
+    return ml_gate_of(g, u, SILU ? ML_ACT_SILU : c.act, SILU ? 0.0f : c.limit);
+}
+
+template <class T, int V, bool SILU> __global__ void glu_kernel(glu_call<T> c) {
     uint32_t first = blockIdx.x * (GLU_PACKS * THREADS) + threadIdx.x;
     ml_pack<T, V> g[GLU_PACKS], u[GLU_PACKS];
     glu_place p[GLU_PACKS];
@@ -117,7 +123,7 @@ template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
             return;
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            ml_gate r = ml_gate_of(ml_f32(g[j].v[k]), ml_f32(u[j].v[k]), c.act, c.limit);
+            ml_gate r = glu_gate<SILU>(c, ml_f32(g[j].v[k]), ml_f32(u[j].v[k]));
             y[k] = r.act * r.up;
         }
         if (c.y)
@@ -140,7 +146,7 @@ __device__ static void put_gradient(T *to, float (&d)[V], bool add) {
     ml_store(to, d);
 }
 
-template <class T, int V> __global__ void glu_back_kernel(glu_call<T> c) {
+template <class T, int V, bool SILU> __global__ void glu_back_kernel(glu_call<T> c) {
     const glu_place p = find_pack<V>(c, blockIdx.x * THREADS + threadIdx.x);
     float g[V], u[V], dy[V];
 
@@ -151,7 +157,7 @@ template <class T, int V> __global__ void glu_back_kernel(glu_call<T> c) {
     ml_load(dy, c.dy + p.row * c.width + p.col);
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        ml_gate r = ml_gate_of(g[k], u[k], c.act, c.limit);
+        ml_gate r = glu_gate<SILU>(c, g[k], u[k]);
         g[k] = (dy[k] * r.up) * r.slope;
         u[k] = (dy[k] * r.act) * r.keep;
     }
@@ -174,25 +180,28 @@ template <class T> static glu_call<T> glu_open(const ml_op_args *a, int64_t widt
     return c;
 }
 
-template <class T, int V>
+template <class T, int V, bool SILU>
 static void glu_launch(ml_stream *s, const glu_call<T> &c, bool back) {
     unsigned blocks = ml_cuda_blocks(c.n, THREADS * V * (back ? 1 : GLU_PACKS));
 
     if (c.n == 0)
         return;
     if (back)
-        glu_back_kernel<T, V><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
+        glu_back_kernel<T, V, SILU><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
     else
-        ml_cuda_launch(ml_cuda(s), "glu", glu_kernel<T, V>, dim3(blocks), THREADS, 0, c);
+        ml_cuda_launch(ml_cuda(s), "glu", glu_kernel<T, V, SILU>, dim3(blocks), THREADS, 0,
+                       c);
     ml_cuda_launched(ml_cuda(s), back ? "glu backward" : "glu");
 }
 
 /* 16-byte accesses if the width allows them. */
 template <class T> static void glu_run(ml_stream *s, const glu_call<T> &c, bool back) {
-    if (c.width % ml_wide<T>::n == 0)
-        glu_launch<T, ml_wide<T>::n>(s, c, back);
+    if (c.width % ml_wide<T>::n)
+        glu_launch<T, 1, false>(s, c, back);
+    else if (c.act == ML_ACT_SILU && c.limit == 0.0f)
+        glu_launch<T, ml_wide<T>::n, true>(s, c, back);
     else
-        glu_launch<T, 1>(s, c, back);
+        glu_launch<T, ml_wide<T>::n, false>(s, c, back);
 }
 
 template <class T>

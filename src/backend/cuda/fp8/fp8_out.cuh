@@ -72,8 +72,11 @@ __device__ static inline void ml_fp8_put_rounded(const ml_fp8_out &o, int64_t ro
     float v[ML_FP8_LANE];
 
 #pragma unroll
-    for (int i = 0; i < ML_FP8_LANE; i++)
-        v[i] = ml_f32(ml_as<bf16>(x[i]));
+    for (int i = 0; i < ML_FP8_LANE; i += 2) { /* conversions of single numbers are slow */
+        float2 two = __bfloat1622float2(__floats2bfloat162_rn(x[i], x[i + 1]));
+        v[i] = two.x;
+        v[i + 1] = two.y;
+    }
     ml_fp8_put(o, row, col, v, there);
 }
 
