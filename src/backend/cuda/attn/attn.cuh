@@ -297,6 +297,8 @@ void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_decode.cu: the same bits, for decode: one row per sequence. */
 bool ml_attn_decode_supports(const attn_call<bf16> &c);
 void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_decode_cluster.cu: the same of few sequences; false: not of this call. */
+bool ml_attn_decode_cluster(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wide.cu, attn_wide_back.cu: bf16 heads that the above do not take: of up to 512
  * numbers, or absorbed MLA and ATTN_CHOSEN (576 and 512). */
 bool ml_attn_wide_supports(const attn_call<bf16> &c);

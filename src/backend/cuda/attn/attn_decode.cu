@@ -190,7 +190,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
         add_values<R, M>(acc, w, a);
         decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
     }
-    decode_put_rows<R, M, false>(x, acc, c, seq, head);
+    decode_put_rows<R, M, false>(x, acc, c, seq, head, (int)threadIdx.x / 32 * M * 16,
+                               threadIdx.x < 32);
 }
 
 template <int D, int STAGES, int R>
@@ -219,6 +220,8 @@ bool ml_attn_decode_supports(const attn_call<bf16> &c) {
 }
 
 void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (ml_attn_decode_cluster(s, c))
+        return;
     if (c.d <= 64)
         c.group <= 8 ? choose<64, 1>(s, c) : choose<64, 2>(s, c);
     else

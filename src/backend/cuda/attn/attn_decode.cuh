@@ -188,18 +188,20 @@ __device__ static inline void decode_put_columns(bf16 *row, int d, int col, floa
         row[col + lane / 4 + 8] = ml_as<bf16>(second);
 }
 
+/* Columns from first_col on of the output; puts_stat: by one warp of a sequence and head. */
 template <int R, int M, bool ADJACENT>
-__device__ static inline void decode_put_rows(const decode_state<R> &x,
-                                              const float (&acc)[R][M][4],
-                                              const attn_call<bf16> &c, int seq, int head) {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+__device__ static inline void
+decode_put_rows(const decode_state<R> &x, const float (&acc)[R][M][4],
+                const attn_call<bf16> &c, int seq, int head, int first_col,
+                bool puts_stat) {
+    int lane = (int)threadIdx.x % 32;
     int64_t first = (int64_t)seq * c.n_head + head * c.group;
 
 #pragma unroll
     for (int r = 0; r < R; r++) {
         decode_end end = decode_close<R>(x, r, c, head);
         int own = lane / 4 + 8 * r;
-        if (warp == 0 && lane % 4 == 0 && own < c.group) {
+        if (puts_stat && lane % 4 == 0 && own < c.group) {
             c.stat[2 * (first + own)] = end.m;
             c.stat[2 * (first + own) + 1] = end.l;
         }
@@ -210,7 +212,7 @@ __device__ static inline void decode_put_rows(const decode_state<R> &x,
 #pragma unroll
             for (int j = 0; j < M && row < c.group; j++)
                 decode_put_columns<ADJACENT>(c.o + (first + row) * c.d, c.d,
-                                             (warp * M + j) * 16, acc[r][j][i] * keep / l,
+                                             first_col + j * 16, acc[r][j][i] * keep / l,
                                              acc[r][j][2 + i] * keep / l);
         }
     }

@@ -318,7 +318,8 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     }
     if (is_float<FORMAT>)
         remove_bias<R, M>(acc);
-    decode_put_rows<R, M, true>(x, acc, c, seq, head);
+    decode_put_rows<R, M, true>(x, acc, c, seq, head, (int)threadIdx.x / 32 * M * 16,
+                               threadIdx.x < 32);
 }
 
 template <int D, int R, int FORMAT>
