@@ -90,7 +90,7 @@ __device__ static void fetch_keys(cluster_smem<D> &smem, const attn_call<bf16> &
     }
 }
 
-/* The block's columns of all values of a chunk. */
+/* The block's columns of all values of a chunk, in whole tiles. */
 template <int D>
 __device__ static void fetch_values(cluster_smem<D> &smem, const attn_call<bf16> &c,
                                     const chunks &k, int chunk, int32_t id) {
@@ -99,7 +99,7 @@ __device__ static void fetch_values(cluster_smem<D> &smem, const attn_call<bf16>
     int e = (int)threadIdx.x % per_key * 8, own = (int)threadIdx.x / per_key;
     int first = k.base + chunk * CHUNK;
 
-    for (int i = 0; i < CHUNK && first + i <= k.hi; i += at_once) {
+    for (int i = 0; i < CHUNK && first + i / ML_KTILE * ML_KTILE <= k.hi; i += at_once) {
         int at = i + own, key = first + at;
         int64_t page = __shfl_sync(0xffffffffu, id, at / ML_PAGE);
         bool there = key >= k.lo && key <= k.hi;

@@ -24,7 +24,9 @@ enum {
     BATCH = ML_DRAW_BATCH,
     TILE = 128,
     TILES = ML_SPLIT / TILE,
-    WARPS = ML_SPLIT_THREADS / 32
+    WARPS = ML_SPLIT_THREADS / 32,
+    MANY_DRAWS = 64, /* of which a block has MANY_EACH splits: fewer loads from host memory */
+    MANY_EACH = 4
 };
 
 struct answer {
@@ -96,7 +98,7 @@ __device__ static void largest(part &p, const float *z, int64_t n, int32_t first
         larger(p.z, p.id, smem[i], id_smem[i]);
 }
 
-/* A draw's parameters, which are in host memory: one access of a block, not one of each warp. */
+/* A draw's parameters, which are in host memory: a block loads them once. */
 __device__ static ml_device_draw load_draw(const ml_device_draw *from) {
     static_assert(sizeof(ml_device_draw) % 4 == 0 && sizeof(ml_device_draw) <= 128,
                   "a warp loads it");
@@ -111,13 +113,9 @@ __device__ static ml_device_draw load_draw(const ml_device_draw *from) {
     return to.draw;
 }
 
-__global__ static void __launch_bounds__(ML_SPLIT_THREADS, 4)
-    split_kernel(part *out, const ml_device_draw *draws, int64_t n_vocab) {
-    __shared__ float smem[WARPS];
-    __shared__ int32_t id_smem[WARPS];
-    ml_device_draw a = load_draw(draws + blockIdx.y);
-    int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = n_vocab - first;
-    int64_t n = left < ML_SPLIT ? left : ML_SPLIT;
+__device__ static part part_of(const ml_device_draw &a, int64_t first, int64_t n_vocab,
+                               float *smem, int32_t *id_smem) {
+    int64_t left = n_vocab - first, n = left < ML_SPLIT ? left : ML_SPLIT;
     part p = {};
 
     p.report = p.drawn = ml_split_stat(a.logits + first, n, a.report, smem);
@@ -125,8 +123,23 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS, 4)
         p.drawn = ml_split_stat(a.logits + first, n, a.temperature, smem);
     if (a.given < 0 && !(a.temperature > 0.0f))
         largest(p, a.logits + first, n, (int32_t)first, smem, id_smem);
-    if (threadIdx.x == 0)
-        out[blockIdx.y * gridDim.x + blockIdx.x] = p;
+    return p;
+}
+
+/* A block has `each` of a draw's splits. */
+__global__ static void __launch_bounds__(ML_SPLIT_THREADS, 4)
+    split_kernel(part *out, const ml_device_draw *draws, int splits, int each,
+                 int64_t n_vocab) {
+    __shared__ float smem[WARPS];
+    __shared__ int32_t id_smem[WARPS];
+    ml_device_draw a = load_draw(draws + blockIdx.y);
+    int first = (int)blockIdx.x * each;
+
+    for (int i = first; i < first + each && i < splits; i++) {
+        part p = part_of(a, (int64_t)i * ML_SPLIT, n_vocab, smem, id_smem);
+        if (threadIdx.x == 0)
+            out[(int64_t)blockIdx.y * splits + i] = p;
+    }
 }
 
 /* A lane's four weights of a tile. */
@@ -530,7 +543,7 @@ static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab
     bool over = any_support(draw, n) && take_bits(s, b, n, n_vocab);
     part *parts = (part *)scratch;
     int32_t *chosen = (int32_t *)(parts + (int64_t)BATCH * ml_splits(n_vocab));
-    int splits = ml_splits(n_vocab);
+    int splits = ml_splits(n_vocab), each = n < MANY_DRAWS ? 1 : MANY_EACH;
     bool filtered = false;
 
     for (int i = 0; i < n; i++) {
@@ -547,8 +560,8 @@ static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab
         }
     }
     g->n_vocab = n_vocab;
-    split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0, s->stream>>>(
-        parts, g->draws, n_vocab);
+    split_kernel<<<dim3(ml_cuda_blocks(splits, each), (unsigned)n), ML_SPLIT_THREADS, 0,
+                   s->stream>>>(parts, g->draws, splits, each, n_vocab);
     if (filtered)
         ml_filter_draws(s, chosen, g->draws, n, n_vocab);
     sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(
