@@ -12,6 +12,7 @@
  *     run_coded_norm   [ADD] RMSNORM, then one of the        any  a norm that also writes
  *                      three of FP8 inputs                        FP8 codes, then these
  *     run_gate         GLU [the same]                       any  the same of GLU
+ *     run_attn         ATTN [the same], after run_heads     any  the same of ATTN, in decode
  *     run_adapters     LORA x 1 to 3                        512  adapters of all
  *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
@@ -403,16 +404,21 @@ static ml_qk_norm_rope qk_norm_rope_of(const heads *h) {
     return r;
 }
 
+/* ATTN, the first call, whose keys and values are in their KV pages, and LINEARs that read its output as FP8
+ * codes. */
+static int run_attn(ml_cuda_stream *s, const ml_op_call *c, int n);
+
 static int run_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n) {
     ml_qk_norm_rope r;
     heads h;
+    int at;
 
     if (!find_qk_norm_rope(&h, c, n))
         return 0;
     r = qk_norm_rope_of(&h);
     ml_qk_norm_rope_run(s, &r);
-    ml_cuda_attn_read(s, h.attn);
-    return h.n_call;
+    at = h.n_call - 1;
+    return at + run_attn(s, c + at, n - at);
 }
 
 /* The same, after one QKV GEMM. */
@@ -422,6 +428,7 @@ static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n,
     ml_qk_norm_rope r;
     products p;
     heads h;
+    int at;
 
     if (c->op != ML_OP_LINEAR)
         return 0;
@@ -438,8 +445,8 @@ static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n,
     r.k.x = r.q.x + p.linear[0]->w[0].shape[0];
     r.to.v = r.k.x + p.linear[1]->w[0].shape[0];
     ml_qk_norm_rope_run(s, &r);
-    ml_cuda_attn_read(s, h.attn);
-    return three + h.n_call;
+    at = three + h.n_call - 1;
+    return at + run_attn(s, c + at, n - at);
 }
 
 /* ---- products of FP8 codes (fp8.cuh) ---- */
@@ -511,6 +518,21 @@ static int run_linears_of_codes(ml_cuda_stream *s, const ml_op_call *c, int n,
     const ml_fp8_input x = { codes.code, codes.scale };
 
     return run_linears_of(s, c, n, &x);
+}
+
+static int run_attn(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const rounded r = find_readers(s, c, n);
+    ml_op_args args = c->args;
+    ml_fp8_out codes;
+
+    if (r.p.n_linear == 0 || !ml_cuda_attn_writes_codes(s, &args)) {
+        ml_cuda_attn_read(s, &args, {});
+        return 1;
+    }
+    codes = ml_fp8_out_of(r.largest);
+    args.out[0] = output_beside_codes(c, &r);
+    ml_cuda_attn_read(s, &args, codes);
+    return 1 + run_linears_of_codes(s, c + 1, n - 1, codes);
 }
 
 /* GLU, the first call, with other arguments.  room: for codes that must not overlap its inputs. */

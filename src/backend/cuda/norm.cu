@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
 #pragma unroll
         for (int j = 0; j < S::PACKS; j++) /* meanwhile */
             if (pack_at<S>(lane, j) < width)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + pack_at<S>(lane, j)));
+                asm volatile(
+                    "prefetch.global.L2 [%0];" ::"l"(weight + pack_at<S>(lane, j)));
     ml_grid_wait();
     load_packs<S>(x, c.x + at, lane, width);
     if (c.plus) {

@@ -13,6 +13,7 @@
 #define ML_BACKEND_CUDA_ATTN_ATTN_CUH
 
 #include "backend/cuda/common.cuh"
+#include "backend/cuda/fp8/fp8_out.cuh"
 
 enum { ML_ATTN_MOST = 640 };
 
@@ -31,6 +32,7 @@ struct attn_key_rows {
 template <class T> struct attn_call {
     const T *q, *k, *v;     /* of the rows of the batch, and of the rows of keys */
     T *o, *kpage, *vpage;   /* vpage NULL: a value is the first numbers of its key */
+    ml_fp8_out codes;       /* of o, which may be NULL then: ml_cuda_attn_writes_codes */
     uint8_t *kcode, *vcode; /* instead, if pages have codes */
     int format;             /* of these, or ATTN_NO_CODES */
     float *stat; /* [n_token, n_head, 2] row max m, and sum of exp(score - m); or NULL */
@@ -285,7 +287,9 @@ __device__ static inline float attn_cap_slope(float s, float cap) {
 
 /* attn.cu: ATTN, when its keys and values are in their KV pages already; for fused calls. */
 attn_call<bf16> ml_attn_call(const ml_op_args *a);
-void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a);
+void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes);
+/* Whether it writes the FP8 codes of its output, too. */
+bool ml_cuda_attn_writes_codes(const ml_cuda_stream *s, const ml_op_args *a);
 
 /* attn_mma.cu: bf16 heads of up to 128, in multiples of 8. */
 void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
@@ -297,8 +301,9 @@ void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_decode.cu: the same bits, for decode: one row per sequence. */
 bool ml_attn_decode_supports(const attn_call<bf16> &c);
 void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_decode_cluster.cu: the same of few sequences; false: not of this call. */
-bool ml_attn_decode_cluster(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_decode_cluster.cu: the same of few sequences. */
+bool ml_attn_decode_cluster_supports(const ml_cuda_stream *s, const attn_call<bf16> &c);
+void ml_attn_decode_cluster(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wide.cu, attn_wide_back.cu: bf16 heads that the above do not take: of up to 512
  * numbers, or absorbed MLA and ATTN_CHOSEN (576 and 512). */
 bool ml_attn_wide_supports(const attn_call<bf16> &c);

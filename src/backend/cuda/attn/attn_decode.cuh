@@ -7,6 +7,8 @@
 #ifndef ML_BACKEND_CUDA_ATTN_ATTN_DECODE_CUH
 #define ML_BACKEND_CUDA_ATTN_ATTN_DECODE_CUH
 
+#include <cuda_fp8.h>
+
 #include "backend/cuda/attn/attn_mma.cuh"
 
 enum {
@@ -188,12 +190,82 @@ __device__ static inline void decode_put_columns(bf16 *row, int d, int col, floa
         row[col + lane / 4 + 8] = ml_as<bf16>(second);
 }
 
-/* Columns from first_col on of the output; puts_stat: by one warp of a sequence and head. */
+/* Both columns' FP8 codes. */
+template <bool ADJACENT>
+__device__ static inline void decode_put_codes(unsigned char *row, int col, float first,
+                                               float second) {
+    int lane = (int)threadIdx.x % 32;
+    __nv_fp8x2_storage_t two =
+        __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+
+    if (ADJACENT) {
+        *(__nv_fp8x2_storage_t *)(row + col + lane / 4 * 2) = two;
+        return;
+    }
+    row[col + lane / 4] = (unsigned char)two;
+    row[col + lane / 4 + 8] = (unsigned char)(two >> 8);
+}
+
+/* The output as FP8 codes: a head of 128 numbers is a group.  All warps of the block call it; most: of the
+ * warps' columns of each row, in shared memory. */
 template <int R, int M, bool ADJACENT>
 __device__ static inline void
-decode_put_rows(const decode_state<R> &x, const float (&acc)[R][M][4],
-                const attn_call<bf16> &c, int seq, int head, int first_col,
-                bool puts_stat) {
+decode_put_coded_rows(const decode_state<R> &x, const float (&acc)[R][M][4],
+                      const attn_call<bf16> &c, int seq, int head,
+                      float (&most)[ATTN_WARPS][R * 8]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float v[R][2][2 * M];
+
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        decode_end end = decode_close<R>(x, r, c, head);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float keep = decode_of_row(end.keep, i), l = decode_of_row(end.l, i),
+                  top = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 2 * M; j++) {
+                v[r][i][j] = ml_f32(ml_as<bf16>(acc[r][j / 2][j % 2 * 2 + i] * keep / l));
+                top = fmaxf(fabsf(v[r][i][j]), top);
+            }
+#pragma unroll
+            for (int w = 4; w < 32; w <<= 1)
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, w));
+            if (lane < 4)
+                most[warp][8 * r + lane * 2 + i] = top;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int row = 8 * r + lane % 4 * 2 + i, group = head * c.group + row;
+            float top = 0.0f, scale, inverse;
+            for (int w = 0; w < ATTN_WARPS; w++)
+                top = fmaxf(top, most[w][row]);
+            scale = ml_fp8_scale(top);
+            inverse = 1.0f / scale;
+            if (row >= c.group)
+                continue;
+            if (warp == 0 && lane < 4)
+                c.codes.scale[group * c.codes.rows + seq] = scale;
+#pragma unroll
+            for (int j = 0; j < M; j++)
+                decode_put_codes<ADJACENT>(c.codes.code + seq * c.codes.width +
+                                               group * ML_FP8_GROUP,
+                                           (warp * M + j) * 16, v[r][i][2 * j] * inverse,
+                                           v[r][i][2 * j + 1] * inverse);
+        }
+}
+
+/* Columns from first_col on of the output, if it is wanted; puts_stat: by one warp of a sequence and
+ * head. */
+template <int R, int M, bool ADJACENT>
+__device__ static inline void decode_put_rows(const decode_state<R> &x,
+                                              const float (&acc)[R][M][4],
+                                              const attn_call<bf16> &c, int seq, int head,
+                                              int first_col, bool puts_stat) {
     int lane = (int)threadIdx.x % 32;
     int64_t first = (int64_t)seq * c.n_head + head * c.group;
 
@@ -210,7 +282,7 @@ decode_put_rows(const decode_state<R> &x, const float (&acc)[R][M][4],
             float keep = decode_of_row(end.keep, i), l = decode_of_row(end.l, i);
             int row = 8 * r + lane % 4 * 2 + i;
 #pragma unroll
-            for (int j = 0; j < M && row < c.group; j++)
+            for (int j = 0; j < M && row < c.group && c.o; j++)
                 decode_put_columns<ADJACENT>(c.o + (first + row) * c.d, c.d,
                                              first_col + j * 16, acc[r][j][i] * keep / l,
                                              acc[r][j][2 + i] * keep / l);

@@ -7,8 +7,6 @@
  * weights.  The bits are those of attn_decode.cu: each number is one chain, over tiles in the same order. */
 #include "backend/cuda/attn/attn_decode.cuh"
 
-#if ML_WGMMA
-
 enum {
     BLOCKS = 4,    /* of a cluster */
     OWN_TILES = 2, /* of a chunk, whose scores a block computes */
@@ -18,6 +16,8 @@ enum {
     ROWS = 8 /* query heads of a KV head */
 };
 static_assert(CHUNK / ML_PAGE == 32, "a lane has the id of a page of a chunk");
+
+#if ML_WGMMA
 
 template <int D> struct cluster_smem {
     static const int columns = D / BLOCKS, value_ld = columns + 8;
@@ -158,8 +158,8 @@ __device__ static void add_tile(float (&acc)[1][1][4], decode_state<1> &x,
                                 const chunks &k, int chunk, int tile) {
     const int ld = cluster_smem<D>::value_ld;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const bf16 *values = smem.values[chunk % BUFFERS] +
-                         (tile * ML_KTILE + lane % 16) * ld + warp * 16 + lane / 16 * 8;
+    const bf16 *values = smem.values[chunk % BUFFERS] + (tile * ML_KTILE + lane % 16) * ld +
+                         warp * 16 + lane / 16 * 8;
     uint32_t w[1][4][2], b[4][4];
 
 #pragma unroll
@@ -237,15 +237,16 @@ template <int D> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c)
 
 #endif
 
-bool ml_attn_decode_cluster(ml_cuda_stream *s, const attn_call<bf16> &c) {
+bool ml_attn_decode_cluster_supports(const ml_cuda_stream *s, const attn_call<bf16> &c) {
+    return s->wgmma && !c.format && c.softcap == 0.0f && c.group <= ROWS &&
+           (c.d == 64 || c.d == 128) && c.dv == c.d && c.vpage &&
+           c.n_seq * c.n_kv * BLOCKS <= (int)s->sms;
+}
+
+void ml_attn_decode_cluster(ml_cuda_stream *s, const attn_call<bf16> &c) {
 #if ML_WGMMA
-    if (!s->wgmma || c.softcap != 0.0f || c.group > ROWS || (c.d != 64 && c.d != 128) ||
-        c.dv != c.d || !c.vpage || c.n_seq * c.n_kv * BLOCKS > (int)s->sms)
-        return false;
     c.d == 64 ? launch<64>(s, c) : launch<128>(s, c);
-    return true;
 #else
     (void)s, (void)c;
-    return false;
 #endif
 }

@@ -318,8 +318,13 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     }
     if (is_float<FORMAT>)
         remove_bias<R, M>(acc);
+    if (D == ML_FP8_GROUP && c.codes.code) {
+        __syncthreads(); /* scores are no longer read */
+        decode_put_coded_rows<R, M, true>(x, acc, c, seq, head,
+                                          *(float(*)[ATTN_WARPS][R * 8]) smem.scores);
+    }
     decode_put_rows<R, M, true>(x, acc, c, seq, head, (int)threadIdx.x / 32 * M * 16,
-                               threadIdx.x < 32);
+                                threadIdx.x < 32);
 }
 
 template <int D, int R, int FORMAT>
