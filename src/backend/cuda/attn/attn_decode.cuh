@@ -35,13 +35,24 @@ __device__ static inline decode_state<R> decode_open(const attn_call<bf16> &c) {
     return x;
 }
 
-/* Online softmax over a tile, for one of the lane's rows: scores become weights. */
-template <int R>
-__device__ static inline void decode_fold_row(decode_state<R> &x, float (&s)[8][2], int r,
-                                              int tile, int lo, int hi,
-                                              const attn_call<bf16> &c) {
+/* The lane's scores of a tile, of one of its rows. */
+__device__ static inline void decode_load_scores(float (&s)[8][2], const float *scores,
+                                                 int r) {
     int lane = (int)threadIdx.x % 32;
-    float top = x.m[r], shift, sum = 0.0f;
+
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD + j * 8 +
+                                     lane % 4 * 2);
+        s[j][0] = v.x;
+        s[j][1] = v.y;
+    }
+}
+
+/* Softcap, and -infinity for keys outside lo .. hi. */
+__device__ static inline void decode_mask(float (&s)[8][2], int tile, int lo, int hi,
+                                          const attn_call<bf16> &c) {
+    int lane = (int)threadIdx.x % 32;
 
     if (c.softcap != 0.0f) {
 #pragma unroll
@@ -60,14 +71,25 @@ __device__ static inline void decode_fold_row(decode_state<R> &x, float (&s)[8][
                     s[j][k] = -INFINITY;
             }
     }
+}
+
+/* The row's maximum, given that of the tiles before. */
+__device__ static inline float decode_top(const float (&s)[8][2], float top) {
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++)
             top = fmaxf(top, s[j][k]);
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    shift = top == -INFINITY ? 0.0f : top * x.to_log2;
+    return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+}
+
+/* Online softmax over a tile whose row maximum is `top`: scores become weights. */
+template <int R>
+__device__ static inline void decode_weigh(decode_state<R> &x, float (&s)[8][2], int r,
+                                           float top) {
+    float shift = top == -INFINITY ? 0.0f : top * x.to_log2, sum = 0.0f;
+
     x.keep[r] = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
     x.m[r] = top;
     x.l[r] *= x.keep[r];
@@ -86,18 +108,12 @@ template <int R>
 __device__ static inline void decode_fold(decode_state<R> &x, uint32_t (&w)[R][4][2],
                                           const float *scores, int tile, int lo, int hi,
                                           const attn_call<bf16> &c) {
-    int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < R; r++) {
         float s[8][2];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD + j * 8 +
-                                         lane % 4 * 2);
-            s[j][0] = v.x;
-            s[j][1] = v.y;
-        }
-        decode_fold_row<R>(x, s, r, tile, lo, hi, c);
+        decode_load_scores(s, scores, r);
+        decode_mask(s, tile, lo, hi, c);
+        decode_weigh<R>(x, s, r, decode_top(s, x.m[r]));
 #pragma unroll
         for (int j = 0; j < 8; j++)
             w[r][j / 2][j % 2] = ml_pack2(s[j][0], s[j][1]);

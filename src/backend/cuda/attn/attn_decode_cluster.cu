@@ -151,28 +151,51 @@ __device__ static void put_scores(cluster_smem<D> &smem, const uint32_t (&q)[D /
             put_remote(to + n % 2 * DECODE_LD + n / 2 * 8, r, s[n]);
 }
 
-/* Adds a tile's values, of the warp's 16 columns, times the weights. */
-template <int D>
-__device__ static void add_tile(float (&acc)[1][1][4], decode_state<1> &x,
-                                const cluster_smem<D> &smem, const attn_call<bf16> &c,
-                                const chunks &k, int chunk, int tile) {
+/* Adds N adjacent tiles' values, of the warp's 16 columns, times the weights.  All maxima first: then the
+ * weights of a tile do not wait for those of the one before. */
+template <int D, int N>
+__device__ static void add_tiles(float (&acc)[1][1][4], decode_state<1> &x,
+                                 const cluster_smem<D> &smem, const attn_call<bf16> &c,
+                                 const chunks &k, int chunk, int tile) {
     const int ld = cluster_smem<D>::value_ld;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const bf16 *values = smem.values[chunk % BUFFERS] + (tile * ML_KTILE + lane % 16) * ld +
-                         warp * 16 + lane / 16 * 8;
-    uint32_t w[1][4][2], b[4][4];
+    const bf16 *values = smem.values[chunk % BUFFERS] +
+                         (tile * ML_KTILE + lane % 16) * ld + warp * 16 + lane / 16 * 8;
+    float s[N][8][2], top = x.m[0], tops[N];
 
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        ml_ldmatrix4_trans(b[i], values + i * 16 * ld);
-    decode_fold<1>(x, w, smem.scores[chunk % BUFFERS][tile],
-                   k.base + chunk * CHUNK + tile * ML_KTILE, k.lo, k.hi, c);
-    decode_rescale<1, 1>(acc, x);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t a[4] = { b[i][0], b[i][2], b[i][1], b[i][3] };
-        ml_mma(acc[0][0], a, w[0][i][0], w[0][i][1]);
+    for (int n = 0; n < N; n++) {
+        decode_load_scores(s[n], smem.scores[chunk % BUFFERS][tile + n], 0);
+        decode_mask(s[n], k.base + chunk * CHUNK + (tile + n) * ML_KTILE, k.lo, k.hi, c);
+        tops[n] = top = decode_top(s[n], top);
     }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        decode_weigh<1>(x, s[n], 0, tops[n]);
+        decode_rescale<1, 1>(acc, x);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t b[4];
+            ml_ldmatrix4_trans(b, values + (n * ML_KTILE + i * 16) * ld);
+            uint32_t a[4] = { b[0], b[2], b[1], b[3] };
+            ml_mma(acc[0][0], a, ml_pack2(s[n][2 * i][0], s[n][2 * i][1]),
+                   ml_pack2(s[n][2 * i + 1][0], s[n][2 * i + 1][1]));
+        }
+    }
+}
+
+/* Of a chunk, up to key hi. */
+template <int D>
+__device__ static void add_chunk(float (&acc)[1][1][4], decode_state<1> &x,
+                                 const cluster_smem<D> &smem, const attn_call<bf16> &c,
+                                 const chunks &k, int chunk) {
+    int left = k.hi - (k.base + chunk * CHUNK);
+    int n = left < CHUNK - 1 ? left / ML_KTILE + 1 : TILES, tile = 0;
+
+    for (; tile + 4 <= n; tile += 4)
+        add_tiles<D, 4>(acc, x, smem, c, k, chunk, tile);
+    for (; tile < n; tile++)
+        add_tiles<D, 1>(acc, x, smem, c, k, chunk, tile);
 }
 
 template <int D>
@@ -213,8 +236,8 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(ATTN_THREADS, 1
         ml_copy_wait<2>();
         cluster_arrive();
         cluster_wait(); /* so did its values, and all scores */
-        for (int i = 0; adds && i < TILES && first + i * ML_KTILE <= k.hi; i++)
-            add_tile(acc, x, smem, c, k, chunk, i);
+        if (adds)
+            add_chunk(acc, x, smem, c, k, chunk);
         __syncthreads(); /* a buffer is free */
     }
     if (adds)
