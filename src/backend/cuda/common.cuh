@@ -47,7 +47,6 @@ typedef struct ml_cuda_stream {
     bool early; /* PDL: kernels may begin before the previous one has ended (sm_90) */
     bool wgmma; /* the card and this library have the kernels of Hopper */
     unsigned sms, number; /* of the card; of the streams opened before this one */
-    size_t sm_bytes;      /* shared memory of an SM */
     char level[16];
 } ml_cuda_stream;
 
@@ -95,25 +94,6 @@ static inline void ml_cuda_launch(ml_cuda_stream *s, const char *doing,
                                   void (*kernel)(P...), dim3 grid, unsigned threads,
                                   size_t smem, A... args) {
     ml_cuda_launch_as(s, doing, s->early, kernel, grid, threads, smem, args...);
-}
-
-/* Shared memory that the blocks of a small grid ask for so that they are spread over all SMs, 0 for a large
- * one.  With PDL they start as SMs become free, and would otherwise crowd on the first ones. */
-template <class... P>
-static inline size_t ml_cuda_spread(ml_cuda_stream *s, void (*kernel)(P...),
-                                    unsigned blocks) {
-    const unsigned per_sm = blocks / s->sms + (blocks % s->sms != 0), most = 2;
-    const size_t other = 3 << 10; /* static, and the system's */
-    size_t bytes;
-
-    if (!s->early || per_sm > most)
-        return 0;
-    bytes = s->sm_bytes / per_sm - other;
-    ml_cuda_note(s,
-                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)bytes),
-                 "launching a kernel");
-    return bytes;
 }
 
 __device__ static inline void ml_grid_wait(void) {

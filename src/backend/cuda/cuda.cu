@@ -406,7 +406,6 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
     c->stream.early = card.major >= EARLY_MAJOR;
     c->stream.wgmma = ML_WGMMA && card.major == WGMMA_MAJOR;
     c->stream.sms = (unsigned)card.multiProcessorCount;
-    c->stream.sm_bytes = card.sharedMemPerMultiprocessor;
     c->stream.number = __atomic_fetch_add(&opened, 1, __ATOMIC_RELAXED);
     snprintf(c->stream.level, sizeof c->stream.level, "sm%d%d", card.major, card.minor);
     fill_backend(out, c, f32);

@@ -188,12 +188,6 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
     float r;
 
     ml_grid_release();
-    if (c.w)
-#pragma unroll
-        for (int j = 0; j < S::PACKS; j++) /* meanwhile */
-            if (pack_at<S>(lane, j) < width)
-                asm volatile(
-                    "prefetch.global.L2 [%0];" ::"l"(weight + pack_at<S>(lane, j)));
     ml_grid_wait();
     load_packs<S>(x, c.x + at, lane, width);
     if (c.plus) {
@@ -388,12 +382,8 @@ static int64_t groups_per_chunk(int64_t n_group, int width) {
 
 template <class S, class T>
 static void launch_forward(ml_stream *s, const norm_call<T> &c) {
-    unsigned blocks = ml_cuda_blocks(c.n_group, S::TEAMS);
-
-    /* Products of FP8 codes let it begin early; others have ended before it. */
-    ml_cuda_launch(
-        ml_cuda(s), "rmsnorm", norm_kernel<S, T>, dim3(blocks), THREADS,
-        c.codes.code ? ml_cuda_spread(ml_cuda(s), norm_kernel<S, T>, blocks) : 0, c);
+    ml_cuda_launch(ml_cuda(s), "rmsnorm", norm_kernel<S, T>,
+                   dim3(ml_cuda_blocks(c.n_group, S::TEAMS)), THREADS, 0, c);
 }
 
 template <class S, class T>

@@ -111,12 +111,11 @@ __device__ static void fetch_values(cluster_smem<D> &smem, const attn_call<bf16>
     }
 }
 
-/* Two groups of copies, empty after the last chunk. */
+/* Two groups of copies, empty after the last chunk.  id: the lane's page. */
 template <int D>
 __device__ static void fetch(cluster_smem<D> &smem, const attn_call<bf16> &c,
-                             const chunks &k, int chunk) {
+                             const chunks &k, int chunk, int32_t id) {
     bool there = k.base + chunk * CHUNK <= k.hi;
-    int32_t id = there ? page_of(k, chunk) : 0;
 
     if (there)
         fetch_keys(smem, c, k, chunk, id);
@@ -159,8 +158,8 @@ __device__ static void add_tiles(float (&acc)[1][1][4], decode_state<1> &x,
                                  const chunks &k, int chunk, int tile) {
     const int ld = cluster_smem<D>::value_ld;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const bf16 *values = smem.values[chunk % BUFFERS] +
-                         (tile * ML_KTILE + lane % 16) * ld + warp * 16 + lane / 16 * 8;
+    const bf16 *values = smem.values[chunk % BUFFERS] + (tile * ML_KTILE + lane % 16) * ld +
+                         warp * 16 + lane / 16 * 8;
     float s[N][8][2], top = x.m[0], tops[N];
 
 #pragma unroll
@@ -209,22 +208,24 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(ATTN_THREADS, 1
     uint32_t q[D / 16][1][2];
     float acc[1][1][4] = {};
     decode_state<1> x = decode_open<1>(c);
+    int32_t id;
 
     ml_grid_release();
     cluster_arrive();
     k.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
     k.lo = attn_first_key(c, k.hi);
     k.base = k.lo / ML_KTILE * ML_KTILE;
+    id = page_of(k, 0);
     ml_grid_wait();
     cluster_wait(); /* all blocks have begun: their memory may be written */
     if (k.hi < 0)   /* padding */
         return;
     attn_fetch_rows<D, DECODE_ROWS>(smem.rows, c.q, c, seq, k.head, 0, c.group);
-    fetch(smem, c, k, 0);
+    fetch(smem, c, k, 0, id);
     for (int chunk = 0; k.base + chunk * CHUNK <= k.hi; chunk++) {
         int first = k.base + chunk * CHUNK;
 
-        fetch(smem, c, k, chunk + 1);
+        fetch(smem, c, k, chunk + 1, page_of(k, chunk + 1));
         ml_copy_wait<3>();
         __syncthreads(); /* the keys of this chunk arrived */
         if (chunk == 0)
