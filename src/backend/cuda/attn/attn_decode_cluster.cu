@@ -4,7 +4,8 @@
  * With one block for these (attn_decode.cu) all keys and values are read by one SM, tile after tile.  Here
  * the blocks of a cluster share a chunk of keys: each computes the scores of some of its tiles and writes
  * them to the shared memory of all, and each has some columns of the values.  All blocks compute the same
- * weights.  The bits are those of attn_decode.cu: each number is one chain, over tiles in the same order. */
+ * weights; of a few tiles, the same scores, too, since that takes less time than to wait for each other.
+ * The bits are those of attn_decode.cu: each number is one chain, over tiles in the same order. */
 #include "backend/cuda/attn/attn_decode.cuh"
 
 enum {
@@ -23,7 +24,7 @@ template <int D> struct cluster_smem {
     static const int columns = D / BLOCKS, value_ld = columns + 8;
     bf16 rows[DECODE_ROWS * attn_tile<D>::ld];
     float scores[BUFFERS][TILES][ROWS * DECODE_LD];
-    bf16 keys[BUFFERS][OWN_TILES][attn_tile<D>::key_tile];
+    bf16 keys[BUFFERS * OWN_TILES][attn_tile<D>::key_tile];
     bf16 values[BUFFERS][CHUNK * value_ld];
 };
 
@@ -31,7 +32,17 @@ template <int D> struct cluster_smem {
 struct chunks {
     const int32_t *page;
     int base, lo, hi, head, rank;
+    bool alone; /* one chunk of few tiles: a block computes all scores */
 };
+
+/* The tile of a chunk that is the block's i-th. */
+__device__ static int own_tile(const chunks &k, int i) {
+    return k.alone ? i : i * BLOCKS + k.rank;
+}
+
+__device__ static int count_own(const chunks &k) {
+    return k.alone ? BUFFERS * OWN_TILES : OWN_TILES;
+}
 
 /* ---- the cluster ---- */
 
@@ -72,14 +83,15 @@ __device__ static void fetch_keys(cluster_smem<D> &smem, const attn_call<bf16> &
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     int row = lane / per_row, e = lane % per_row * 8;
 
-#pragma unroll
-    for (int i = 0; i < OWN_TILES; i++) {
-        int page = (i * BLOCKS + k.rank) * (ML_KTILE / ML_PAGE) + warp;
+    for (int i = 0; i < count_own(k); i++) {
+        int page = own_tile(k, i) * (ML_KTILE / ML_PAGE) + warp;
         int first = k.base + chunk * CHUNK + page * ML_PAGE;
         int32_t own = __shfl_sync(0xffffffffu, id, page);
+        if (first - warp * ML_PAGE > k.hi)
+            break;
         const bf16 *from = c.kpage + (((int64_t)own * c.n_kv + k.head) * ML_PAGE + row) * D;
-        bf16 *to =
-            smem.keys[chunk % BUFFERS][i] + (warp * ML_PAGE + row) * attn_tile<D>::ld + e;
+        bf16 *to = smem.keys[chunk % BUFFERS * OWN_TILES + i] +
+                   (warp * ML_PAGE + row) * attn_tile<D>::ld + e;
 #pragma unroll
         for (int r = 0; r < ML_PAGE; r += at_once) {
             int key = first + row + r;
@@ -127,27 +139,31 @@ __device__ static void fetch(cluster_smem<D> &smem, const attn_call<bf16> &c,
 
 /* ---- scores and sums ---- */
 
-/* Scores of the warp's 16 keys of a tile, before scaling, to all blocks. */
+/* Scores of the warp's 16 keys of a tile, before scaling, to all blocks that need them. */
 template <int D>
 __device__ static void put_scores(cluster_smem<D> &smem, const uint32_t (&q)[D / 16][1][2],
                                   const chunks &k, int chunk, int i) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    float *to = smem.scores[chunk % BUFFERS][i * BLOCKS + k.rank] +
-                lane % 4 * 2 * DECODE_LD + warp * DECODE_OWN + lane / 4;
+    const bf16 *keys = smem.keys[chunk % BUFFERS * OWN_TILES + i];
+    float *to = smem.scores[chunk % BUFFERS][own_tile(k, i)] + lane % 4 * 2 * DECODE_LD +
+                warp * DECODE_OWN + lane / 4;
     uint32_t a[D / 16][4];
     float s[4] = {};
 
 #pragma unroll
     for (int j = 0; j < D / 16; j++)
-        attn_left<D>(a[j], smem.keys[chunk % BUFFERS][i], warp * DECODE_OWN, j * 16);
+        attn_left<D>(a[j], keys, warp * DECODE_OWN, j * 16);
 #pragma unroll
     for (int j = 0; j < D / 16; j++)
         ml_mma(s, a[j], q[j][0][0], q[j][0][1]);
 #pragma unroll
-    for (int r = 0; r < BLOCKS; r++)
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            put_remote(to + n % 2 * DECODE_LD + n / 2 * 8, r, s[n]);
+    for (int n = 0; n < 4; n++) {
+        float *at = to + n % 2 * DECODE_LD + n / 2 * 8;
+        if (k.alone)
+            *at = s[n];
+        for (int r = 0; r < BLOCKS && !k.alone; r++)
+            put_remote(at, r, s[n]);
+    }
 }
 
 /* Adds N adjacent tiles' values, of the warp's 16 columns, times the weights.  All maxima first: then the
@@ -204,7 +220,9 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(ATTN_THREADS, 1
     cluster_smem<D> &smem = *(cluster_smem<D> *)smem_bytes;
     int seq = (int)blockIdx.x / BLOCKS, warp = (int)threadIdx.x / 32;
     bool adds = warp < cluster_smem<D>::columns / 16;
-    chunks k = { c.page + c.page_start[seq], 0, 0, 0, (int)blockIdx.y, cluster_rank() };
+    chunks k = {
+        c.page + c.page_start[seq], 0, 0, 0, (int)blockIdx.y, cluster_rank(), false
+    };
     uint32_t q[D / 16][1][2];
     float acc[1][1][4] = {};
     decode_state<1> x = decode_open<1>(c);
@@ -215,6 +233,7 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(ATTN_THREADS, 1
     k.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
     k.lo = attn_first_key(c, k.hi);
     k.base = k.lo / ML_KTILE * ML_KTILE;
+    k.alone = k.hi - k.base < BUFFERS * OWN_TILES * ML_KTILE;
     id = page_of(k, 0);
     ml_grid_wait();
     cluster_wait(); /* all blocks have begun: their memory may be written */
@@ -230,13 +249,16 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(ATTN_THREADS, 1
         __syncthreads(); /* the keys of this chunk arrived */
         if (chunk == 0)
             decode_queries<D, 1>(q, smem.rows);
-#pragma unroll
-        for (int i = 0; i < OWN_TILES; i++)
-            if (first + (i * BLOCKS + k.rank) * ML_KTILE <= k.hi)
+        for (int i = 0; i < count_own(k); i++)
+            if (first + own_tile(k, i) * ML_KTILE <= k.hi)
                 put_scores(smem, q, k, chunk, i);
         ml_copy_wait<2>();
-        cluster_arrive();
-        cluster_wait(); /* so did its values, and all scores */
+        if (k.alone) {
+            __syncthreads();
+        } else {
+            cluster_arrive();
+            cluster_wait();
+        } /* so did its values, and all scores */
         if (adds)
             add_chunk(acc, x, smem, c, k, chunk);
         __syncthreads(); /* a buffer is free */
