@@ -525,7 +525,7 @@ static int run_attn(ml_cuda_stream *s, const ml_op_call *c, int n) {
     ml_op_args args = c->args;
     ml_fp8_out codes;
 
-    if (r.p.n_linear == 0 || !ml_cuda_attn_writes_codes(s, &args)) {
+    if (r.p.n_linear == 0 || !ml_cuda_attn_writes_codes(&args)) {
         ml_cuda_attn_read(s, &args, {});
         return 1;
     }

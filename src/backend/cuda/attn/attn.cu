@@ -239,11 +239,11 @@ attn_call<bf16> ml_attn_call(const ml_op_args *a) {
     return open_call<bf16>(a);
 }
 
-bool ml_cuda_attn_writes_codes(const ml_cuda_stream *s, const ml_op_args *a) {
+bool ml_cuda_attn_writes_codes(const ml_op_args *a) {
     const attn_call<bf16> c = open_call<bf16>(a);
 
     return c.d == ML_FP8_GROUP && c.e == ML_FP8_GROUP && ml_cuda_attn_is_narrow(a) &&
-           decodes(c) && !ml_attn_decode_cluster_supports(s, c);
+           decodes(c);
 }
 
 void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes) {

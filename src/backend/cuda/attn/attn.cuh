@@ -289,7 +289,7 @@ __device__ static inline float attn_cap_slope(float s, float cap) {
 attn_call<bf16> ml_attn_call(const ml_op_args *a);
 void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a, const ml_fp8_out &codes);
 /* Whether it writes the FP8 codes of its output, too. */
-bool ml_cuda_attn_writes_codes(const ml_cuda_stream *s, const ml_op_args *a);
+bool ml_cuda_attn_writes_codes(const ml_op_args *a);
 
 /* attn_mma.cu: bf16 heads of up to 128, in multiples of 8. */
 void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
@@ -301,9 +301,6 @@ void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_decode.cu: the same bits, for decode: one row per sequence. */
 bool ml_attn_decode_supports(const attn_call<bf16> &c);
 void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_decode_cluster.cu: the same of few sequences. */
-bool ml_attn_decode_cluster_supports(const ml_cuda_stream *s, const attn_call<bf16> &c);
-void ml_attn_decode_cluster(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wide.cu, attn_wide_back.cu: bf16 heads that the above do not take: of up to 512
  * numbers, or absorbed MLA and ATTN_CHOSEN (576 and 512). */
 bool ml_attn_wide_supports(const attn_call<bf16> &c);

@@ -195,8 +195,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
         decode_put_coded_rows<R, M, false>(x, acc, c, seq, head,
                                            *(float(*)[ATTN_WARPS][R * 8]) scores);
     }
-    decode_put_rows<R, M, false>(x, acc, c, seq, head, (int)threadIdx.x / 32 * M * 16,
-                                 threadIdx.x < 32);
+    decode_put_rows<R, M, false>(x, acc, c, seq, head);
 }
 
 template <int D, int STAGES, int R>
@@ -225,9 +224,7 @@ bool ml_attn_decode_supports(const attn_call<bf16> &c) {
 }
 
 void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    if (ml_attn_decode_cluster_supports(s, c))
-        ml_attn_decode_cluster(s, c);
-    else if (c.d <= 64)
+    if (c.d <= 64)
         c.group <= 8 ? choose<64, 1>(s, c) : choose<64, 2>(s, c);
     else
         c.group <= 8 ? choose<128, 1>(s, c) : choose<128, 2>(s, c);

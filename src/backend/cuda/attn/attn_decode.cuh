@@ -35,24 +35,13 @@ __device__ static inline decode_state<R> decode_open(const attn_call<bf16> &c) {
     return x;
 }
 
-/* The lane's scores of a tile, of one of its rows. */
-__device__ static inline void decode_load_scores(float (&s)[8][2], const float *scores,
-                                                 int r) {
+/* Online softmax over a tile, for one of the lane's rows: scores become weights. */
+template <int R>
+__device__ static inline void decode_fold_row(decode_state<R> &x, float (&s)[8][2], int r,
+                                              int tile, int lo, int hi,
+                                              const attn_call<bf16> &c) {
     int lane = (int)threadIdx.x % 32;
-
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD + j * 8 +
-                                     lane % 4 * 2);
-        s[j][0] = v.x;
-        s[j][1] = v.y;
-    }
-}
-
-/* Softcap, and -infinity for keys outside lo .. hi. */
-__device__ static inline void decode_mask(float (&s)[8][2], int tile, int lo, int hi,
-                                          const attn_call<bf16> &c) {
-    int lane = (int)threadIdx.x % 32;
+    float top = x.m[r], shift, sum = 0.0f;
 
     if (c.softcap != 0.0f) {
 #pragma unroll
@@ -71,25 +60,14 @@ __device__ static inline void decode_mask(float (&s)[8][2], int tile, int lo, in
                     s[j][k] = -INFINITY;
             }
     }
-}
-
-/* The row's maximum, given that of the tiles before. */
-__device__ static inline float decode_top(const float (&s)[8][2], float top) {
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++)
             top = fmaxf(top, s[j][k]);
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-}
-
-/* Online softmax over a tile whose row maximum is `top`: scores become weights. */
-template <int R>
-__device__ static inline void decode_weigh(decode_state<R> &x, float (&s)[8][2], int r,
-                                           float top) {
-    float shift = top == -INFINITY ? 0.0f : top * x.to_log2, sum = 0.0f;
-
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    shift = top == -INFINITY ? 0.0f : top * x.to_log2;
     x.keep[r] = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
     x.m[r] = top;
     x.l[r] *= x.keep[r];
@@ -108,12 +86,18 @@ template <int R>
 __device__ static inline void decode_fold(decode_state<R> &x, uint32_t (&w)[R][4][2],
                                           const float *scores, int tile, int lo, int hi,
                                           const attn_call<bf16> &c) {
+    int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < R; r++) {
         float s[8][2];
-        decode_load_scores(s, scores, r);
-        decode_mask(s, tile, lo, hi, c);
-        decode_weigh<R>(x, s, r, decode_top(s, x.m[r]));
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD + j * 8 +
+                                         lane % 4 * 2);
+            s[j][0] = v.x;
+            s[j][1] = v.y;
+        }
+        decode_fold_row<R>(x, s, r, tile, lo, hi, c);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             w[r][j / 2][j % 2] = ml_pack2(s[j][0], s[j][1]);
@@ -275,21 +259,19 @@ decode_put_coded_rows(const decode_state<R> &x, const float (&acc)[R][M][4],
         }
 }
 
-/* Columns from first_col on of the output, if it is wanted; puts_stat: by one warp of a sequence and
- * head. */
+/* The output, if it is wanted, and the rows' statistics. */
 template <int R, int M, bool ADJACENT>
 __device__ static inline void decode_put_rows(const decode_state<R> &x,
                                               const float (&acc)[R][M][4],
-                                              const attn_call<bf16> &c, int seq, int head,
-                                              int first_col, bool puts_stat) {
-    int lane = (int)threadIdx.x % 32;
+                                              const attn_call<bf16> &c, int seq, int head) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t first = (int64_t)seq * c.n_head + head * c.group;
 
 #pragma unroll
     for (int r = 0; r < R; r++) {
         decode_end end = decode_close<R>(x, r, c, head);
         int own = lane / 4 + 8 * r;
-        if (puts_stat && lane % 4 == 0 && own < c.group) {
+        if (warp == 0 && lane % 4 == 0 && own < c.group) {
             c.stat[2 * (first + own)] = end.m;
             c.stat[2 * (first + own) + 1] = end.l;
         }
@@ -300,7 +282,7 @@ __device__ static inline void decode_put_rows(const decode_state<R> &x,
 #pragma unroll
             for (int j = 0; j < M && row < c.group && c.o; j++)
                 decode_put_columns<ADJACENT>(c.o + (first + row) * c.d, c.d,
-                                             first_col + j * 16, acc[r][j][i] * keep / l,
+                                             (warp * M + j) * 16, acc[r][j][i] * keep / l,
                                              acc[r][j][2 + i] * keep / l);
         }
     }

@@ -323,8 +323,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
         decode_put_coded_rows<R, M, true>(x, acc, c, seq, head,
                                           *(float(*)[ATTN_WARPS][R * 8]) smem.scores);
     }
-    decode_put_rows<R, M, true>(x, acc, c, seq, head, (int)threadIdx.x / 32 * M * 16,
-                                threadIdx.x < 32);
+    decode_put_rows<R, M, true>(x, acc, c, seq, head);
 }
 
 template <int D, int R, int FORMAT>
