@@ -77,7 +77,7 @@ static void free_model(ml_model_client *m) {
     free(m);
 }
 
-static void run_create(ml_tinker_work *w) {
+static void open_slot(ml_tinker_work *w) {
     const ml_json *lora = ml_json_get(w->body, "lora_config");
     ml_model_client *m = w->model;
     int64_t number = ml_tinker_number(w->body, "model_seq_id", 0);
@@ -89,15 +89,26 @@ static void run_create(ml_tinker_work *w) {
                                                     : attn_names,
                        .seed = (uint64_t)ml_tinker_number(
                            lora, "seed", (int64_t)w->t->opts.seed + number) };
-    ml_json_out out = { .to = &w->reply };
 
     w->st = ml_lora_slot_open(&m->slot, w->t->slots, &o, &w->err);
     if (w->st == ML_OK)
         w->st = ml_store_add_run(w->t, m, ml_json_get(w->body, "user_metadata"), &w->err);
+}
+
+static void run_create(ml_tinker_work *w) {
+    ml_json_out out = { .to = &w->reply };
+
+    open_slot(w);
     ml_json_begin(&out, '{');
-    ml_json_put_word(&out, "model_id", m->id);
+    ml_json_put_word(&out, "model_id", w->model->id);
     ml_json_put_word(&out, "type", "create_model");
     ml_json_end(&out, '}');
+}
+
+static void run_create_loaded(ml_tinker_work *w) {
+    open_slot(w);
+    if (w->st == ML_OK)
+        ml_tinker_run_load(w);
 }
 
 static void create_done(ml_tinker_work *w) {
@@ -109,25 +120,59 @@ static void create_done(ml_tinker_work *w) {
         ml_tinker_close_model(t, m);
 }
 
-static ml_status check_create(const ml_tinker *t, const ml_json *body, ml_err *err) {
-    const ml_json *lora = ml_json_get(body, "lora_config");
-    ml_str base = ml_tinker_text(body, "base_model");
-    ml_str optimizer = ml_tinker_text(ml_json_get(body, "optimizer_config"), "type");
-    int64_t rank = ml_tinker_number(lora, "rank", 0);
+/* What a new model is asked to be. */
+typedef struct wanted {
+    ml_str base;
+    int64_t rank;
+    bool attn, mlp;
+} wanted;
 
-    if (!ml_str_is(base, t->opts.model))
+static wanted wanted_of(const ml_json *body) {
+    const ml_json *lora = ml_json_get(body, "lora_config");
+
+    return (wanted){ .base = ml_tinker_text(body, "base_model"),
+                     .rank = ml_tinker_number(lora, "rank", 0),
+                     .attn = ml_tinker_true(lora, "train_attn", true),
+                     .mlp = ml_tinker_true(lora, "train_mlp", true) };
+}
+
+/* The same of a model whose first request loads a saved state: its adapter is that of the state. */
+static ml_status wanted_of_state(wanted *out, ml_tinker *t, const ml_json *body,
+                                 ml_arena *a, ml_err *err) {
+    const ml_json *run = NULL;
+    ml_text info = { 0 };
+    ml_str base = ml_tinker_text(body, "base_model"), text;
+    ml_status st = ml_store_info(&info, t, ml_tinker_text(body, "path"), err);
+
+    text = (ml_str){ ml_arena_str(a, info.len ? info.ptr : "", info.len), info.len };
+    ml_text_release(&info);
+    if (st == ML_OK)
+        st = ml_json_parse(&run, a, text, "the description of the state", err);
+    if (st != ML_OK)
+        return st;
+    *out = (wanted){ .base = base.len ? base : ml_tinker_text(run, "base_model"),
+                     .rank = ml_tinker_number(run, "lora_rank", 0),
+                     .attn = ml_tinker_true(run, "train_attn", true),
+                     .mlp = ml_tinker_true(run, "train_mlp", true) };
+    return ML_OK;
+}
+
+static ml_status check_wanted(const ml_tinker *t, const wanted *m, const ml_json *body,
+                              ml_err *err) {
+    ml_str optimizer = ml_tinker_text(ml_json_get(body, "optimizer_config"), "type");
+
+    if (!ml_str_is(m->base, t->opts.model))
         return ml_fail(
             err, ML_EUSAGE,
             "base_model is %.*s, but this server trains %s: ask for that one, or "
             "start the server with --model-path and --served-model-name",
-            (int)(base.len < 200 ? base.len : 200), base.ptr, t->opts.model);
-    if (rank < 1 || rank > t->opts.slots.limits.max_rank)
+            (int)(m->base.len < 200 ? m->base.len : 200), m->base.ptr, t->opts.model);
+    if (m->rank < 1 || m->rank > t->opts.slots.limits.max_rank)
         return ml_fail(err, ML_EUSAGE,
                        "lora_config.rank is %lld; this server trains adapters of rank 1 to "
                        "%d (--max-lora-rank)",
-                       (long long)rank, t->opts.slots.limits.max_rank);
-    if (!ml_tinker_true(lora, "train_attn", true) &&
-        !ml_tinker_true(lora, "train_mlp", true))
+                       (long long)m->rank, t->opts.slots.limits.max_rank);
+    if (!m->attn && !m->mlp)
         return ml_fail(err, ML_EUNSUP,
                        "lora_config trains the unembedding alone, which adapters of this "
                        "server do not adapt: set train_attn or train_mlp");
@@ -139,17 +184,16 @@ static ml_status check_create(const ml_tinker *t, const ml_json *body, ml_err *e
 }
 
 static ml_model_client *add_model(ml_tinker *t, ml_session_client *s, const char *id,
-                                  const ml_json *body) {
-    const ml_json *lora = ml_json_get(body, "lora_config");
+                                  const wanted *want) {
     ml_model_client *m = ml_memory_grow(NULL, sizeof *m, "a training client");
     size_t n = strlen(id) + 1;
 
     *m = (ml_model_client){ .next = t->models,
                             .id = ml_memory_grow(NULL, n, "a training client"),
                             .session = s,
-                            .rank = (int32_t)ml_tinker_number(lora, "rank", 0),
-                            .attn = ml_tinker_true(lora, "train_attn", true),
-                            .mlp = ml_tinker_true(lora, "train_mlp", true),
+                            .rank = (int32_t)want->rank,
+                            .attn = want->attn,
+                            .mlp = want->mlp,
                             .next_seq = 1 };
     memcpy(m->id, id, n);
     t->models = m;
@@ -166,10 +210,12 @@ static void keep_body(ml_tinker_work *w, ml_http_call *c) {
         w->body = NULL; /* not reached: it was parsed before */
 }
 
-void ml_tinker_create_model(ml_tinker *t, ml_http_call *c, const ml_json *body) {
+static void create_model(ml_tinker *t, ml_http_call *c, const ml_json *body, bool load) {
     ml_session_client *s = ml_tinker_session(t, ml_tinker_text(body, "session_id"));
-    ml_tinker_work *w = ml_tinker_work_new(t, run_create, create_done);
+    ml_tinker_work *w =
+        ml_tinker_work_new(t, load ? run_create_loaded : run_create, create_done);
     const char *model, *id;
+    wanted want;
 
     if (!s) {
         ml_tinker_refuse(c, 410, "The session has ended.");
@@ -186,16 +232,32 @@ void ml_tinker_create_model(ml_tinker *t, ml_http_call *c, const ml_json *body) 
         return;
     }
     w->future = ml_future_new(t, id);
-    w->st = check_create(t, body, &w->err);
+    want = wanted_of(body);
+    if (load)
+        w->st = wanted_of_state(&want, t, body, &w->arena, &w->err);
+    if (w->st == ML_OK)
+        w->st = check_wanted(t, &want, body, &w->err);
     if (w->st == ML_OK) {
         keep_body(w, c);
-        w->model = add_model(t, s, model, body);
+        w->model = add_model(t, s, model, &want);
     }
     ml_tinker_reply_future(c, w->future, model);
     if (w->st == ML_OK)
         ml_tinker_work_post(w);
     else
         ml_tinker_work_answer(w);
+}
+
+void ml_tinker_create_model(ml_tinker *t, ml_http_call *c, const ml_json *body) {
+    create_model(t, c, body, false);
+}
+
+/* Of a model, or the first request of a new one (SDK 0.38 and later). */
+void ml_tinker_load_weights(ml_tinker *t, ml_http_call *c, const ml_json *body) {
+    if (ml_tinker_text(body, "model_id").len)
+        ml_tinker_model_request(t, c, body);
+    else
+        create_model(t, c, body, true);
 }
 
 void ml_tinker_get_info(ml_tinker *t, ml_http_call *c, const ml_json *body) {

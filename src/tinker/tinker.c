@@ -299,7 +299,7 @@ static void client_config(ml_http_call *c) {
                   ml_str_of("{\"pjwt_auth_enabled\":false,\"parallel_fwdbwd_chunks\":true,"
                             "\"proto_compress_fwdbwd\":false,"
                             "\"use_pyqwest_transport\":false,"
-                            "\"create_model_via_load_weights\":false,"
+                            "\"create_model_via_load_weights\":true,"
                             "\"sample_use_retrieve_futures\":false,"
                             "\"custom_loss_server_side\":false,"
                             "\"sample_join_sampling_session\":false}"));
@@ -356,7 +356,7 @@ static const route routes[] = {
     { "save_weights", ml_tinker_model_request },
     { "save_weights_for_sampler", ml_tinker_model_request },
     { "save_weights_external", ml_tinker_model_request },
-    { "load_weights", ml_tinker_model_request },
+    { "load_weights", ml_tinker_load_weights },
     { "unload_model", ml_tinker_model_request },
     { "create_sampling_session", ml_tinker_create_sampler },
     { "asample", ml_tinker_sample },

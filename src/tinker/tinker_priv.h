@@ -137,6 +137,7 @@ void ml_tinker_end_session(ml_tinker *t, ml_session_client *s);
 
 /* models.c: requests of training clients */
 void ml_tinker_create_model(ml_tinker *t, ml_http_call *c, const ml_json *body);
+void ml_tinker_load_weights(ml_tinker *t, ml_http_call *c, const ml_json *body);
 void ml_tinker_get_info(ml_tinker *t, ml_http_call *c, const ml_json *body);
 void ml_tinker_forward_backward(ml_tinker *t, ml_http_call *c);
 /* optim_step, save_weights and others: by the last part of the path. */

@@ -111,9 +111,14 @@ def files(service, uri):
     return found
 
 
+def made(client):
+    """A client; since SDK 0.38 calls that make one return its future."""
+    return client.result() if hasattr(client, "result") else client
+
+
 def fails(future, *words):
     try:
-        future.result() if hasattr(future, "result") else future()
+        future.result() if hasattr(future, "result") else made(future())
     except Exception as e:  # the client shows the sentence
         for w in words:
             assert w in str(e), (w, str(e))
@@ -125,7 +130,7 @@ def test_supervised(s):
     client = s.client()
     models = client.get_server_capabilities().supported_models
     assert [m.model_name for m in models] == [BASE] and models[0].max_context_length == 512
-    t = client.create_lora_training_client(base_model=BASE, rank=8)
+    t = made(client.create_lora_training_client(base_model=BASE, rank=8))
     assert t.get_info().lora_rank == 8 and t.get_info().model_name == BASE
     losses = steps(t, [datum(TOKENS, weights=1), datum(text(1), weights=1)], 10)
     assert losses[-1] < 0.5 * losses[0], losses
@@ -134,9 +139,9 @@ def test_supervised(s):
 def test_equal(s):
     """Log-probs of samples and of prompts are those of the trainer, to the bit."""
     client = s.client()
-    t = client.create_lora_training_client(base_model=BASE, rank=4)
+    t = made(client.create_lora_training_client(base_model=BASE, rank=4))
     steps(t, [datum(TOKENS, weights=1)], 3)
-    sampler = t.save_weights_and_get_sampling_client()
+    sampler = made(t.save_weights_and_get_sampling_client())
     want = logprobs(t, TOKENS)
     assert sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result() == [None, *want]
     last = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS), prompt_logprobs_last_n=3).result()
@@ -159,7 +164,7 @@ def test_equal(s):
     got_ids = got.target_prompt_logprobs.tolist()
     assert [row[0] for row in got_ids] == [x["logprobs"].tolist()[-1] for x in five]
     assert all(math.isnan(row[1]) for row in got_ids) and got.prompt_logprobs == [None, *want]
-    base = client.create_sampling_client(base_model=BASE)
+    base = made(client.create_sampling_client(base_model=BASE))
     assert base.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] != want
     assert base.get_base_model() == BASE
     stopped = base.sample(types.ModelInput.from_ints([3]), 1, types.SamplingParams(
@@ -169,10 +174,10 @@ def test_equal(s):
 
 def test_rl(s):
     """importance_sampling: the model learns to say one token."""
-    t = s.client().create_lora_training_client(base_model=BASE, rank=8)
+    t = made(s.client().create_lora_training_client(base_model=BASE, rank=8))
     rewards = []
     for _ in range(12):
-        sampler = t.save_weights_and_get_sampling_client()
+        sampler = made(t.save_weights_and_get_sampling_client())
         reply = sampler.sample(types.ModelInput.from_ints([1, 2]), 24, types.SamplingParams(max_tokens=4, stop=[])).result()
         reward = [x.tokens.count(7) / 4 + sum(y < 30 for y in x.tokens) / 40 for x in reply.sequences]
         mean = sum(reward) / len(reward)
@@ -189,7 +194,7 @@ def test_losses(s):
     client = s.client()
     q = [-2.0 - 0.1 * i for i in range(len(TOKENS) - 1)]
     adv = [1.0 if i % 3 else -0.5 for i in range(len(TOKENS) - 1)]
-    p = logprobs(client.create_lora_training_client(base_model=BASE, rank=4, seed=9), TOKENS)
+    p = logprobs(made(client.create_lora_training_client(base_model=BASE, rank=4, seed=9)), TOKENS)
     r = [math.exp(a - b) for a, b in zip(p, q)]
     limit = lambda x, low, high: min(max(x, low), high)  # noqa: E731
     clipped = [min(x * a, limit(x, 0.8, 1.2) * a) for x, a in zip(r, adv)]
@@ -203,8 +208,8 @@ def test_losses(s):
              ("dro", {"beta": 0.3}, [a - 0.3 * (x - y) for a, x, y in zip(adv, p, q)],
               -sum(a * x - 0.15 * (x - y) ** 2 for a, x, y in zip(adv, p, q)))]
     for name, config, weights, loss in cases:
-        a = client.create_lora_training_client(base_model=BASE, rank=4, seed=9)
-        b = client.create_lora_training_client(base_model=BASE, rank=4, seed=9)
+        a = made(client.create_lora_training_client(base_model=BASE, rank=4, seed=9))
+        b = made(client.create_lora_training_client(base_model=BASE, rank=4, seed=9))
         got = steps(a, [datum(TOKENS, logprobs=q, advantages=adv)], 1, name, config)[0]
         steps(b, [datum(TOKENS, weights=weights)], 1)
         want = -sum(weights) if loss is None else loss
@@ -216,7 +221,7 @@ def test_losses(s):
 def test_targets(s):
     """Targets that are not the next tokens, and several for each position."""
     client = s.client()
-    t = client.create_lora_training_client(base_model=BASE, rank=4, seed=2)
+    t = made(client.create_lora_training_client(base_model=BASE, rank=4, seed=2))
     inputs = types.ModelInput.from_ints(TOKENS[:4])
     two = types.Datum(model_input=inputs, loss_fn_inputs={
         "target_tokens": types.TensorData(data=[1, 2, 3, 4, 5, 6, 7, 8], dtype="int64", shape=[4, 2]),
@@ -226,7 +231,7 @@ def test_targets(s):
     both = t.forward([two], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()
     each = [x["logprobs"].tolist() for x in t.forward(odd, "cross_entropy").result().loss_fn_outputs]
     assert both == [list(x) for x in zip(*each)]
-    u = client.create_lora_training_client(base_model=BASE, rank=4, seed=2)
+    u = made(client.create_lora_training_client(base_model=BASE, rank=4, seed=2))
     assert abs(steps(t, [two], 1)[0] - steps(u, odd, 1)[0]) < 1e-6
     assert logprobs(t, TOKENS) == logprobs(u, TOKENS)
 
@@ -238,7 +243,7 @@ def test_custom(s):
     except ImportError:
         return
     client = s.client()
-    a, b = (client.create_lora_training_client(base_model=BASE, rank=4, seed=4) for _ in range(2))
+    a, b = (made(client.create_lora_training_client(base_model=BASE, rank=4, seed=4)) for _ in range(2))
 
     def loss(data, logprobs_list):
         total = -sum(2.0 * x.sum() for x in logprobs_list)
@@ -253,9 +258,9 @@ def test_custom(s):
 
 def train_tenant(client, seed, out):
     """Supervised steps, a sample, a policy gradient step, a state."""
-    t = client.create_lora_training_client(base_model=BASE, rank=4 + 4 * (seed % 2), seed=seed)
+    t = made(client.create_lora_training_client(base_model=BASE, rank=4 + 4 * (seed % 2), seed=seed))
     steps(t, [datum(text(seed + i), weights=1) for i in range(5)], 4)
-    sampler = t.save_weights_and_get_sampling_client()
+    sampler = made(t.save_weights_and_get_sampling_client())
     reply = sampler.sample(types.ModelInput.from_ints(text(seed)[:5]), 4, types.SamplingParams(max_tokens=6, stop=[])).result()
     data = [datum(text(seed)[:5] + x.tokens, logprobs=[0.0] * 4 + x.logprobs, advantages=[0.0] * 4 + [i - 1.5] * 6)
             for i, x in enumerate(reply.sequences)]
@@ -281,7 +286,7 @@ def test_tenants(s):
 def test_kill(s):
     """A state survives kill -9, and training continues as if nothing had happened."""
     data = [datum(text(i), weights=1) for i in range(4)]
-    t = s.client().create_lora_training_client(base_model=BASE, rank=4, seed=6)
+    t = made(s.client().create_lora_training_client(base_model=BASE, rank=4, seed=6))
     steps(t, data, 3)
     half = t.save_state("half").result().path
     named = t.save_weights_for_sampler("named").result().path
@@ -290,15 +295,15 @@ def test_kill(s):
     s.kill()
     s.start()
     client = s.client()
-    again = client.create_training_client_from_state_with_optimizer(half)
+    again = made(client.create_training_client_from_state_with_optimizer(half))
     assert logprobs(again, TOKENS) == want
     steps(again, data, 2)
-    whole = client.create_lora_training_client(base_model=BASE, rank=4, seed=6)
+    whole = made(client.create_lora_training_client(base_model=BASE, rank=4, seed=6))
     steps(whole, data, 5)
     assert files(s, again.save_state("end").result().path) == files(s, whole.save_state("end").result().path)
-    weights = client.create_training_client_from_state(half)
+    weights = made(client.create_training_client_from_state(half))
     assert logprobs(weights, TOKENS) == want
-    sampler = client.create_sampling_client(model_path=named)
+    sampler = made(client.create_sampling_client(model_path=named))
     assert sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] == want
     rest = tinker.RestClient(base_url=s.url)
     external = again.save_weights_external("out").result().path
@@ -317,10 +322,10 @@ def test_kill(s):
 def test_kills(s):
     """Kills while a pass, a step or a save runs: training continues from the last state to the same bytes."""
     data = [datum(text(i), weights=1) for i in range(4)]
-    whole = s.client().create_lora_training_client(base_model=BASE, rank=4, seed=12)
+    whole = made(s.client().create_lora_training_client(base_model=BASE, rank=4, seed=12))
     steps(whole, data, 8)
     want = files(s, whole.save_state("end").result().path)
-    t = s.client().create_lora_training_client(base_model=BASE, rank=4, seed=12)
+    t = made(s.client().create_lora_training_client(base_model=BASE, rank=4, seed=12))
     saved = t.save_state("0").result().path
     for done in range(8):
         steps(t, data, 1)
@@ -331,7 +336,7 @@ def test_kills(s):
         unheard()
         s.kill()
         s.start()
-        t = s.client().create_training_client_from_state_with_optimizer(saved)
+        t = made(s.client().create_training_client_from_state_with_optimizer(saved))
     assert files(s, t.save_state("end").result().path) == want
 
 
@@ -396,8 +401,8 @@ def future_of(s, request_id):
 def test_retries(s):
     """A request that is repeated runs once; requests run in the order of their numbers."""
     client = s.client()
-    t = client.create_lora_training_client(base_model=BASE, rank=4, seed=8)
-    once = client.create_lora_training_client(base_model=BASE, rank=4, seed=8)
+    t = made(client.create_lora_training_client(base_model=BASE, rank=4, seed=8))
+    once = made(client.create_lora_training_client(base_model=BASE, rank=4, seed=8))
     for x in t, once:
         x.forward_backward([datum(TOKENS, weights=1)], "cross_entropy").result()
     adam = {"adam_params": ADAM, "type": "optim_step", "model_id": t.model_id}
@@ -421,10 +426,10 @@ def test_retries(s):
 def test_quantized(miles, dir):
     """A base in NF4: the log-probs of sampling are still those of training."""
     with Service(miles, dir, "--quantization", "nf4") as s:
-        t = s.client().create_lora_training_client(base_model=BASE, rank=4, seed=1)
+        t = made(s.client().create_lora_training_client(base_model=BASE, rank=4, seed=1))
         losses = steps(t, [datum(TOKENS, weights=1)], 4)
         assert losses[-1] < losses[0], losses
-        sampler = t.save_weights_and_get_sampling_client()
+        sampler = made(t.save_weights_and_get_sampling_client())
         assert sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] == logprobs(t, TOKENS)
         s.stop()
 
@@ -436,7 +441,7 @@ def test_bad(s):
     fails(lambda: client.create_lora_training_client(base_model=BASE, rank=4096), "rank", "--max-lora-rank")
     fails(lambda: client.create_sampling_client(base_model="other/model"), "other/model", BASE)
     fails(lambda: client.create_sampling_client(model_path="tinker://a/b"), "tinker://a/b")
-    t = client.create_lora_training_client(base_model=BASE, rank=4)
+    t = made(client.create_lora_training_client(base_model=BASE, rank=4))
     good = datum(TOKENS, weights=1)
     short = types.Datum(model_input=types.ModelInput.from_ints(TOKENS), loss_fn_inputs={
         "target_tokens": TOKENS[1:], "weights": [1.0] * 23})
@@ -452,7 +457,7 @@ def test_bad(s):
     t.save_state("name").result()
     fails(t.save_state("name"), "exists", "overwrite")
     t.save_state("name", overwrite=True).result()
-    base = client.create_sampling_client(base_model=BASE)
+    base = made(client.create_sampling_client(base_model=BASE))
     prompt = types.ModelInput.from_ints([1])
     fails(base.sample(prompt, 1, types.SamplingParams(max_tokens=0)), "max_tokens")
     fails(base.sample(types.ModelInput.from_ints([99999]), 1, types.SamplingParams(max_tokens=1)), "99999")
