@@ -17,8 +17,8 @@ enum { STAGES = 2 };
 
 #define BIAS 0x1p40f
 
-/* Whether scales are powers of two. */
-template <int FORMAT> constexpr bool is_float = FORMAT != ATTN_INT8;
+/* Whether scales are powers of two: a product with one is exact. */
+template <int FORMAT> constexpr bool scales_exactly = FORMAT != ATTN_INT8;
 
 /* The place of 16 codes of a row, from code e on: rows of a load are in different banks. */
 template <int D> __device__ static int code_at(int row, int e) {
@@ -150,7 +150,7 @@ __device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c, int seq
 /* Two adjacent codes as a pair of bf16, without a scale that is a power of two. */
 template <int FORMAT, int HALF>
 __device__ static uint32_t widen_pair(uint32_t w, float scale) {
-    if (!is_float<FORMAT>)
+    if (!scales_exactly<FORMAT>)
         return attn_widen2<FORMAT, HALF>(w, scale);
     float2 v = attn_code_values<FORMAT, HALF>(w);
     return ml_pack2(v.x, v.y);
@@ -182,7 +182,7 @@ __device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16
         for (int r = 0; r < R; r++)
             ml_mma(s[r], a, q[k][r][0], q[k][r][1]);
     }
-    if (is_float<FORMAT>) {
+    if (scales_exactly<FORMAT>) {
 #pragma unroll
         for (int r = 0; r < R; r++)
 #pragma unroll
@@ -218,7 +218,7 @@ __device__ static void widen_columns(uint32_t &even, uint32_t &odd, uint32_t cod
                                      float2 scale) {
     float2 a = attn_code_values<FORMAT, 0>(code), b = attn_code_values<FORMAT, 1>(code);
 
-    if (is_float<FORMAT>)
+    if (scales_exactly<FORMAT>)
         scale = make_float2(1.0f, 1.0f);
     even = ml_pack2(a.x * scale.x, b.x * scale.y);
     odd = ml_pack2(a.y * scale.x, b.y * scale.y);
@@ -244,8 +244,10 @@ __device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][
         uint32_t p[R][2];
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            p[r][0] = is_float<FORMAT> ? scale_weights(w[r][k][0], first) : w[r][k][0];
-            p[r][1] = is_float<FORMAT> ? scale_weights(w[r][k][1], second) : w[r][k][1];
+            p[r][0] =
+                scales_exactly<FORMAT> ? scale_weights(w[r][k][0], first) : w[r][k][0];
+            p[r][1] =
+                scales_exactly<FORMAT> ? scale_weights(w[r][k][1], second) : w[r][k][1];
         }
 #pragma unroll
         for (int j = 0; j < M; j++) {
@@ -316,7 +318,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
         decode_put_scores<R>(smem.scores[n ^ 1], s);
         now = next;
     }
-    if (is_float<FORMAT>)
+    if (scales_exactly<FORMAT>)
         remove_bias<R, M>(acc);
     if (D == ML_FP8_GROUP && c.codes.code) {
         __syncthreads(); /* scores are no longer read */

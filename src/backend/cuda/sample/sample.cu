@@ -25,8 +25,8 @@ enum {
     TILE = 128,
     TILES = ML_SPLIT / TILE,
     WARPS = ML_SPLIT_THREADS / 32,
-    MANY_DRAWS =
-        64, /* of which a block has MANY_EACH splits: fewer loads from host memory */
+    /* From MANY_DRAWS on a block has MANY_EACH splits: fewer loads from host memory. */
+    MANY_DRAWS = 64,
     MANY_EACH = 4
 };
 
