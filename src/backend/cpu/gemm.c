@@ -440,6 +440,11 @@ static int64_t cut_floats(int64_t depth) {
     return divide_up(depth + 1, ML_LANES) * ML_LANES;
 }
 
+/* Of the rows that each thread packs in ml_gemm_stream. */
+static int64_t stream_floats(const ml_cpu_stream *s, int64_t k) {
+    return ml_pool_size(s->pool) * lesser(k, ML_GEMM_SPAN) * ML_LANES;
+}
+
 size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m) {
     const ml_gemm_kern *kern = s->kern->gemm;
     const int64_t n = w->shape[w->n_dim - 2], k = w->shape[w->n_dim - 1];
@@ -448,7 +453,10 @@ size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m) {
     if (most < packed_floats(s, k, m))
         most = packed_floats(s, k, m);
     most += (int64_t)ml_pool_size(s->pool) * kern->np * DEPTH_BLOCK * ML_LANES;
-    return (size_t)(most + cut_floats(k > n ? k : n) + cut_floats(m)) * sizeof(float);
+    most += cut_floats(k > n ? k : n) + cut_floats(m);
+    if (most < stream_floats(s, k))
+        most = stream_floats(s, k);
+    return (size_t)most * sizeof(float);
 }
 
 /* Cuts the depth up to `end` into blocks. */

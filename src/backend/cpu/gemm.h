@@ -45,7 +45,7 @@ static inline ml_gemm_codes ml_gemm_codes_of(const ml_tensor *w, const void *pan
 }
 
 /* gemm_stream.c: the same for few rows (m > 0).  It packs the rows, where that pays, into
- * `packed` [K or ML_GEMM_SPAN, 16].  False: m is too large, and nothing was done. */
+ * `packed` [thread][K or ML_GEMM_SPAN][16].  False: m is too large, and nothing was done. */
 bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     const float *x, int64_t ldx, int64_t m, float *packed);
 

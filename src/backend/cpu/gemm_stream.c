@@ -6,6 +6,8 @@
  * with quantized weights. */
 #include "backend/cpu/gemm.h"
 
+#include <string.h>
+
 enum {
     TILES = 5,   /* f32: up to this many tiles packing the rows does not pay */
     PANELS = 8,  /* most panels per piece */
@@ -23,7 +25,8 @@ typedef struct streaming {
     int64_t tiles, tile_rows;
     int64_t pieces;         /* in each output */
     int64_t span, span_end; /* range of the depth */
-    float *packed;          /* [depth of the span][16], a single tile; NULL: not packed */
+    float *packed; /* [thread][depth of the span][16], a single tile; NULL: not packed */
+    bool has_packed[ML_POOL_MAX]; /* a thread: the span's */
 } streaming;
 
 static int64_t lesser(int64_t a, int64_t b) {
@@ -38,14 +41,50 @@ static int64_t panels_of(const ml_gemm_out *out) {
     return divide_up(out->w->shape[0], ML_LANES);
 }
 
+/* Packs the rows of the span; FP8 products round them.  A single row is packed for that only. */
+static void pack_span(const streaming *g, float *packed) {
+    const ml_gemm_kern *kern = g->s->kern->gemm;
+    const int64_t depth = g->span_end - g->span;
+    float x[ML_LANES * CHUNK];
+
+    if (!ml_dtype_rounds_inputs(g->out->w->dtype)) {
+        kern->pack_rows(packed, g->x + g->span, g->ldx, g->m, depth, ML_LANES);
+        return;
+    }
+    if (g->m == 1) {
+        ml_fp8_round(g->out->w->dtype, g->x, g->k, g->span, depth, packed);
+        return;
+    }
+    for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
+        const int64_t n = lesser(CHUNK, g->span_end - k);
+        for (int64_t i = 0; i < g->m; i++)
+            ml_fp8_round(g->out->w->dtype, g->x + i * g->ldx, g->k, k, n, x + i * CHUNK);
+        kern->pack_rows(packed + (k - g->span) * ML_LANES, x, CHUNK, g->m, n, ML_LANES);
+    }
+}
+
+/* The rows of the span as tiles read them.  Each thread packs them for itself: that takes less
+ * time than a transfer of packed rows between the caches of two cores. */
+static const float *rows_for(streaming *g, int worker) {
+    float *packed = g->packed;
+
+    if (!packed)
+        return g->x + g->span;
+    packed += worker * lesser(g->k, ML_GEMM_SPAN) * ML_LANES;
+    if (!g->has_packed[worker])
+        pack_span(g, packed);
+    g->has_packed[worker] = true;
+    return packed;
+}
+
 /* The tile of all rows, panels p .. p + np - 1 and the span. */
-static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, int64_t p,
-                            int64_t np) {
+static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, const float *rows,
+                            int64_t p, int64_t np) {
     const int64_t n = out->w->shape[0];
 
     return (ml_gemm_tile){
         .c = out->y + p * ML_LANES,
-        .a = g->packed ? g->packed : g->x + g->span,
+        .a = rows,
         .mr = (int32_t)g->tile_rows,
         .c_is = out->ldy,
         .c_ps = ML_LANES,
@@ -63,9 +102,10 @@ static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, int64_t 
 
 /* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
  * memory, the others from the L2 cache. */
-static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, int64_t np) {
+static void stream_rows(const streaming *g, const ml_gemm_out *out, const float *rows,
+                        int64_t p, int64_t np) {
     const int64_t at = (p * g->k + g->span) * ML_LANES;
-    ml_gemm_tile tile = tile_of(g, out, p, np);
+    ml_gemm_tile tile = tile_of(g, out, rows, p, np);
     ml_gemm_codes codes;
 
     if (ml_dtype_codes(out->w->dtype)) {
@@ -82,7 +122,7 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, i
     for (int64_t row = 0; row < g->m; row += g->tile_rows) {
         tile.c = out->y + row * out->ldy + p * ML_LANES;
         if (!g->packed)
-            tile.a = g->x + row * g->ldx + g->span;
+            tile.a = rows + row * g->ldx;
         tile.mr = (int32_t)lesser(g->tile_rows, g->m - row);
         g->s->kern->gemm->tile(&tile);
     }
@@ -91,14 +131,14 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, i
 /* Index: piece, a part of every output.  A single tile takes all panels at once, so that
  * many loads are in flight. */
 static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
-    const streaming *g = ud;
+    streaming *g = ud;
+    const float *rows = rows_for(g, worker);
 
-    (void)worker;
     for (int32_t i = 0; i < g->n_out; i++) {
         const int64_t panels = panels_of(&g->out[i]), last = end * panels / g->pieces;
         const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : panels;
         for (int64_t p = begin * panels / g->pieces; p < last; p += step)
-            stream_rows(g, &g->out[i], p, lesser(step, last - p));
+            stream_rows(g, &g->out[i], rows, p, lesser(step, last - p));
     }
 }
 
@@ -110,28 +150,6 @@ static int64_t pieces_of(const streaming *g) {
     for (int32_t i = 0; i < g->n_out; i++)
         most = most > panels_of(&g->out[i]) ? most : panels_of(&g->out[i]);
     return divide_up(divide_up(most, PANELS), threads) * threads;
-}
-
-/* Packs the rows of the span; FP8 products round them.  A single row is packed for that only. */
-static void pack_span(const streaming *g) {
-    const ml_gemm_kern *kern = g->s->kern->gemm;
-    const int64_t depth = g->span_end - g->span;
-    float x[ML_LANES * CHUNK];
-
-    if (!ml_dtype_rounds_inputs(g->out->w->dtype)) {
-        kern->pack_rows(g->packed, g->x + g->span, g->ldx, g->m, depth, ML_LANES);
-        return;
-    }
-    if (g->m == 1) {
-        ml_fp8_round(g->out->w->dtype, g->x, g->k, g->span, depth, g->packed);
-        return;
-    }
-    for (int64_t k = g->span; k < g->span_end; k += CHUNK) {
-        const int64_t n = lesser(CHUNK, g->span_end - k);
-        for (int64_t i = 0; i < g->m; i++)
-            ml_fp8_round(g->out->w->dtype, g->x + i * g->ldx, g->k, k, n, x + i * CHUNK);
-        kern->pack_rows(g->packed + (k - g->span) * ML_LANES, x, CHUNK, g->m, n, ML_LANES);
-    }
 }
 
 /* Tiles over codes have packed rows. */
@@ -163,8 +181,7 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
     g.pieces = pieces_of(&g);
     for (; g.span < g.k; g.span = g.span_end) {
         g.span_end = lesser(g.span + ML_GEMM_SPAN, g.k);
-        if (g.packed)
-            pack_span(&g);
+        memset(g.has_packed, 0, sizeof g.has_packed);
         ml_pool_run(s->pool, g.pieces, 1, stream_pieces, &g);
     }
     return true;
