@@ -65,6 +65,7 @@
  *  COMPRESS     kv gate [n,W]          bias [r,W]     c [n,d] kept [slot,s*r,2W]  W = s*d
  *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
  *                                                     stat [n_loss,2] logits [n_loss,V]?
+ *                                                     or only logits
  *  GATHER_COLS  x [n,C]                -              y [ranks*n,C]  the ranks' x in order
  *  MERGE_COLS   x [ranks*n,C]          -              y [n,W]      columns of the ranks' x
  *  SPLIT_COLS   x [n,C]                -              y [m,C]      in blocks; or back

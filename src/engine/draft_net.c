@@ -92,6 +92,7 @@ static ml_plan_opts plan_opts(const ml_spec *s, ml_batch_caps caps) {
     caps.n_loss = caps.n_seq;
     return (ml_plan_opts){ .caps = caps,
                            .logits = true,
+                           .only_logits = true,
                            .keep = { s->module.hidden },
                            .n_keep = s->mtp,
                            .kv_shared = true,
@@ -224,7 +225,7 @@ static ml_status make_plan(ml_engine *e, ml_draft_net *d, ml_err *err) {
         st = open_plan(&d->own_plan, e, own, err);
     }
     if (st == ML_OK && d->spec.mtp) {
-        opts.logits = false;
+        opts.logits = opts.only_logits = false;
         opts.n_keep = 0;
         opts.end = end_of_keys(&d->spec);
         st = open_plan(&d->keys, e, opts, err);

@@ -92,6 +92,7 @@ static ml_status plan_opts(ml_plan_opts *out, const ml_spec *s, const ml_engine_
                            ml_err *err) {
     *out = (ml_plan_opts){ .caps = ml_engine_caps(s, o),
                            .logits = true,
+                           .only_logits = true,
                            .kv_shared = true,
                            .record_rows = o->record_rows,
                            .group = { [ML_GROUP_TP] = o->comm } };

@@ -364,6 +364,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->block_size = ML_NEW(&p->arena, int64_t, 2 * s->n_context + 1);
     if (be->ops->together)
         p->bound = ML_NEW(&p->arena, ml_op_call, p->spec->n_node);
+    ML_BUG_IF(opts.only_logits && (!opts.logits || opts.backward));
     ML_BUG_IF(s->n_rank && (!opts.logits || (tp && tp->size != s->n_rank)));
     ML_BUG_IF(!s->n_rank &&
               s->node[s->n_node - 1].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
@@ -873,7 +874,7 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
     float *to[] = { logprob, entropy, NULL, logits };
 
     ML_BUG_IF(p->spec->n_rank); /* the log-probs of a part of the vocabulary */
-    ML_BUG_IF(p->head == ML_NONE);
+    ML_BUG_IF(p->head == ML_NONE || p->opts.only_logits);
     for (int k = 0; k < ML_OP_OUT; k++) {
         ml_tensor t;
         if (!to[k])

@@ -65,6 +65,7 @@ typedef struct ml_plan_opts {
     bool backward;
     bool frozen; /* the gradients are those of adapters alone (LORA) */
     bool logits; /* keep the logits of all loss rows */
+    bool only_logits; /* and compute no log-probs from them (ml_plan_read) */
     bool hidden; /* keep the rows that the LM head reads (ml_plan_hidden) */
     int32_t keep[ML_MODULE_LAYERS]; /* [n_keep] further values to keep (ml_plan_kept) */
     int32_t n_keep;

@@ -209,8 +209,8 @@ static void live_until(ml_plan *p, int32_t store, int32_t time) {
 }
 
 static bool wanted(const ml_plan *p, const ml_node *n, int out) {
-    if (n->op == ML_OP_LMHEAD && out == 3)
-        return p->opts.logits;
+    if (n->op == ML_OP_LMHEAD)
+        return out == 3 ? p->opts.logits : !p->opts.only_logits;
     if (n->out[out] == ML_NONE)
         return false;
     switch (p->spec->value[n->out[out]].axis) {

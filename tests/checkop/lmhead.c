@@ -171,6 +171,22 @@ static void check_no_entropy(ck_env *e, const ck_case *c) {
     ck_same_result(e, "differs without an entropy gradient", &a, &b);
 }
 
+/* Logits without log-probs, as in decode, have the same bits. */
+static void check_only_logits(ck_env *e, const ck_case *c, const ck_result *all) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+    ck_case only = *c;
+    ck_result r;
+
+    if (!c->out[3].n_dim)
+        return;
+    ck_name(&only, "%.60s (only logits)", c->name);
+    for (int k = 0; k < 3; k++)
+        only.out[k] = (ml_tensor){ 0 };
+    ck_run(e, &only, m, &r);
+    e->now = c;
+    ck_same(e, "differs without log-probs: logits", &all->out[3], &r.out[3]);
+}
+
 /* --- sampling supports --- */
 
 /* Of row i: the whole vocabulary, or about a third of it and the token. */
@@ -272,6 +288,7 @@ static void also(ck_env *e, const ck_case *c) {
     if (e->backend[0].dev->host)
         check_stored(e, c, &all);
     check_alone(e, c, &all);
+    check_only_logits(e, c, &all);
     check_no_entropy(e, c);
     check_supports(e, c);
 }

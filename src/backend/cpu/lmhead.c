@@ -254,8 +254,34 @@ static void lmhead_write_rows(void *ud, int64_t begin, int64_t end, int worker) 
     }
 }
 
+static void lmhead_cap_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const lmhead_call *c = ud;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        c->stream->kern->lmhead->softcap(lmhead_z(c, i), c->vocab,
+                                         c->args->attr->logit_softcap);
+}
+
+/* Without log-probs, which read a stripe of logits while it is in the caches, one product computes
+ * all of a row. */
+static void lmhead_only_logits(lmhead_call *c) {
+    for (int64_t first = 0; lmhead_next_chunk(c, first); first += c->n) {
+        c->column = 0;
+        c->stripe = c->vocab;
+        lmhead_multiply(c, lmhead_z(c, 0), c->vocab);
+        if (c->args->attr->logit_softcap != 0.0f)
+            lmhead_run(c, lmhead_cap_rows);
+    }
+}
+
 void ml_cpu_lmhead_forward(ml_stream *s, const ml_op_args *a) {
     lmhead_call c = lmhead_open(s, a, false);
+
+    if (!a->out[0].data) {
+        lmhead_only_logits(&c);
+        return;
+    }
     for (int64_t first = 0; lmhead_next_chunk(&c, first); first += c.n) {
         for (int64_t column = 0; lmhead_next_stripe(&c, column); column += c.stripe) {
             lmhead_multiply(&c, lmhead_z(&c, 0), a->out[3].data ? c.vocab : c.stripe);

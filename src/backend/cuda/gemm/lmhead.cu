@@ -199,8 +199,8 @@ static lmhead_call chunk_at(const ml_op_args *a, const lmhead_scratch *scratch,
     c.part = scratch->part;
     c.splits = ml_splits(c.vocab);
     c.logprob = a->out[0].data ? (float *)a->out[0].data + first : NULL;
-    c.entropy = (float *)a->out[1].data + first;
-    c.stat = (float *)a->out[2].data + 2 * first;
+    c.entropy = a->out[1].data ? (float *)a->out[1].data + first : NULL;
+    c.stat = a->out[2].data ? (float *)a->out[2].data + 2 * first : NULL;
     c.temperature = a->rows->temperature;
     c.softcap = a->attr->logit_softcap;
     return c;
@@ -306,6 +306,8 @@ void ml_cuda_lmhead_forward(ml_stream *s, const ml_op_args *a) {
         send_supports(s, a, &scratch, first, n, false, &c);
         gather(s, a, scratch.x, &c, n);
         logits(s, a, scratch.x, &c, n);
+        if (!c.logprob)
+            continue;
         splits_kernel<<<dim3((unsigned)c.splits, (unsigned)n), ML_SPLIT_THREADS, 0,
                         ml_cuda(s)->stream>>>(c);
         rows_kernel<<<ml_cuda_blocks(n, 32), 32, 0, ml_cuda(s)->stream>>>(c, n);
