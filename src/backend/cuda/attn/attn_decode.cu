@@ -10,19 +10,26 @@
 
 /* Shared memory: queries, scores of this tile and the next, stages of keys, of values. */
 template <int D, int STAGES, int R> struct decode_tile {
-    static const int ld = attn_tile<D>::ld, tile = attn_tile<D>::key_tile;
+    static const int tile = ML_KTILE * D;
     static const int whole = R * 8 * DECODE_LD; /* scores of a tile */
-    static const size_t scores = (size_t)DECODE_ROWS * ld * sizeof(bf16);
+    static const size_t scores = (size_t)DECODE_ROWS * attn_tile<D>::ld * sizeof(bf16);
     static const size_t stages = scores + 2 * whole * sizeof(float);
     static const size_t bytes = stages + 2 * (size_t)STAGES * tile * sizeof(bf16);
     static const int columns = D / 16 / ATTN_WARPS; /* 16-column tiles per warp */
 };
 
+/* Where column `col`, a multiple of 8, of a row is in a tile: swizzled, so that ldmatrix has no bank
+ * conflicts.  Rows with padding instead read keys at 4.05 TB/s, these at 4.33: a copy of a row that
+ * begins at any 16 bytes writes more lines of shared memory. */
+template <int D> __device__ static int swizzled(int row, int col) {
+    return row * D + (col / 8 ^ row % 8) * 8;
+}
+
 /* Scores of a warp's keys, before scaling. */
 template <int D, int R>
 __device__ static void decode_scores(float (&s)[R][4], const uint32_t (&q)[D / 16][R][2],
                                      const bf16 *keys) {
-    int warp = (int)threadIdx.x / 32;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     uint32_t a[D / 16][4];
 
 #pragma unroll
@@ -30,7 +37,8 @@ __device__ static void decode_scores(float (&s)[R][4], const uint32_t (&q)[D / 1
         s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0.0f;
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        attn_left<D>(a[k], keys, warp * DECODE_OWN, k * 16);
+        ml_ldmatrix4(a[k], keys + swizzled<D>(warp * DECODE_OWN + lane % 16,
+                                              k * 16 + lane / 16 * 8));
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
 #pragma unroll
@@ -42,13 +50,14 @@ __device__ static void decode_scores(float (&s)[R][4], const uint32_t (&q)[D / 1
  * them times the weights to acc. */
 template <int D, int M>
 __device__ static void load_values(uint32_t (&a)[4][M][4], const bf16 *values) {
-    int warp = (int)threadIdx.x / 32;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int j = 0; j < M; j++) {
             uint32_t b[4]; /* of 16 keys of 8 columns, then of the next 8 */
-            attn_right_transposed<D>(b, values, k * 16, (warp * M + j) * 16);
+            ml_ldmatrix4_trans(b, values + swizzled<D>(k * 16 + lane % 16,
+                                                       (warp * M + j) * 16 + lane / 16 * 8));
             a[k][j][0] = b[0];
             a[k][j][1] = b[2];
             a[k][j][2] = b[1];
@@ -96,18 +105,19 @@ __device__ static void fetch_page(bf16 *to, const bf16 *pages, int32_t id, int w
     const bf16 *from =
         pages + (((int64_t)id * c.n_kv + t.head) * ML_PAGE + row) * width + e;
 
-    to += ((int)threadIdx.x / 32 * ML_PAGE + row) * attn_tile<D>::ld + e;
+    to += (int)threadIdx.x / 32 * ML_PAGE * D;
     if (first >= t.lo && first + ML_PAGE - 1 <= t.hi && width == D) {
 #pragma unroll
         for (int i = 0; i < ML_PAGE; i += at_once)
-            ml_copy_async(to + i * attn_tile<D>::ld, from + i * D, true);
+            ml_copy_async(to + swizzled<D>(row + i, e), from + i * D, true);
         return;
     }
 #pragma unroll
     for (int i = 0; i < ML_PAGE; i += at_once) {
         int key = first + row + i;
         bool there = key >= t.lo && key <= t.hi && e < c.d;
-        ml_copy_async(to + i * attn_tile<D>::ld, there ? from + i * width : pages, there);
+        ml_copy_async(to + swizzled<D>(row + i, e), there ? from + i * width : pages,
+                      there);
     }
 }
 
@@ -115,7 +125,7 @@ template <int D, int STAGES>
 __device__ static void prefetch_keys(const tiles<D, STAGES> &t, const attn_call<bf16> &c,
                                      int32_t id, int tile, int n) {
     if (tile <= t.hi)
-        fetch_page(t.keys + n % STAGES * attn_tile<D>::key_tile, c.kpage, id, c.d, t, c,
+        fetch_page(t.keys + n % STAGES * ML_KTILE * D, c.kpage, id, c.d, t, c,
                    tile);
 }
 
@@ -123,7 +133,7 @@ template <int D, int STAGES>
 __device__ static void prefetch(tiles<D, STAGES> &t, const attn_call<bf16> &c) {
     prefetch_keys(t, c, t.next_id, t.at + ML_KTILE, t.n + 1);
     if (t.at <= t.hi)
-        fetch_page(t.values + t.n % STAGES * attn_tile<D>::key_tile, c.vpage, t.id, c.dv, t,
+        fetch_page(t.values + t.n % STAGES * ML_KTILE * D, c.vpage, t.id, c.dv, t,
                    c, t.at);
     ml_copy_commit();
     t.id = t.next_id;
@@ -136,7 +146,7 @@ template <int D, int STAGES>
 __device__ static void open_tiles(tiles<D, STAGES> &t, const attn_call<bf16> &c, bf16 *smem,
                                   int seq) {
     t.keys = smem;
-    t.values = smem + STAGES * attn_tile<D>::key_tile;
+    t.values = smem + STAGES * ML_KTILE * D;
     t.page = c.page + c.page_start[seq];
     t.head = (int)blockIdx.y;
     t.lo = attn_first_key(c, t.hi);
@@ -211,7 +221,8 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
                    dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, tl::bytes, c);
 }
 
-/* Few blocks need more tiles in flight; many blocks need to share an SM. */
+/* Few blocks need more tiles in flight; many blocks need to share an SM.  Three blocks of two stages
+ * are slower than two of three (4.27 and 4.33 TB/s). */
 template <int D, int R> static void choose(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (c.n_seq * c.n_kv <= 128)
         launch<D, 4, R>(s, c);
