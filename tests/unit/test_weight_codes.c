@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "io/quantize.h"
-#include "model/weights.h"
+#include "model/weights_codes.h"
 #include "tensor/codes.h"
 #include "tests/support/must.h"
 
@@ -52,7 +52,8 @@ static int32_t same_values(fixture *f, const ml_weights *coded, const ml_weights
 
     for (int32_t i = 0; i < f->spec.n_param; i++) {
         size_t bytes = (size_t)ml_param_count(&f->spec.param[i]) * sizeof(float);
-        if (!ml_dtype_codes(coded->t[i].dtype))
+        if (!ml_dtype_codes(coded->t[i].dtype) &&
+            !ml_weights_fake_group(&f->spec.param[i], coded->dtype))
             continue;
         n++;
         if (memcmp(values(f, coded, i), values(f, other, i), bytes) != 0)
@@ -313,14 +314,15 @@ static void rows_and_panels(void) {
 /* ---- sets ---- */
 
 static void quantized_again(void) {
-    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT4,
-                                              ML_WEIGHT_NF4 };
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT4, ML_WEIGHT_NF4,
+                                              ML_WEIGHT_QAT_F32_SCALE,
+                                              ML_WEIGHT_QAT_G128_F32_SCALE };
     fixture f;
     ml_weights wide, loaded, copy;
 
     open_fixture(&f, "tests/golden/data/qwen3_moe");
     load(&f, &wide, ML_WEIGHT_F32);
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         load(&f, &loaded, dtypes[i]);
         MUST(ml_weights_quantize(&copy, &wide, &f.spec, dtypes[i], &f.be, &f.arena, &err));
         MUST(ml_weights_requantize(&copy, &wide, &f.spec, 2, &err));
@@ -339,10 +341,42 @@ static void experts_alone(void) {
 
     open_fixture(&f, QUANT "mxfp8_qwen3_moe");
     load(&f, &w, ML_WEIGHT_QAT);
-    for (int32_t i = 0; i < f.spec.n_param; i++)
-        CHECK((ml_dtype_codes(w.t[i].dtype) != NULL) ==
-              (strstr(f.spec.param[i].name, ".experts.") != NULL));
+    for (int32_t i = 0; i < f.spec.n_param; i++) {
+        const bool expert = strstr(f.spec.param[i].name, ".experts.") != NULL;
+        CHECK((ml_dtype_codes(w.t[i].dtype) != NULL) == expert);
+        CHECK(ml_weights_fake_group(&f.spec.param[i], ML_WEIGHT_QAT_F32_SCALE) ==
+              (expert ? 32 : 0));
+        CHECK(ml_weights_fake_group(&f.spec.param[i], ML_WEIGHT_QAT_G128_F32_SCALE) ==
+              (expert ? 128 : 0));
+    }
     ml_weights_close(&w);
+    close_fixture(&f);
+}
+
+/* Rows have 48 and 56 inputs: their last groups are shorter. */
+static void f32_scales(void) {
+    fixture f;
+    ml_weights wide, fake;
+    int32_t n = 0;
+
+    open_fixture(&f, "tests/golden/data/llama");
+    load(&f, &wide, ML_WEIGHT_F32);
+    load(&f, &fake, ML_WEIGHT_QAT_F32_SCALE);
+    for (int32_t i = 0; i < f.spec.n_param; i++) {
+        const ml_param *p = &f.spec.param[i];
+        uint16_t *want = ML_NEW(&f.arena, uint16_t, ml_param_count(p));
+        const float *got;
+        if (!p->linear)
+            continue;
+        got = values(&f, &fake, i);
+        ml_quant_fake_int4(values(&f, &wide, i), p->shape[0], p->shape[1], 32, want);
+        for (int64_t k = 0; k < ml_param_count(p); k++)
+            CHECK(got[k] == ml_bf16_to_f32(want[k]));
+        n++;
+    }
+    CHECK(n > 0);
+    ml_weights_close(&wide);
+    ml_weights_close(&fake);
     close_fixture(&f);
 }
 
@@ -361,6 +395,8 @@ static const ml_test tests[] = {
     { "a quantized copy of a weight set has the codes of a loaded one", quantized_again,
       60 },
     { "INT4 training quantizes the experts of a model that has them", experts_alone, 60 },
+    { "INT4 training with f32 scales has the numbers of its rule in memory", f32_scales,
+      60 },
     { 0 },
 };
 
