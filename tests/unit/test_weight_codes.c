@@ -1,6 +1,7 @@
 /* Weights that stay quantized in memory: the codes of checkpoints, and the rules by which
  * others are quantized. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -380,6 +381,111 @@ static void f32_scales(void) {
     close_fixture(&f);
 }
 
+/* ---- a layer ---- */
+
+/* Zeros, aligned as ops need them. */
+static void *aligned(ml_arena *a, size_t bytes) {
+    const uintptr_t at = (uintptr_t)ml_arena_take(a, bytes + 64, 1);
+    return (void *)((at + 63) & ~(uintptr_t)63);
+}
+
+static ml_tensor matrix(ml_arena *a, ml_dtype dtype, ml_layout layout, int64_t rows,
+                        int64_t cols) {
+    ml_tensor t = { .dtype = dtype, .layout = layout, .n_dim = 2, .shape = { rows, cols } };
+
+    t.data = aligned(a, ml_tensor_bytes(&t));
+    return t;
+}
+
+/* A recorded matrix, as f32. */
+static ml_tensor recorded(ml_arena *a, const ml_st_file *f, const char *set,
+                          const char *name) {
+    char whole[64];
+    const ml_st_tensor *t;
+    ml_tensor m;
+
+    snprintf(whole, sizeof whole, "%s.%s", set, name);
+    t = ml_st_find(f, ml_str_of(whole));
+    if (!t) {
+        ml_test_fail(__FILE__, __LINE__, "%s is missing", whole);
+        exit(1);
+    }
+    m = matrix(a, ML_F32, ML_ROWS, t->shape[0], t->shape[1]);
+    ml_source_f32(t, 0, 1, ml_tensor_count(&m), m.data);
+    return m;
+}
+
+static void read_matrix(const void *ud, int64_t row, int64_t n, float *out) {
+    const ml_tensor *m = ud;
+    const int64_t cols = m->shape[1];
+
+    memcpy(out, (const float *)m->data + row * cols, (size_t)(n * cols) * sizeof *out);
+}
+
+/* Relative, of the norm: sums are in another order. */
+static void check_output(const ml_tensor *got, const ml_tensor *want) {
+    double wrong = 0, size = 0;
+
+    for (int64_t i = 0; i < ml_tensor_count(want); i++) {
+        const double w = ((const float *)want->data)[i];
+        const double d = (double)((const float *)got->data)[i] - w;
+        wrong += d * d;
+        size += w * w;
+    }
+    CHECK(size > 0 && sqrt(wrong / size) <= 1e-6);
+}
+
+/* The gradient of the weights below is recorded in bf16. */
+static void check_gradient(const ml_tensor *got, const ml_tensor *want) {
+    const int64_t cols = want->shape[1];
+
+    for (int64_t r = 0; r < want->shape[0]; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            const int64_t at = ml_row_at(ml_tensor_row(got, r), c);
+            CHECK(ml_bf16_to_f32(ml_f32_to_bf16(((const float *)got->data)[at])) ==
+                  ((const float *)want->data)[r * cols + c]);
+        }
+}
+
+static void check_layer(fixture *f, const ml_st_file *file, const char *weight,
+                        const char *set, int64_t group) {
+    ml_arena *a = &f->arena;
+    const ml_tensor w = recorded(a, file, weight, "x");
+    const ml_tensor y = recorded(a, file, set, "qat.output");
+    const ml_tensor dw = recorded(a, file, set, "qat.grad_w");
+    const ml_ops *ops = f->be.ops;
+    ml_rows rows = { 0 };
+    ml_op_args op = { .attr = &(ml_op_attr){ 0 }, .rows = &rows };
+
+    op.in[0] = recorded(a, file, set, "qat.input");
+    op.dout[0] = recorded(a, file, set, "qat.upstream");
+    op.w[0] = matrix(a, ML_BF16, f->be.linear, w.shape[0], w.shape[1]);
+    op.dw[0] = matrix(a, ML_F32, f->be.linear, w.shape[0], w.shape[1]);
+    op.out[0] = matrix(a, ML_F32, ML_ROWS, y.shape[0], y.shape[1]);
+    op.din[0] = matrix(a, ML_F32, ML_ROWS, y.shape[0], w.shape[1]);
+    rows.n_token = (int32_t)y.shape[0];
+    ml_weights_encode(&op.w[0], group, read_matrix, &w, NULL);
+    op.scratch = aligned(a, ops->scratch(f->be.stream, ML_OP_LINEAR, &op, false));
+    ops->forward[ML_OP_LINEAR](f->be.stream, &op);
+    op.scratch = aligned(a, ops->scratch(f->be.stream, ML_OP_LINEAR, &op, true));
+    ops->backward[ML_OP_LINEAR](f->be.stream, &op);
+    check_output(&op.out[0], &y);
+    check_gradient(&op.dw[0], &dw);
+}
+
+static void layers_of_miles(void) {
+    fixture f;
+    ml_st_file *file;
+
+    open_fixture(&f, "tests/golden/data/llama");
+    MUST(ml_st_open(&file, QUANT "vectors/int4.safetensors", &err));
+    check_layer(&f, file, "s0", "s0.g32", 32);
+    check_layer(&f, file, "s1", "s1.g128", 128);
+    check_layer(&f, file, "s2", "s2.g32", 32);
+    ml_st_close(file);
+    close_fixture(&f);
+}
+
 static const ml_test tests[] = {
     { "codes of a quantized checkpoint stay in memory with the values of its weights",
       keeps_codes, 60 },
@@ -397,6 +503,8 @@ static const ml_test tests[] = {
     { "INT4 training quantizes the experts of a model that has them", experts_alone, 60 },
     { "INT4 training with f32 scales has the numbers of its rule in memory", f32_scales,
       60 },
+    { "a layer with f32 scales has the outputs and gradients of Miles' INT4 training",
+      layers_of_miles, 60 },
     { 0 },
 };
 
