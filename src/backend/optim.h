@@ -89,6 +89,9 @@ typedef struct ml_optim_ops {
     /* Quantizes a matrix, or a stack of them, by the rules of io/quantize.h; `from` is bf16,
      * row-major.  NULL: the host does. */
     void (*encode)(ml_stream *s, const ml_tensor *to, const ml_tensor *from);
+    /* The same to bf16, row-major, by the rule of ml_quant_fake_int4. */
+    void (*fake_int4)(ml_stream *s, const ml_tensor *to, const ml_tensor *from,
+                      int64_t group);
     /* A whole matrix of a linear layer, or a stack of them, and the scratch it needs.  NULL:
      * the backend has none, nor formats of moments other than f32. */
     void (*muon)(ml_stream *s, const ml_optim_param *p, const ml_tensor *shape,

@@ -39,11 +39,8 @@ static void refer_to(ml_draft_net *d, const ml_weights *w) {
 
 /* Keys and values as the trunk has them; codes are for the trunk alone. */
 static void keep_kv_like(ml_spec *s, const ml_spec *trunk) {
-    ml_dtype dtype = ML_F32;
+    const ml_dtype dtype = ml_spec_kv_dtype(trunk);
 
-    for (int32_t i = 0; i < trunk->n_node; i++)
-        if (trunk->node[i].op == ML_OP_ATTN)
-            dtype = trunk->value[trunk->node[i].out[2]].dtype;
     ml_spec_keep_kv(s, ml_dtype_is_kv_codes(dtype) ? ML_BF16 : dtype);
 }
 

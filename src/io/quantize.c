@@ -354,3 +354,20 @@ void ml_quantize_rows(ml_dtype dtype, const float *x, int64_t rows, int64_t cols
             }
         }
 }
+
+/* Miles clamps the quotients to 7, which they do not exceed after rounding. */
+static void fake_group(const float *x, int64_t n, uint16_t *out) {
+    const float step = at_least(ml_quant_amax(x, n, 0) / 7.0f, 1e-5f);
+    const bool finite = block_is_finite(x, 1, n, n);
+
+    for (int64_t i = 0; i < n; i++)
+        out[i] = ml_f32_to_bf16(finite ? rintf(x[i] / step) * step : NAN);
+}
+
+void ml_quant_fake_int4(const float *x, int64_t rows, int64_t cols, int64_t group,
+                        uint16_t *out) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c += group)
+            fake_group(x + r * cols + c, cols - c < group ? cols - c : group,
+                       out + r * cols + c);
+}

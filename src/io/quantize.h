@@ -66,6 +66,14 @@ void ml_quantize(ml_quant_to to, int32_t i, const float *x, int64_t rows, int64_
 void ml_quantize_rows(ml_dtype to, const float *x, int64_t rows, int64_t cols,
                       uint8_t *code, float *scale);
 
+/* Rows of a weight as INT4 training in Miles reads it, in bf16: each group of inputs of a row
+ * has the f32 scale amax / 7, at least 1e-5, and its values are the nearest multiples of the
+ * scale.  Exported codes have other values, because their scales are bf16.  The last group of a
+ * row may be shorter, zeros have the sign of the number, and a group with infinities or NaN is
+ * NaN. */
+void ml_quant_fake_int4(const float *x, int64_t rows, int64_t cols, int64_t group,
+                        uint16_t *out);
+
 /* The largest magnitude of n numbers and `most`. */
 float ml_quant_amax(const float *x, int64_t n, float most);
 

@@ -506,6 +506,13 @@ void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype) {
         }
 }
 
+ml_dtype ml_spec_kv_dtype(const ml_spec *s) {
+    for (int32_t i = 0; i < s->n_node; i++)
+        if (s->node[i].op == ML_OP_ATTN)
+            return s->value[s->node[i].out[2]].dtype;
+    return ML_F32;
+}
+
 static bool is_named(const ml_param *p, const ml_high_precision *h) {
     char name[512];
 

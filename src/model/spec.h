@@ -195,6 +195,7 @@ void ml_spec_close(ml_spec *s);
 /* Sets the dtype of KV pages, f32 by default; call it before the first plan is created or
  * page counted.  On a GPU they have its dtype of activations. */
 void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype);
+ml_dtype ml_spec_kv_dtype(const ml_spec *s); /* without such pages, f32 */
 /* Refuses a quantized KV cache (ML_KV_*) for a model that keeps keys in no pages of ATTN. */
 ml_status ml_spec_check_kv(const ml_spec *s, ml_dtype dtype, ml_err *err);
 

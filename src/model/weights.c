@@ -40,10 +40,23 @@ ml_dtype ml_weights_param_dtype(const ml_param *p, const ml_checkpoint *c,
 }
 
 const char *ml_weight_dtype_name(ml_weight_dtype t) {
-    static const char *const names[] = { "auto", "f32",           "bf16", "checkpoint",
-                                         "fp8",  "int8",          "int4", "int4-g128",
-                                         "nf4",  "fp8-blockwise", "int4", "int4-g128",
-                                         "mxfp8" };
+    static const char *const names[] = {
+        [ML_WEIGHT_AUTO] = "auto",
+        [ML_WEIGHT_F32] = "f32",
+        [ML_WEIGHT_BF16] = "bf16",
+        [ML_WEIGHT_STORED] = "checkpoint",
+        [ML_WEIGHT_FP8] = "fp8",
+        [ML_WEIGHT_INT8] = "int8",
+        [ML_WEIGHT_INT4] = "int4",
+        [ML_WEIGHT_INT4_G128] = "int4-g128",
+        [ML_WEIGHT_NF4] = "nf4",
+        [ML_WEIGHT_FP8_BLOCKWISE] = "fp8-blockwise",
+        [ML_WEIGHT_QAT] = "int4",
+        [ML_WEIGHT_QAT_G128] = "int4-g128",
+        [ML_WEIGHT_QAT_F32_SCALE] = "int4-f32-scale",
+        [ML_WEIGHT_QAT_G128_F32_SCALE] = "int4-g128-f32-scale",
+        [ML_WEIGHT_MXFP8] = "mxfp8",
+    };
     return names[t];
 }
 
@@ -386,7 +399,7 @@ static void pack_codes(const packer *k, const ml_weights *w, int32_t i, const ml
         const ml_tensor m = member_of(&w->t[i], e);
         ml_arena a;
         const ml_tensor here = begin_codes(&m, k->be, &a);
-        ml_weights_encode_source(&here, &src, k->pool);
+        ml_weights_encode_source(&here, ml_weights_fake_group(p, w->dtype), &src, k->pool);
         end_codes(&m, &here, k->be, &a);
         if (src.file)
             ml_st_forget(src.file, src.t);
@@ -398,7 +411,7 @@ static void pack_param(const packer *k, const ml_weights *w, int32_t i, const ml
     ml_tensor rows = ml_weights_view(w, i, ml_weights_range(w, i));
     ml_strip s = { 0 };
 
-    if (ml_dtype_codes(w->t[i].dtype)) {
+    if (ml_dtype_codes(w->t[i].dtype) || ml_weights_fake_group(p, w->dtype)) {
         pack_codes(k, w, i, p, c);
         return;
     }
@@ -522,9 +535,11 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
     ml_status st;
 
     dtype = dtype_of_parts(dtype, range);
-    *w = (ml_weights){
-        .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param), .be = be, .range = range
-    };
+    *w = (ml_weights){ .n = s->n_param,
+                       .t = ML_NEW(a, ml_tensor, s->n_param),
+                       .be = be,
+                       .dtype = dtype < ML_WEIGHT_STORED ? ML_WEIGHT_AUTO : dtype,
+                       .range = range };
     st = be->dev->alloc(be->dev, &w->buf, ml_weights_part_bytes(s, c, dtype, range), kind,
                         err);
     if (st != ML_OK)
@@ -608,7 +623,7 @@ static const ml_tensor *codes_like(dummy_codes *d, const ml_tensor *m) {
     t = &d->of[d->n < DUMMY_SHAPES ? d->n++ : DUMMY_SHAPES - 1];
     *t = *m;
     t->data = ml_arena_take(d->arena, ml_tensor_bytes(m), 1);
-    ml_weights_encode(t, make_up_rows, t, d->pool);
+    ml_weights_encode(t, 0, make_up_rows, t, d->pool);
     return t;
 }
 
@@ -736,9 +751,11 @@ ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *
     const unsigned char *old = from->buf.ptr;
     ml_status st;
 
-    *out = (ml_weights){
-        .n = from->n, .t = ML_NEW(a, ml_tensor, from->n), .be = be, .range = from->range
-    };
+    *out = (ml_weights){ .n = from->n,
+                         .t = ML_NEW(a, ml_tensor, from->n),
+                         .be = be,
+                         .dtype = from->dtype,
+                         .range = from->range };
     st = be->dev->alloc(be->dev, &out->buf, from->buf.bytes, from->buf.kind, err);
     if (st != ML_OK)
         return st;

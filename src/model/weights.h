@@ -38,6 +38,8 @@ typedef enum ml_weight_dtype {
     ML_WEIGHT_FP8_BLOCKWISE, /* inputs of these layers are rounded, too */
     ML_WEIGHT_QAT,           /* INT4 where ml_param.qat */
     ML_WEIGHT_QAT_G128,
+    ML_WEIGHT_QAT_F32_SCALE, /* bf16, with the values of ml_quant_fake_int4 */
+    ML_WEIGHT_QAT_G128_F32_SCALE,
     ML_WEIGHT_MXFP8 /* inputs of these layers are rounded, too */
 } ml_weight_dtype;
 
@@ -46,6 +48,8 @@ typedef struct ml_weights {
     ml_tensor *t;   /* [spec->n_param], in the arena given at open */
     ml_backend *be; /* owner of the memory; NULL: host memory */
     int32_t n;
+    ml_weight_dtype
+        dtype; /* by which its linear layers are quantized; AUTO: they are not */
     uint64_t version;
     const ml_shard_range *range; /* [n] the part of each parameter; NULL: all.  Not owned */
     const ml_lora_table *lora;   /* adapters on top of it; NULL: none.  Not owned */

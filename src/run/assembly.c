@@ -257,7 +257,7 @@ static ml_status open_publisher(ml_assembly *m, const ml_run_opts *c, ml_err *er
 
     if (m->publisher)
         return ML_OK;
-    if (m->run->opts.rollout_dtype || (c->qat && own))
+    if (m->run->opts.rollout_dtype || (c->qat && own && !ml_run_ranks_moves(&c->ranks)))
         return ml_publisher_quantized(&m->publisher, &m->run->weights, &m->run->spec,
                                       c->qat ? c->qat : m->run->opts.rollout_dtype, own,
                                       &m->generator.be, err);

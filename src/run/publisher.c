@@ -359,22 +359,20 @@ static ml_status open_adapter(mover *m, ml_generator *g, ml_err *err) {
     return ML_OK;
 }
 
-/* Rank 0 has loaded the weights, and knows their dtypes. */
+/* Rank 0 has loaded the weights, and knows their dtypes and that of the KV cache. */
 static ml_status share_dtypes(mover *m, ml_generator *g, ml_err *err) {
     int32_t n = g->run->spec.n_param;
-    ml_dtype *dtype = ML_NEW(&m->arena, ml_dtype, n);
-    int64_t count[2] = { 0 };
+    ml_dtype *dtype = ML_NEW(&m->arena, ml_dtype, n), kv = ml_spec_kv_dtype(&g->run->spec);
     ml_status st;
 
     for (int32_t i = 0; i < n && m->from; i++)
         dtype[i] = m->from->t[i].dtype;
     st = ml_comm_share(m->comm, dtype, (size_t)n * sizeof *dtype, err);
+    if (st == ML_OK)
+        st = ml_comm_share(m->comm, &kv, sizeof kv, err);
     g->moves.dtype = dtype;
-    for (int32_t i = 0; i < n; i++)
-        if (g->run->spec.param[i].n_dim == 2)
-            count[dtype[i] == ML_BF16] += ml_param_count(&g->run->spec.param[i]);
     for (int32_t r = 0; r < ml_run_ranks_engine_size(&g->run->opts.ranks); r++)
-        ml_spec_keep_kv(&g->part[r], count[1] > count[0] ? ML_BF16 : ML_F32);
+        ml_spec_keep_kv(&g->part[r], kv);
     return st;
 }
 
@@ -411,7 +409,7 @@ ml_status ml_publisher_moves(ml_publisher **out, ml_generator *g, const ml_run_r
     if (!m)
         return ML_ENOMEM;
     m->check = check;
-    m->from = ml_run_ranks_trains(ranks) ? &g->run->weights : NULL;
+    m->from = ml_run_ranks_trains(ranks) ? ml_train_run_read(g->run) : NULL;
     m->lora = g->adapter.n_rank ? &g->run->lora : NULL;
     m->of.weights = ml_run_ranks_generates(ranks) ? &m->set : NULL;
     ml_arena_init(&m->arena, "the engine's weights");

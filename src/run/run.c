@@ -258,7 +258,7 @@ static bool may_quantize_rollouts(const ml_run_opts *o) {
 
     return !o->qat && o->dtype < ML_WEIGHT_STORED && !ml_run_has_lora(o) && !o->on_policy &&
            !ml_run_elsewhere(o) && p->tp <= 1 && p->pp <= 1 && p->ep <= 1 && p->etp <= 1 &&
-           p->backend != ML_TRAIN_FSDP;
+           p->backend != ML_TRAIN_FSDP && !ml_run_ranks_moves(&o->ranks);
 }
 
 /* As in Miles, a checkpoint with FP8 weights is generated with in FP8, and trained in bf16. */

@@ -377,6 +377,24 @@ static ml_status check_engines(const ml_run_ranks *r, const ml_run_opts *o, ml_e
                    r->n_actor ? " and change --rollout-num-gpus" : "");
 }
 
+/* Codes do not move between ranks. */
+static bool has_codes(const ml_run_opts *o) {
+    return o->dtype >= ML_WEIGHT_STORED || o->rollout_dtype > ML_WEIGHT_STORED ||
+           (o->qat && o->qat != ML_WEIGHT_QAT_F32_SCALE &&
+            o->qat != ML_WEIGHT_QAT_G128_F32_SCALE);
+}
+
+static ml_status check_codes(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
+    if (!has_codes(o) || (!r->n_actor && r->engine_size < 2))
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE,
+                   "--base-quantization, --rollout-quantization, --fp8-format and "
+                   "--fake-quantization int4 and int4-g128 need engines that read the "
+                   "weights of a rank that trains: remove --rollout-num-gpus, or add "
+                   "--colocate, and remove --rollout-num-gpus-per-engine; or use "
+                   "--fake-quantization int4-f32-scale, whose weights are bf16");
+}
+
 /* Each data parallel rank has as many shards of a step, which are a sub-tree. */
 static ml_status check_shards(const ml_run_ranks *r, const ml_run_opts *o, ml_err *err) {
     int32_t n = ml_run_ranks_data_size(r), shards = o->trainer.grad_shards;
@@ -412,6 +430,8 @@ ml_status ml_run_ranks_check(const ml_run_ranks *r, const ml_run_opts *o, ml_err
 
     if (st == ML_OK)
         st = check_engines(r, o, err);
+    if (st == ML_OK)
+        st = check_codes(r, o, err);
     if (st == ML_OK)
         st = check_shards(r, o, err);
     if (st == ML_OK)

@@ -124,6 +124,28 @@ wait $job
 check "a killed rank of an engine ends the job" [ $? -ne 0 ]
 check "it is named" grep -q 'process rank 2 .*signal 9' "$log"
 
+# --- quantized weights, which every rank has as a whole ---
+
+quantized() { # quantized RUN N FLAGS...: rollouts and training have equal log-probs
+    local run=$1 n=$2
+    shift 2
+    log=$work/$run.log
+    train "$n" "$run" --num-rollout 2 "$@"
+    check "$run: trains" ended
+    check "$run: no mismatch" [ "$(grep -c '"rollout/forward_logp_max_diff": 0}' "$work/$run/metrics.jsonl")" = 2 ]
+}
+quantized int4 2 --fake-quantization int4
+quantized fp8 2 --fp8-format e4m3 --fp8-recipe blockwise
+quantized nf4 2 --lora-rank 4 --target-modules all-linear --base-quantization nf4
+quantized f32-scale 1 --fake-quantization int4-f32-scale
+quantized f32-scale-apart 2 --fake-quantization int4-f32-scale --rollout-num-gpus 1 --check-weight-update-equal
+check "f32 scales and an engine apart: the snapshot of one rank" same_snapshot f32-scale f32-scale-apart 0000001
+quantized f32-scale-engine-of-2 2 --fake-quantization int4-f32-scale --rollout-num-gpus-per-engine 2
+quantized kv-engine-of-2 2 --sglang-kv-cache-dtype int8 --rollout-num-gpus-per-engine 2
+log=$work/codes-apart.log
+train 2 codes-apart --num-rollout 1 --fake-quantization int4 --rollout-num-gpus 1
+check "codes and an engine apart are refused" says_once '^miles train: .* need engines that read the weights of a rank that trains'
+
 # --- weights divided over ranks: tensor parallel, FSDP ---
 
 divided tp2dp2 4 --tensor-model-parallel-size 2 --profile

@@ -1,5 +1,7 @@
 /* Weights rounded to a low precision, against the codes and scales of Miles' converters,
- * DeepGEMM, Transformer Engine and triton_kernels: equal byte for byte. */
+ * DeepGEMM, Transformer Engine and triton_kernels, and against the values of Miles' INT4 training:
+ * equal byte for byte. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,12 +164,87 @@ static void int4(void) {
     check_cases(rows, sizeof rows / sizeof *rows);
 }
 
+static void check_fake(const ml_st_file *f, const char *name, int64_t group) {
+    char x_name[32], want_name[32];
+    const ml_st_tensor *t, *want;
+    int64_t n;
+    uint16_t *got;
+    float *x;
+
+    snprintf(x_name, sizeof x_name, "%s.x", name);
+    snprintf(want_name, sizeof want_name, "%s.g%d.qat.fake", name, (int)group);
+    t = ml_st_find(f, ml_str_of(x_name));
+    want = ml_st_find(f, ml_str_of(want_name));
+    CHECK(t && want && t->shape[1] % group == 0);
+    if (!t || !want)
+        return;
+    n = t->shape[0] * t->shape[1];
+    x = floats(t);
+    got = malloc((size_t)n * sizeof *got);
+    ml_quant_fake_int4(x, t->shape[0], t->shape[1], group, got);
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t bits;
+        memcpy(&bits, (const char *)want->data + i * 2, sizeof bits);
+        if (got[i] != bits)
+            ml_test_fail(__FILE__, __LINE__, "%s[%d] is %04x, not %04x", want_name, (int)i,
+                         got[i], bits);
+    }
+    free(x);
+    free(got);
+}
+
+static void fake_int4(void) {
+    ml_st_file *f = open_vectors("int4");
+
+    if (!f)
+        return;
+    check_fake(f, "s0", 32);
+    check_fake(f, "s1", 128);
+    check_fake(f, "s2", 32);
+    ml_st_close(f);
+}
+
+/* What the vectors do not have: zeros, groups below the least scale, a shorter last group, an
+ * infinity and a NaN. */
+static void fake_int4_edges(void) {
+    enum { COLS = 100, GROUP = 32 };
+    float x[COLS] = { 0 };
+    uint16_t got[COLS];
+
+    x[1] = -0.0f;
+    x[2] = -1e-6f; /* rounds to -0 */
+    x[3] = 2e-5f;
+    x[4] = -1.5e-5f; /* 1.5 of the least scale: to even */
+    x[32] = 7.0f;
+    x[33] = 0.5f; /* to even: 0 */
+    x[34] = 2.5f;
+    x[35] = -3.5f;
+    x[64] = INFINITY;
+    x[96] = 0.3f;
+    x[99] = -0.7f;
+    ml_quant_fake_int4(x, 1, COLS, GROUP, got);
+    CHECK(got[0] == 0 && got[1] == 0x8000 && got[2] == 0x8000);
+    CHECK(got[3] == ml_f32_to_bf16(2 * 1e-5f) && got[4] == ml_f32_to_bf16(-2 * 1e-5f));
+    CHECK(got[32] == ml_f32_to_bf16(7.0f) && got[33] == 0);
+    CHECK(got[34] == ml_f32_to_bf16(2.0f) && got[35] == ml_f32_to_bf16(-4.0f));
+    for (int i = 64; i < 96; i++)
+        CHECK(got[i] == 0x7fc0);
+    CHECK(got[96] == ml_f32_to_bf16(3 * (0.7f / 7.0f)) && got[97] == 0);
+    CHECK(got[99] == ml_f32_to_bf16(-7 * (0.7f / 7.0f)));
+    x[0] = NAN;
+    ml_quant_fake_int4(x, 1, COLS, GROUP, got);
+    CHECK(got[0] == 0x7fc0 && got[31] == 0x7fc0 && got[32] == ml_f32_to_bf16(7.0f));
+}
+
 static const ml_test tests[] = {
     { "FP8 codes and scales of blocks, rows and tensors are the converters'", fp8 },
     { "MXFP8 codes and scales are Transformer Engine's", mxfp8 },
     { "MXFP4 codes and scales are those of triton_kernels", mxfp4 },
     { "NVFP4 codes and scales are Transformer Engine's", nvfp4 },
     { "INT4 codes and scales are those of Miles' export", int4 },
+    { "INT4 training with f32 scales has the values of Miles' training", fake_int4 },
+    { "INT4 training with f32 scales has Miles' zeros, NaN and shorter groups",
+      fake_int4_edges },
     { 0 },
 };
 

@@ -1,4 +1,5 @@
-/* check_encode.c - quantization on a GPU: the codes and scales that the host writes, byte for byte. */
+/* check_encode.c - quantization on a GPU: the codes and scales that the host writes, and the bf16
+ * numbers of INT4 training with f32 scales, byte for byte. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,8 +66,8 @@ static ml_tensor stack(const struct shape *s, ml_dtype dtype) {
 
 /* What the device wrote, and the same with the host's codes in place of them: bytes that are neither
  * codes nor scales are left alone. */
-static int differing_bytes(const ml_tensor *t, const unsigned char *theirs,
-                           const uint16_t *x) {
+static int differing_bytes(const ml_tensor *t, int64_t fake_group,
+                           const unsigned char *theirs, const uint16_t *x) {
     ml_tensor m = { .dtype = t->dtype,
                     .layout = t->layout,
                     .n_dim = 2,
@@ -79,7 +80,7 @@ static int differing_bytes(const ml_tensor *t, const unsigned char *theirs,
     for (int64_t e = 0; e < t->shape[0]; e++) {
         const rows r = { x + e * t->shape[1] * t->shape[2], t->shape[2] };
         m.data = ours + (size_t)e * ml_tensor_bytes(&m);
-        ml_weights_encode(&m, read_rows, &r, NULL);
+        ml_weights_encode(&m, fake_group, read_rows, &r, NULL);
     }
     for (size_t i = 0; i < bytes; i++)
         differ += ours[i] != theirs[i];
@@ -87,7 +88,9 @@ static int differing_bytes(const ml_tensor *t, const unsigned char *theirs,
     return differ;
 }
 
-static bool check(ml_backend *be, const struct shape *s, ml_dtype dtype) {
+/* dtype: with a fake_group, bf16. */
+static bool check(ml_backend *be, const struct shape *s, ml_dtype dtype,
+                  int64_t fake_group) {
     ml_tensor from = stack(s, ML_BF16), to = stack(s, dtype);
     const int64_t n = ml_tensor_count(&from);
     uint16_t *x = take((size_t)n * sizeof *x);
@@ -105,14 +108,17 @@ static bool check(ml_backend *be, const struct shape *s, ml_dtype dtype) {
     from.data = in.ptr;
     to.data = out.ptr;
     be->dev->copy_in(be->stream, in.ptr, x, ml_tensor_bytes(&from));
-    be->optim->encode(be->stream, &to, &from);
+    if (fake_group)
+        be->optim->fake_int4(be->stream, &to, &from, fake_group);
+    else
+        be->optim->encode(be->stream, &to, &from);
     be->dev->copy_out(be->stream, codes, out.ptr, ml_tensor_bytes(&to));
     if (be->dev->sync(be->stream, &err))
         die(err.msg);
-    differ = differing_bytes(&to, codes, x);
+    differ = differing_bytes(&to, fake_group, codes, x);
     if (differ)
-        printf("%s, %d x %d x %d: %d bytes differ\n", ml_dtype_name(dtype), s->members,
-               s->n, s->k, differ);
+        printf("%s, groups of %d, %d x %d x %d: %d bytes differ\n", ml_dtype_name(dtype),
+               (int)fake_group, s->members, s->n, s->k, differ);
     be->dev->free(&in);
     be->dev->free(&out);
     free(x);
@@ -121,7 +127,7 @@ static bool check(ml_backend *be, const struct shape *s, ml_dtype dtype) {
 }
 
 int main(void) {
-    int passed = 0, failed = 0;
+    int n_ok = 0, n_all = 0;
     ml_backend be;
     ml_err err;
 
@@ -129,13 +135,13 @@ int main(void) {
         printf("skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.msg);
         return 0;
     }
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
-            if (check(&be, &shapes[i], dtypes[d]))
-                passed++;
-            else
-                failed++;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++, n_all++)
+            n_ok += check(&be, &shapes[i], dtypes[d], 0);
+        for (int64_t group = 32; group <= 128; group += 96, n_all++)
+            n_ok += check(&be, &shapes[i], ML_BF16, group);
+    }
     ml_backend_close(&be);
-    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
-    return failed > 0;
+    printf("%d passed, %d failed, 0 skipped\n", n_ok, n_all - n_ok);
+    return n_ok < n_all;
 }

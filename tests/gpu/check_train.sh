@@ -46,6 +46,8 @@ train fp8-back qwen3 "${fp8[@]}" blockwise --fp8-backward
 train fp8-hybrid qwen3_moe --advantage-estimator grpo --fp8-format hybrid --fp8-recipe blockwise --fp8-backward
 train qat qwen3 --advantage-estimator grpo --fake-quantization int4
 train qat-moe qwen3_moe --advantage-estimator grpo --fake-quantization int4
+train qat-f32-scale qwen3 --advantage-estimator grpo --fake-quantization int4-f32-scale --use-kl-loss --kl-loss-coef 0.01
+train qat-f32-scale-moe qwen3_moe --advantage-estimator grpo --fake-quantization int4-g128-f32-scale
 agreeing=0 train coarse qwen3 --advantage-estimator grpo --rollout-quantization int4 --use-tis
 train support qwen3 --advantage-estimator grpo --rollout-top-p 0.7 --rollout-top-k 20 --use-kl-loss --kl-loss-coef 0.01
 train ppo qwen3 --advantage-estimator ppo

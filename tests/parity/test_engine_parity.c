@@ -724,11 +724,17 @@ MORE_MODELS(ADAPTER_TESTS)
 /* A quantized base, with requests for adapters: one format for each of the first families, or
  * all formats and families with MILES_LONG. */
 static void check_quantized(const char *dir) {
-    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_INT4,          ML_WEIGHT_FP8,
-                                              ML_WEIGHT_NF4,           ML_WEIGHT_INT8,
-                                              ML_WEIGHT_MXFP8,         ML_WEIGHT_INT4_G128,
-                                              ML_WEIGHT_FP8_BLOCKWISE, ML_WEIGHT_QAT,
-                                              ML_WEIGHT_QAT_G128 };
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_INT4,
+                                              ML_WEIGHT_FP8,
+                                              ML_WEIGHT_NF4,
+                                              ML_WEIGHT_INT8,
+                                              ML_WEIGHT_MXFP8,
+                                              ML_WEIGHT_INT4_G128,
+                                              ML_WEIGHT_FP8_BLOCKWISE,
+                                              ML_WEIGHT_QAT,
+                                              ML_WEIGHT_QAT_G128,
+                                              ML_WEIGHT_QAT_F32_SCALE,
+                                              ML_WEIGHT_QAT_G128_F32_SCALE };
     const size_t n = sizeof dtypes / sizeof *dtypes, first = strlen(dir) % n;
 
     for (size_t i = 0; i < (getenv("MILES_LONG") ? n : 1); i++)

@@ -263,6 +263,12 @@ static const struct {
     { "high-precision-layers", ROUND "--fp8-format e4m3 --fp8-recipe mxfp8 "
                                      "--num-layers-at-end-in-bf16 2" },
     { "fake-others", ROUND "--fake-quantization int4 --keep-old-actor" },
+    { "fake-others", ROUND "--fake-quantization int4-f32-scale --fp8-format e4m3 "
+                           "--fp8-recipe blockwise" },
+    { "fake-others", ROUND "--fake-quantization int4-g128-f32-scale --lora-rank 4 "
+                           "--target-modules q_proj" },
+    { "quantized-sizes", ROUND "--fake-quantization int4-f32-scale "
+                               "--tensor-model-parallel-size 2" },
     { "rollout-quantization", ROUND "--rollout-quantization fp8 --true-on-policy-mode" },
     { "mtp-layers", ROUND "--enable-mtp-training" },
     { "draft-head", ROUND "--train-draft" },

@@ -197,6 +197,27 @@ static void aware(void) {
     ml_toy_run_same(save, switched, ROUNDS);
 }
 
+/* Miles' rule: rollouts and training read the same bf16 weights.  The engine of train-async has
+ * copies of its own. */
+static void aware_f32_scale(void) {
+    const char *save = ml_test_path("f32-scale"), *again = ml_test_path("again"),
+               *wide = ml_test_path("g128"), *codes = ml_test_path("codes"),
+               *later = ml_test_path("async");
+
+    make_inputs();
+    must_run("train", save, ROUNDS, FAKE "--fake-quantization int4-f32-scale");
+    check_exact(save, ROUNDS);
+    must_run("train", again, ROUNDS, FAKE "--fake-quantization int4-f32-scale --threads 1");
+    ml_toy_run_same(save, again, ROUNDS);
+    must_run("train", codes, ROUNDS, FAKE "--fake-quantization int4");
+    CHECK(differ(save, codes));
+    must_run("train", wide, ROUNDS, FAKE "--fake-quantization int4-g128-f32-scale");
+    check_exact(wide, ROUNDS);
+    CHECK(differ(save, wide));
+    must_run("train-async", later, 1, FAKE "--fake-quantization int4-f32-scale");
+    check_exact(later, 1);
+}
+
 #define FP8 FAKE "--fp8-format e4m3 --fp8-recipe blockwise "
 
 static void fp8(void) {
@@ -266,14 +287,22 @@ static void kv_cache(void) {
     check_exact(ml_test_path("int8"), ROUNDS);
 }
 
-static void resumed(void) {
+static void check_resumed(const char *flags) {
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
 
     make_inputs();
-    must_run("train", whole, ROUNDS, FAKE "--fake-quantization int4");
-    must_run("train", parts, 1, FAKE "--fake-quantization int4");
-    must_run("train", parts, ROUNDS, FAKE "--fake-quantization int4");
+    must_run("train", whole, ROUNDS, flags);
+    must_run("train", parts, 1, flags);
+    must_run("train", parts, ROUNDS, flags);
     ml_toy_run_same(whole, parts, ROUNDS);
+}
+
+static void resumed(void) {
+    check_resumed(FAKE "--fake-quantization int4");
+}
+
+static void resumed_f32_scale(void) {
+    check_resumed(FAKE "--fake-quantization int4-f32-scale");
 }
 
 static const ml_test tests[] = {
@@ -283,11 +312,14 @@ static const ml_test tests[] = {
     { "a checkpoint in FP8 is generated with in FP8 and trained in bf16", fp8_checkpoint,
       300 },
     { "INT4 training has equal log-probs and the values of its export", aware, 300 },
+    { "INT4 training with f32 scales has equal log-probs and reproducible bytes",
+      aware_f32_scale, 300 },
     { "FP8 training has equal log-probs in rollouts and training", fp8, 300 },
     { "MXFP8 training has equal log-probs in rollouts and training", mxfp8, 300 },
     { "layers are kept in higher precision by position and by name", high_precision, 300 },
     { "a KV cache in 8 bits has equal log-probs in rollouts and training", kv_cache, 300 },
     { "INT4 training resumes to the same bytes", resumed, 300 },
+    { "INT4 training with f32 scales resumes to the same bytes", resumed_f32_scale, 300 },
     { 0 },
 };
 

@@ -1,11 +1,12 @@
 /* Weights that stay quantized in memory: the codes of checkpoints, and the rules by which
  * others are quantized. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "io/quantize.h"
-#include "model/weights.h"
+#include "model/weights_codes.h"
 #include "tensor/codes.h"
 #include "tests/support/must.h"
 
@@ -52,7 +53,8 @@ static int32_t same_values(fixture *f, const ml_weights *coded, const ml_weights
 
     for (int32_t i = 0; i < f->spec.n_param; i++) {
         size_t bytes = (size_t)ml_param_count(&f->spec.param[i]) * sizeof(float);
-        if (!ml_dtype_codes(coded->t[i].dtype))
+        if (!ml_dtype_codes(coded->t[i].dtype) &&
+            !ml_weights_fake_group(&f->spec.param[i], coded->dtype))
             continue;
         n++;
         if (memcmp(values(f, coded, i), values(f, other, i), bytes) != 0)
@@ -313,14 +315,15 @@ static void rows_and_panels(void) {
 /* ---- sets ---- */
 
 static void quantized_again(void) {
-    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT4,
-                                              ML_WEIGHT_NF4 };
+    static const ml_weight_dtype dtypes[] = { ML_WEIGHT_FP8, ML_WEIGHT_INT4, ML_WEIGHT_NF4,
+                                              ML_WEIGHT_QAT_F32_SCALE,
+                                              ML_WEIGHT_QAT_G128_F32_SCALE };
     fixture f;
     ml_weights wide, loaded, copy;
 
     open_fixture(&f, "tests/golden/data/qwen3_moe");
     load(&f, &wide, ML_WEIGHT_F32);
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         load(&f, &loaded, dtypes[i]);
         MUST(ml_weights_quantize(&copy, &wide, &f.spec, dtypes[i], &f.be, &f.arena, &err));
         MUST(ml_weights_requantize(&copy, &wide, &f.spec, 2, &err));
@@ -339,10 +342,147 @@ static void experts_alone(void) {
 
     open_fixture(&f, QUANT "mxfp8_qwen3_moe");
     load(&f, &w, ML_WEIGHT_QAT);
-    for (int32_t i = 0; i < f.spec.n_param; i++)
-        CHECK((ml_dtype_codes(w.t[i].dtype) != NULL) ==
-              (strstr(f.spec.param[i].name, ".experts.") != NULL));
+    for (int32_t i = 0; i < f.spec.n_param; i++) {
+        const bool expert = strstr(f.spec.param[i].name, ".experts.") != NULL;
+        CHECK((ml_dtype_codes(w.t[i].dtype) != NULL) == expert);
+        CHECK(ml_weights_fake_group(&f.spec.param[i], ML_WEIGHT_QAT_F32_SCALE) ==
+              (expert ? 32 : 0));
+        CHECK(ml_weights_fake_group(&f.spec.param[i], ML_WEIGHT_QAT_G128_F32_SCALE) ==
+              (expert ? 128 : 0));
+    }
     ml_weights_close(&w);
+    close_fixture(&f);
+}
+
+/* Rows have 48 and 56 inputs: their last groups are shorter. */
+static void f32_scales(void) {
+    fixture f;
+    ml_weights wide, fake;
+    int32_t n = 0;
+
+    open_fixture(&f, "tests/golden/data/llama");
+    load(&f, &wide, ML_WEIGHT_F32);
+    load(&f, &fake, ML_WEIGHT_QAT_F32_SCALE);
+    for (int32_t i = 0; i < f.spec.n_param; i++) {
+        const ml_param *p = &f.spec.param[i];
+        uint16_t *want = ML_NEW(&f.arena, uint16_t, ml_param_count(p));
+        const float *got;
+        if (!p->linear)
+            continue;
+        got = values(&f, &fake, i);
+        ml_quant_fake_int4(values(&f, &wide, i), p->shape[0], p->shape[1], 32, want);
+        for (int64_t k = 0; k < ml_param_count(p); k++)
+            CHECK(got[k] == ml_bf16_to_f32(want[k]));
+        n++;
+    }
+    CHECK(n > 0);
+    ml_weights_close(&wide);
+    ml_weights_close(&fake);
+    close_fixture(&f);
+}
+
+/* ---- a layer ---- */
+
+/* Zeros, aligned as ops need them. */
+static void *aligned(ml_arena *a, size_t bytes) {
+    const uintptr_t at = (uintptr_t)ml_arena_take(a, bytes + 64, 1);
+    return (void *)((at + 63) & ~(uintptr_t)63);
+}
+
+static ml_tensor matrix(ml_arena *a, ml_dtype dtype, ml_layout layout, int64_t rows,
+                        int64_t cols) {
+    ml_tensor t = { .dtype = dtype, .layout = layout, .n_dim = 2, .shape = { rows, cols } };
+
+    t.data = aligned(a, ml_tensor_bytes(&t));
+    return t;
+}
+
+/* A recorded matrix, as f32. */
+static ml_tensor recorded(ml_arena *a, const ml_st_file *f, const char *set,
+                          const char *name) {
+    char whole[64];
+    const ml_st_tensor *t;
+    ml_tensor m;
+
+    snprintf(whole, sizeof whole, "%s.%s", set, name);
+    t = ml_st_find(f, ml_str_of(whole));
+    if (!t) {
+        ml_test_fail(__FILE__, __LINE__, "%s is missing", whole);
+        exit(1);
+    }
+    m = matrix(a, ML_F32, ML_ROWS, t->shape[0], t->shape[1]);
+    ml_source_f32(t, 0, 1, ml_tensor_count(&m), m.data);
+    return m;
+}
+
+static void read_matrix(const void *ud, int64_t row, int64_t n, float *out) {
+    const ml_tensor *m = ud;
+    const int64_t cols = m->shape[1];
+
+    memcpy(out, (const float *)m->data + row * cols, (size_t)(n * cols) * sizeof *out);
+}
+
+/* Relative, of the norm: sums are in another order. */
+static void check_output(const ml_tensor *got, const ml_tensor *want) {
+    double wrong = 0, size = 0;
+
+    for (int64_t i = 0; i < ml_tensor_count(want); i++) {
+        const double w = ((const float *)want->data)[i];
+        const double d = (double)((const float *)got->data)[i] - w;
+        wrong += d * d;
+        size += w * w;
+    }
+    CHECK(size > 0 && sqrt(wrong / size) <= 1e-6);
+}
+
+/* The gradient of the weights below is recorded in bf16. */
+static void check_gradient(const ml_tensor *got, const ml_tensor *want) {
+    const int64_t cols = want->shape[1];
+
+    for (int64_t r = 0; r < want->shape[0]; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            const int64_t at = ml_row_at(ml_tensor_row(got, r), c);
+            CHECK(ml_bf16_to_f32(ml_f32_to_bf16(((const float *)got->data)[at])) ==
+                  ((const float *)want->data)[r * cols + c]);
+        }
+}
+
+static void check_layer(fixture *f, const ml_st_file *file, const char *weight,
+                        const char *set, int64_t group) {
+    ml_arena *a = &f->arena;
+    const ml_tensor w = recorded(a, file, weight, "x");
+    const ml_tensor y = recorded(a, file, set, "qat.output");
+    const ml_tensor dw = recorded(a, file, set, "qat.grad_w");
+    const ml_ops *ops = f->be.ops;
+    ml_rows rows = { 0 };
+    ml_op_args op = { .attr = &(ml_op_attr){ 0 }, .rows = &rows };
+
+    op.in[0] = recorded(a, file, set, "qat.input");
+    op.dout[0] = recorded(a, file, set, "qat.upstream");
+    op.w[0] = matrix(a, ML_BF16, f->be.linear, w.shape[0], w.shape[1]);
+    op.dw[0] = matrix(a, ML_F32, f->be.linear, w.shape[0], w.shape[1]);
+    op.out[0] = matrix(a, ML_F32, ML_ROWS, y.shape[0], y.shape[1]);
+    op.din[0] = matrix(a, ML_F32, ML_ROWS, y.shape[0], w.shape[1]);
+    rows.n_token = (int32_t)y.shape[0];
+    ml_weights_encode(&op.w[0], group, read_matrix, &w, NULL);
+    op.scratch = aligned(a, ops->scratch(f->be.stream, ML_OP_LINEAR, &op, false));
+    ops->forward[ML_OP_LINEAR](f->be.stream, &op);
+    op.scratch = aligned(a, ops->scratch(f->be.stream, ML_OP_LINEAR, &op, true));
+    ops->backward[ML_OP_LINEAR](f->be.stream, &op);
+    check_output(&op.out[0], &y);
+    check_gradient(&op.dw[0], &dw);
+}
+
+static void layers_of_miles(void) {
+    fixture f;
+    ml_st_file *file;
+
+    open_fixture(&f, "tests/golden/data/llama");
+    MUST(ml_st_open(&file, QUANT "vectors/int4.safetensors", &err));
+    check_layer(&f, file, "s0", "s0.g32", 32);
+    check_layer(&f, file, "s1", "s1.g128", 128);
+    check_layer(&f, file, "s2", "s2.g32", 32);
+    ml_st_close(file);
     close_fixture(&f);
 }
 
@@ -361,6 +501,10 @@ static const ml_test tests[] = {
     { "a quantized copy of a weight set has the codes of a loaded one", quantized_again,
       60 },
     { "INT4 training quantizes the experts of a model that has them", experts_alone, 60 },
+    { "INT4 training with f32 scales has the numbers of its rule in memory", f32_scales,
+      60 },
+    { "a layer with f32 scales has the outputs and gradients of Miles' INT4 training",
+      layers_of_miles, 60 },
     { 0 },
 };
 

@@ -173,6 +173,8 @@ void ml_cuda_column_sums(ml_cuda_stream *s, float *y, const ml_tensor *dy,
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
 /* encode.cu */
 void ml_cuda_encode(ml_stream *stream, const ml_tensor *to, const ml_tensor *from);
+void ml_cuda_fake_int4(ml_stream *stream, const ml_tensor *to, const ml_tensor *from,
+                       int64_t group);
 
 extern const ml_peer_memory ml_cuda_peer_memory; /* peer.cu */
 

@@ -1,5 +1,5 @@
 /* encode.cu - quantizes bf16 matrices to panels or rows of codes (tensor/codes.h), by the rules of
- * io/quantize.h: the bytes are those of the host's.
+ * io/quantize.h, or to bf16 by ml_quant_fake_int4: the bytes are those of the host's.
  *
  * A block has a tile of 128 outputs and 128 inputs, whole groups of every format. */
 #include <cuda_fp8.h>
@@ -322,6 +322,49 @@ static void run_rows(ml_cuda_stream *s, const encoding &e, int64_t members) {
         encode_rows<false><<<grid, THREADS, 0, s->stream>>>(c);
     ml_cuda_launched(s, "quantization");
 }
+
+/* ---- bf16 with f32 scales (ml_quant_fake_int4) ---- */
+
+struct faking {
+    bf16 *to;
+    const bf16 *from;
+    int64_t cols, group, groups, all; /* groups: of a row; all: of all rows */
+};
+
+/* A warp has a group. */
+__global__ void __launch_bounds__(THREADS) fake_int4(const faking c) {
+    int64_t at = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    int64_t k = at % c.groups * c.group, row = at / c.groups * c.cols;
+    int64_t end = row + (k + c.group < c.cols ? k + c.group : c.cols);
+    float amax = 0.0f, scale;
+
+    if (at >= c.all)
+        return;
+    for (int64_t i = row + k + threadIdx.x % 32; i < end; i += 32)
+        amax = magnitude(amax, ml_f32(c.from[i]));
+    amax = ml_warp_max(amax);
+    scale = ml_max(amax / 7.0f, 1e-5f);
+    for (int64_t i = row + k + threadIdx.x % 32; i < end; i += 32)
+        c.to[i] = amax < INFINITY ? ml_as<bf16>(rintf(ml_f32(c.from[i]) / scale) * scale)
+                                  : __ushort_as_bfloat16(0x7fc0); /* the host's NaN */
+}
+
+void ml_cuda_fake_int4(ml_stream *stream, const ml_tensor *to, const ml_tensor *from,
+                       int64_t group) {
+    ml_cuda_stream *s = ml_cuda(stream);
+    faking c = {};
+
+    c.to = (bf16 *)to->data;
+    c.from = (const bf16 *)from->data;
+    c.cols = to->shape[to->n_dim - 1];
+    c.group = group;
+    c.groups = (c.cols + group - 1) / group;
+    c.all = ml_tensor_count(to) / c.cols * c.groups;
+    fake_int4<<<ml_cuda_blocks(c.all, THREADS / 32), THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "quantization");
+}
+
+/* ---- all formats ---- */
 
 template <ml_dtype D>
 static void run(ml_cuda_stream *s, const encoding &c, int64_t members) {

@@ -136,5 +136,5 @@ static void zero(ml_stream *s, void *x, size_t bytes) {
     ml_cuda_note(ml_cuda(s), cudaMemsetAsync(x, 0, bytes, ml_cuda(s)->stream), "zeros");
 }
 
-const ml_optim_ops ml_cuda_optim = { adamw, sgd,  square_sums,   sum,
-                                     widen, zero, ml_cuda_encode };
+const ml_optim_ops ml_cuda_optim = { adamw, sgd,  square_sums,    sum,
+                                     widen, zero, ml_cuda_encode, ml_cuda_fake_int4 };

@@ -12,7 +12,9 @@ static const char *const quantizations[] = { "none", "checkpoint", "fp8", "int8"
                                              "int4", "int4-g128",  "nf4", NULL };
 static const char *const rollout_quantizations[] = { "none",      "fp8", "int8", "int4",
                                                      "int4-g128", "nf4", "auto", NULL };
-static const char *const fake_quantizations[] = { "none", "int4", "int4-g128", NULL };
+static const char *const fake_quantizations[] = {
+    "none", "int4", "int4-g128", "int4-f32-scale", "int4-g128-f32-scale", NULL
+};
 static const char *const kv_dtypes[] = { "auto",     "bf16", "bfloat16", "fp8_e4m3",
                                          "fp8_e5m2", "int8", NULL };
 static const char *const load_formats[] = { "auto", "dummy", NULL };
@@ -246,7 +248,9 @@ const ml_flag ml_flags_model[] = {
           "the experts, or without experts the linear layers, as INT4 in groups of 32 "
           "(int4) or 128 (int4-g128) inputs with the values that an exported checkpoint "
           "has; the gradients are applied to the weights (straight-through).  Also "
-          "OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1 with OPEN_TRAINING_INT4_GROUP_SIZE." },
+          "OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1 with OPEN_TRAINING_INT4_GROUP_SIZE.  "
+          "int4-f32-scale, int4-g128-f32-scale: bf16 with the values that Miles trains "
+          "with, whose scales are f32; an exported checkpoint has others." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(convert.dtype),
