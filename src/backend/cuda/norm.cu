@@ -48,6 +48,10 @@ template <int TEAM_, int PACKS_, int V_> struct shares {
      * registers suffice. */
     static const int GROUPS = TEAM_ == 8 ? 2 : 1;
     static const bool AHEAD = GROUPS == 1 && PACKS_ * V_ <= 24;
+    /* Forward: the weight is loaded before the wait for x, and outputs are kept until all are
+     * computed, where registers suffice. */
+    static const bool EARLY = PACKS_ * V_ <= 40;
+    static const int KEPT = EARLY ? PACKS_ : 1;
 };
 
 /* Of the block's teams: parts of two sums, used in turn, so that one barrier for a sum is
@@ -169,11 +173,11 @@ __device__ static float scale_of(const packs<S, T> &x, const norm_call<T> &c,
 
 /* A half-warp has whole groups of codes where V is 8: they are wanted of widths that are multiples of 128 only. */
 template <class S, class T>
-__device__ static void put_codes(const norm_call<T> &c, int64_t g, int i,
-                                 const float (&y)[S::V]) {
+__device__ static void put_codes(const norm_call<T> &c, int64_t g, int first, int width,
+                                 const float (&y)[S::KEPT][S::V]) {
     if constexpr (S::V == ML_FP8_LANE && S::TEAM >= ML_FP8_LANES)
         if (c.codes.code)
-            ml_fp8_put_rounded(c.codes, g, i, y, true);
+            ml_fp8_put_packs<S::KEPT>(c.codes, g, first, S::V * S::TEAM, width, y);
 }
 
 template <class S, class T>
@@ -184,34 +188,37 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
     /* No early return: a warp's teams shuffle together. */
     int width = g < c.n_group ? c.width : 0;
     const float *weight = c.n_weight > 1 ? c.w + g % c.n_weight * c.width : c.w;
+    float w[S::KEPT][S::V], y[S::KEPT][S::V], r;
     packs<S, T> x;
-    float r;
 
     ml_grid_release();
+#pragma unroll
+    for (int j = 0; S::EARLY && j < S::KEPT; j++)
+        load_weight<S>(w[j], c, weight, pack_at<S>(lane, j));
     ml_grid_wait();
     load_packs<S>(x, c.x + at, lane, width);
     if (c.plus) {
-        packs<S, T> y;
-        load_packs<S>(y, c.plus + at, lane, width);
-        add_packs<S>(x, y);
+        packs<S, T> plus;
+        load_packs<S>(plus, c.plus + at, lane, width);
+        add_packs<S>(x, plus);
     }
     r = scale_of<S>(x, c, sums.part[0]);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
-        int i = pack_at<S>(lane, j);
-        float v[S::V], w[S::V];
-        if (i >= width)
-            continue;
+        int i = pack_at<S>(lane, j), k = j % S::KEPT;
+        float v[S::V];
         x.at[j].get(v);
-        if (c.sum)
+        if (c.sum && i < width)
             ml_store(c.sum + at + i, v);
-        load_weight<S>(w, c, weight, i);
+        if (!S::EARLY)
+            load_weight<S>(w[k], c, weight, i);
 #pragma unroll
-        for (int k = 0; k < S::V; k++)
-            v[k] = (v[k] * r) * w[k];
-        if (c.y)
-            ml_store(c.y + at + i, v);
-        put_codes<S>(c, g, i, v);
+        for (int e = 0; e < S::V; e++)
+            y[k][e] = (v[e] * r) * w[k][e];
+        if (c.y && i < width)
+            ml_store(c.y + at + i, y[k]);
+        if (!S::EARLY || j == S::PACKS - 1)
+            put_codes<S>(c, g, pack_at<S>(lane, j - k), width, y);
     }
 }
 

@@ -65,19 +65,60 @@ __device__ static inline void ml_fp8_put(const ml_fp8_out &o, int64_t row, int64
         o.scale[col / ML_FP8_GROUP * o.rows + row] = scale;
 }
 
-/* The same of numbers that are rounded to bf16 first. */
-__device__ static inline void ml_fp8_put_rounded(const ml_fp8_out &o, int64_t row,
-                                                 int64_t col, const float (&x)[ML_FP8_LANE],
-                                                 bool there) {
-    float v[ML_FP8_LANE];
-
+/* Numbers as bf16. */
+__device__ static inline void ml_fp8_round_bf16(float (&v)[ML_FP8_LANE],
+                                                const float (&x)[ML_FP8_LANE]) {
 #pragma unroll
     for (int i = 0; i < ML_FP8_LANE; i += 2) { /* conversions of single numbers are slow */
         float2 two = __bfloat1622float2(__floats2bfloat162_rn(x[i], x[i + 1]));
         v[i] = two.x;
         v[i + 1] = two.y;
     }
+}
+
+/* The same of numbers that are rounded to bf16 first. */
+__device__ static inline void ml_fp8_put_rounded(const ml_fp8_out &o, int64_t row,
+                                                 int64_t col, const float (&x)[ML_FP8_LANE],
+                                                 bool there) {
+    float v[ML_FP8_LANE];
+
+    ml_fp8_round_bf16(v, x);
     ml_fp8_put(o, row, col, v, there);
+}
+
+/* The same of N packs of a lane, from columns first, first + step ... on, those below `width`.  Their chains of
+ * shuffles and divisions do not wait for each other. */
+template <int N>
+__device__ static inline void ml_fp8_put_packs(const ml_fp8_out &o, int64_t row, int first,
+                                               int step, int width,
+                                               const float (&x)[N][ML_FP8_LANE]) {
+    const unsigned half = 0xffffu << (threadIdx.x & 16);
+    float v[N][ML_FP8_LANE], amax[N];
+
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        ml_fp8_round_bf16(v[j], x[j]);
+        amax[j] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ML_FP8_LANE; i++)
+            amax[j] = fmaxf(fabsf(v[j][i]), amax[j]);
+    }
+#pragma unroll
+    for (int w = ML_FP8_LANES / 2; w; w >>= 1)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            amax[j] = fmaxf(amax[j], __shfl_xor_sync(half, amax[j], w));
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float scale = ml_fp8_scale(amax[j]);
+        uint2 codes = ml_fp8_codes(v[j], 1.0f / scale);
+        int col = first + j * step;
+        if (col >= width)
+            continue;
+        *(uint2 *)(o.code + row * o.width + col) = codes;
+        if (threadIdx.x % ML_FP8_LANES == 0)
+            o.scale[col / ML_FP8_GROUP * o.rows + row] = scale;
+    }
 }
 
 #endif
