@@ -63,10 +63,10 @@ void ml_plan_memory_free(ml_plan_memory *m); /* zeros are allowed */
 typedef struct ml_plan_opts {
     ml_batch_caps caps;
     bool backward;
-    bool frozen; /* the gradients are those of adapters alone (LORA) */
-    bool logits; /* keep the logits of all loss rows */
+    bool frozen;      /* the gradients are those of adapters alone (LORA) */
+    bool logits;      /* keep the logits of all loss rows */
     bool only_logits; /* and compute no log-probs from them (ml_plan_read) */
-    bool hidden; /* keep the rows that the LM head reads (ml_plan_hidden) */
+    bool hidden;      /* keep the rows that the LM head reads (ml_plan_hidden) */
     int32_t keep[ML_MODULE_LAYERS]; /* [n_keep] further values to keep (ml_plan_kept) */
     int32_t n_keep;
     int32_t loss_rows;          /* rows per chunk of logits; 0: the backend decides */

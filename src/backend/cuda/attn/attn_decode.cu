@@ -56,8 +56,9 @@ __device__ static void load_values(uint32_t (&a)[4][M][4], const bf16 *values) {
 #pragma unroll
         for (int j = 0; j < M; j++) {
             uint32_t b[4]; /* of 16 keys of 8 columns, then of the next 8 */
-            ml_ldmatrix4_trans(b, values + swizzled<D>(k * 16 + lane % 16,
-                                                       (warp * M + j) * 16 + lane / 16 * 8));
+            ml_ldmatrix4_trans(b,
+                               values + swizzled<D>(k * 16 + lane % 16,
+                                                    (warp * M + j) * 16 + lane / 16 * 8));
             a[k][j][0] = b[0];
             a[k][j][1] = b[2];
             a[k][j][2] = b[1];
@@ -125,16 +126,14 @@ template <int D, int STAGES>
 __device__ static void prefetch_keys(const tiles<D, STAGES> &t, const attn_call<bf16> &c,
                                      int32_t id, int tile, int n) {
     if (tile <= t.hi)
-        fetch_page(t.keys + n % STAGES * ML_KTILE * D, c.kpage, id, c.d, t, c,
-                   tile);
+        fetch_page(t.keys + n % STAGES * ML_KTILE * D, c.kpage, id, c.d, t, c, tile);
 }
 
 template <int D, int STAGES>
 __device__ static void prefetch(tiles<D, STAGES> &t, const attn_call<bf16> &c) {
     prefetch_keys(t, c, t.next_id, t.at + ML_KTILE, t.n + 1);
     if (t.at <= t.hi)
-        fetch_page(t.values + t.n % STAGES * ML_KTILE * D, c.vpage, t.id, c.dv, t,
-                   c, t.at);
+        fetch_page(t.values + t.n % STAGES * ML_KTILE * D, c.vpage, t.id, c.dv, t, c, t.at);
     ml_copy_commit();
     t.id = t.next_id;
     t.at += ML_KTILE;

@@ -6,6 +6,10 @@
  * (attn_codes.cuh).  A transposed load of values has two adjacent columns in each lane; so the
  * first 8 rows of an operand are the even columns of 16, and the others the odd ones.
  *
+ * The softmax is divided, too: a warp has the weights of the keys whose scores it computed, and only
+ * the largest score of a row and the weights pass through shared memory.  One warp adds the weights
+ * of a row, in the order of attn_decode.cu.
+ *
  * Scales of FP8 are powers of two, by which a sum of products may be multiplied afterwards: the same
  * bits.  So operands are the values of codes, a key's score is multiplied by its scale, and a value's
  * weight by the value's.  Weights are multiplied by BIAS, too, and the outputs divided by it, so that
@@ -99,15 +103,22 @@ __device__ static void fetch_page(const stage &to, int32_t id, const tiles<D> &t
         fetch_part(to, VALUES ? c.vcode : c.kcode, id, VALUES ? c.dv : c.d, t, c, tile);
 }
 
-/* Shared memory: scores of this tile and the next, and first of all the queries; stages of codes
- * of keys, of values; their scales. */
+/* The weights of a row as mma operands: of lane % 4, all steps of 16 keys, two words each. */
+struct row_weights {
+    uint32_t word[4][ML_KTILE / 16][2];
+    uint32_t unused[4]; /* rows begin in different banks */
+};
+
+/* Shared memory: the queries; largest scores of a tile's rows among each warp's keys, of this tile
+ * and the next; weights of this tile in f32, and as operands; stages of codes of keys, of values;
+ * their scales. */
 template <int D, int R> struct coded_smem {
-    float scores[2][R * 8 * DECODE_LD];
+    bf16 rows[DECODE_ROWS * attn_tile<D>::ld];
+    float top[2][ATTN_WARPS][R * 8];
+    float weight[R * 8][DECODE_LD];
+    row_weights operand[R * 8];
     uint8_t key[STAGES][ML_KTILE * D], value[STAGES][ML_KTILE * D];
     float key_scale[STAGES][ML_KTILE], value_scale[STAGES][ML_KTILE];
-    static_assert(DECODE_ROWS * attn_tile<D>::ld * sizeof(bf16) <=
-                      2 * R * 8 * DECODE_LD * 4,
-                  "room of queries");
 };
 
 __device__ static int next_stage(int n) {
@@ -224,14 +235,6 @@ __device__ static void widen_columns(uint32_t &even, uint32_t &odd, uint32_t cod
     odd = ml_pack2(a.y * scale.x, b.y * scale.y);
 }
 
-/* The weights of two keys times the scales of their values. */
-__device__ static uint32_t scale_weights(uint32_t w, float2 scale) {
-    uint32_t s = ml_pack2(scale.x * BIAS, scale.y * BIAS);
-    __nv_bfloat162 p = __hmul2(*(__nv_bfloat162 *)&w, *(__nv_bfloat162 *)&s);
-
-    return *(uint32_t *)&p;
-}
-
 template <int R, int M, int FORMAT>
 __device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][4][2],
                                   const uint32_t (&code)[4][M][2], const float *scales) {
@@ -241,14 +244,6 @@ __device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][
     for (int k = 0; k < 4; k++) {
         float2 first = *(const float2 *)(scales + k * 16 + lane % 4 * 2);
         float2 second = *(const float2 *)(scales + k * 16 + 8 + lane % 4 * 2);
-        uint32_t p[R][2];
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            p[r][0] =
-                scales_exactly<FORMAT> ? scale_weights(w[r][k][0], first) : w[r][k][0];
-            p[r][1] =
-                scales_exactly<FORMAT> ? scale_weights(w[r][k][1], second) : w[r][k][1];
-        }
 #pragma unroll
         for (int j = 0; j < M; j++) {
             uint32_t a[4];
@@ -256,9 +251,192 @@ __device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][
             widen_columns<FORMAT>(a[2], a[3], code[k][j][1], second);
 #pragma unroll
             for (int r = 0; r < R; r++)
-                ml_mma(acc[r][j], a, p[r][0], p[r][1]);
+                ml_mma(acc[r][j], a, w[r][k][0], w[r][k][1]);
         }
     }
+}
+
+/* ---- softmax ---- */
+
+/* Of the rows of a lane's scores and sums, 8 r + lane % 4 * 2 and the next. */
+template <int R> struct pair_state {
+    float m[R][2];
+    float keep[R][2]; /* what a row's sums are multiplied by before a tile is added */
+    float to_log2;
+};
+
+template <int R> __device__ static pair_state<R> open_softmax(const attn_call<bf16> &c) {
+    pair_state<R> x = {};
+
+    x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        x.m[r][0] = x.m[r][1] = -INFINITY;
+    return x;
+}
+
+/* Softcap and mask of a lane's scores: element i is of key lane / 4 + i / 2 * 8 of the warp's 16. */
+template <int R>
+__device__ static void end_scores(float (&s)[R][4], int tile, int lo, int hi,
+                                  const attn_call<bf16> &c) {
+    int key = tile + (int)threadIdx.x / 32 * DECODE_OWN + (int)threadIdx.x % 32 / 4;
+
+    if (c.softcap != 0.0f) {
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[r][i] = c.softcap * ml_tanh(s[r][i] * c.scale / c.softcap);
+    }
+    if (tile < lo || tile + ML_KTILE - 1 > hi) {
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (key + i / 2 * 8 > hi || key + i / 2 * 8 < lo)
+                    s[r][i] = -INFINITY;
+    }
+}
+
+/* The largest scores of the warp's keys. */
+template <int R>
+__device__ static void put_top(float (&top)[ATTN_WARPS][R * 8], const float (&s)[R][4]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float2 t = make_float2(fmaxf(s[r][0], s[r][2]), fmaxf(s[r][1], s[r][3]));
+#pragma unroll
+        for (int w = 4; w < 32; w <<= 1) {
+            t.x = fmaxf(t.x, __shfl_xor_sync(0xffffffffu, t.x, w));
+            t.y = fmaxf(t.y, __shfl_xor_sync(0xffffffffu, t.y, w));
+        }
+        if (lane < 4)
+            *(float2 *)&top[warp][8 * r + lane * 2] = t;
+    }
+}
+
+/* A row's largest score so far. */
+template <int R>
+__device__ static void raise_top(pair_state<R> &x, const float (&tops)[ATTN_WARPS][R * 8]) {
+    int lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float top[2] = { x.m[r][0], x.m[r][1] };
+#pragma unroll
+        for (int w = 0; w < ATTN_WARPS; w++) {
+            float2 t = *(const float2 *)&tops[w][8 * r + lane % 4 * 2];
+            top[0] = fmaxf(top[0], t.x);
+            top[1] = fmaxf(top[1], t.y);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            x.keep[r][i] =
+                top[i] == x.m[r][i] ? 1.0f : ml_exp2((x.m[r][i] - top[i]) * x.to_log2);
+            x.m[r][i] = top[i];
+        }
+    }
+}
+
+/* Weights of the warp's keys: in f32, and as operands with the scales of the values, if these are
+ * powers of two. */
+template <int D, int R, int FORMAT>
+__device__ static void put_weights(coded_smem<D, R> &smem, const float (&s)[R][4],
+                                   const pair_state<R> &x, const float *scales) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int own = warp * DECODE_OWN + lane / 4;
+    float scale[2] = { scales[own] * BIAS, scales[own + 8] * BIAS };
+
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = 8 * r + lane % 4 * 2 + i % 2;
+            float top = x.m[r][i % 2], shift = top == -INFINITY ? 0.0f : top * x.to_log2;
+            float p = ml_exp2(fmaf(s[r][i], x.to_log2, -shift));
+            bf16 *to = (bf16 *)&smem.operand[row].word[lane / 8][warp][i / 2];
+            smem.weight[row][own + i / 2 * 8] = p;
+            to[lane / 4 % 2] = ml_as<bf16>(scales_exactly<FORMAT> ? p * scale[i / 2] : p);
+        }
+}
+
+template <int D, int R>
+__device__ static void get_weights(uint32_t (&w)[R][4][2], const coded_smem<D, R> &smem) {
+    int lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const uint4 *from = (const uint4 *)smem.operand[8 * r + lane / 4].word[lane % 4];
+        *(uint4 *)w[r][0] = from[0];
+        *(uint4 *)w[r][2] = from[1];
+    }
+}
+
+/* Of a row lane / 4 + 8 r, what the lanes that have this row in a pair have. */
+__device__ static float of_pair(const float (&x)[2]) {
+    int row = (int)threadIdx.x % 32 / 4;
+    float even = __shfl_sync(0xffffffffu, x[0], row / 2),
+          odd = __shfl_sync(0xffffffffu, x[1], row / 2);
+
+    return row % 2 ? odd : even;
+}
+
+/* Adds the weights of a tile to the sum of row lane / 4 + 8 r. */
+template <int D, int R>
+__device__ static void sum_weights(float (&l)[R], const coded_smem<D, R> &smem,
+                                   const pair_state<R> &x) {
+    int lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const float *row = smem.weight[8 * r + lane / 4] + lane % 4 * 2;
+        float sum = 0.0f;
+        l[r] *= of_pair(x.keep[r]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float2 p = *(const float2 *)(row + j * 8);
+            sum += p.x;
+            sum += p.y;
+        }
+        l[r] += sum;
+    }
+}
+
+template <int R, int M>
+__device__ static void rescale(float (&acc)[R][M][4], const pair_state<R> &x) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int j = 0; j < M; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                acc[r][j][i] *= x.keep[r][i % 2];
+}
+
+/* The state as attn_decode.cuh has it, with the sums of the warp that has added them. */
+template <int D, int R>
+__device__ static decode_state<R> close_softmax(coded_smem<D, R> &smem,
+                                                const pair_state<R> &x, const float (&l)[R],
+                                                bool sums) {
+    int lane = (int)threadIdx.x % 32;
+    float *from = smem.top[0][0]; /* room of 64 numbers for each r */
+    decode_state<R> all = {};
+
+    static_assert(sizeof smem.top >= R * 32 * sizeof(float), "room of a warp's sums");
+    __syncthreads(); /* largest scores are no longer read */
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        if (sums)
+            from[32 * r + lane] = l[r];
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        all.m[r] = of_pair(x.m[r]);
+        all.l[r] = from[32 * r + lane];
+    }
+    all.to_log2 = x.to_log2;
+    return all;
 }
 
 template <int R, int M> __device__ static void remove_bias(float (&acc)[R][M][4]) {
@@ -277,12 +455,13 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     const int M = D / 16 / ATTN_WARPS; /* 16-column tiles per warp */
     extern __shared__ __align__(128) unsigned char smem_bytes[];
     coded_smem<D, R> &smem = *(coded_smem<D, R> *)smem_bytes;
-    bf16 *rows = (bf16 *)smem_bytes;
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
+    bool sums = threadIdx.x / 32 == blockIdx.x % ATTN_WARPS; /* one warp of each block */
     tiles<D> t;
     uint32_t q[D / 16][R][2];
-    float s[R][4], acc[R][M][4] = {};
-    decode_state<R> x = decode_open<R>(c);
+    float s[R][4], l[R] = {}, acc[R][M][4] = {};
+    pair_state<R> x = open_softmax<R>(c);
+    decode_state<R> end;
 
     ml_grid_release();
     t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
@@ -290,42 +469,47 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     ml_grid_wait();
     if (t.hi < 0) /* padding */
         return;
-    attn_fetch_rows<D, DECODE_ROWS>(rows, c.q, c, seq, head, 0, c.group);
+    attn_fetch_rows<D, DECODE_ROWS>(smem.rows, c.q, c, seq, head, 0, c.group);
     fetch_page<D, false>({ smem.key[0], smem.key_scale[0] }, t.id, t, c, t.at);
     ml_copy_commit();
     for (int n = 0; n < STAGES - 1; n++)
         prefetch(t, smem, c);
     ml_copy_wait<STAGES - 1>();
     __syncthreads();
-    decode_queries<D, R>(q, rows);
+    decode_queries<D, R>(q, smem.rows);
     coded_scores<D, R, FORMAT>(s, q, smem.key[0], smem.key_scale[0]);
-    __syncthreads(); /* scores take the place of the queries */
-    decode_put_scores<R>(smem.scores[0], s);
+    end_scores<R>(s, t.lo / ML_KTILE * ML_KTILE, t.lo, t.hi, c);
+    put_top<R>(smem.top[0], s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0, now = 0; tile <= t.hi;
          tile += ML_KTILE, n ^= 1) {
         uint32_t w[R][4][2], code[4][M][2];
         int next = next_stage(now);
 
         ml_copy_wait<STAGES - 2>();
-        __syncthreads(); /* this tile's scores and values arrived; a stage is free */
+        __syncthreads(); /* this tile's largest scores and values arrived; a stage is free */
         prefetch(t, smem, c);
+        raise_top<R>(x, smem.top[n]);
+        put_weights<D, R, FORMAT>(smem, s, x, smem.value_scale[now]);
         load_values<D, M>(code, smem.value[now]);
         coded_scores<D, R, FORMAT>(s, q, smem.key[next],
                                    smem.key_scale[next]); /* unused after the last */
-        decode_fold<R>(x, w, smem.scores[n], tile, t.lo, t.hi, c);
-        decode_rescale<R, M>(acc, x);
+        end_scores<R>(s, tile + ML_KTILE, t.lo, t.hi, c);
+        put_top<R>(smem.top[n ^ 1], s);
+        __syncthreads(); /* weights arrived */
+        get_weights<D, R>(w, smem);
+        rescale<R, M>(acc, x);
         add_values<R, M, FORMAT>(acc, w, code, smem.value_scale[now]);
-        decode_put_scores<R>(smem.scores[n ^ 1], s);
+        if (sums)
+            sum_weights<D, R>(l, smem, x);
         now = next;
     }
     if (scales_exactly<FORMAT>)
         remove_bias<R, M>(acc);
-    if (D == ML_FP8_GROUP && c.codes.code) {
-        __syncthreads(); /* scores are no longer read */
-        decode_put_coded_rows<R, M, true>(x, acc, c, seq, head,
-                                          *(float(*)[ATTN_WARPS][R * 8]) smem.scores);
-    }
-    decode_put_rows<R, M, true>(x, acc, c, seq, head);
+    end = close_softmax<D, R>(smem, x, l, sums);
+    if (D == ML_FP8_GROUP && c.codes.code)
+        decode_put_coded_rows<R, M, true>(end, acc, c, seq, head,
+                                          *(float(*)[ATTN_WARPS][R * 8]) smem.weight);
+    decode_put_rows<R, M, true>(end, acc, c, seq, head);
 }
 
 template <int D, int R, int FORMAT>
