@@ -403,24 +403,26 @@ __device__ static void sum_weights(float (&l)[R], const coded_smem<D, R> &smem,
     }
 }
 
+/* Multiplies the sums of a lane's rows. */
 template <int R, int M>
-__device__ static void rescale(float (&acc)[R][M][4], const pair_state<R> &x) {
+__device__ static void rescale(float (&acc)[R][M][4], const float (&by)[R][2]) {
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
         for (int j = 0; j < M; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                acc[r][j][i] *= x.keep[r][i % 2];
+                acc[r][j][i] *= by[r][i % 2];
 }
 
-/* The state as attn_decode.cuh has it, with the sums of the warp that has added them. */
+/* Largest scores and sums of the rows, as decode_close reads them.  sums: this warp has added the
+ * weights. */
 template <int D, int R>
 __device__ static decode_state<R> close_softmax(coded_smem<D, R> &smem,
                                                 const pair_state<R> &x, const float (&l)[R],
                                                 bool sums) {
     int lane = (int)threadIdx.x % 32;
-    float *from = smem.top[0][0]; /* room of 64 numbers for each r */
+    float *from = smem.top[0][0];
     decode_state<R> all = {};
 
     static_assert(sizeof smem.top >= R * 32 * sizeof(float), "room of a warp's sums");
@@ -435,18 +437,16 @@ __device__ static decode_state<R> close_softmax(coded_smem<D, R> &smem,
         all.m[r] = of_pair(x.m[r]);
         all.l[r] = from[32 * r + lane];
     }
-    all.to_log2 = x.to_log2;
     return all;
 }
 
 template <int R, int M> __device__ static void remove_bias(float (&acc)[R][M][4]) {
+    float by[R][2];
+
 #pragma unroll
     for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int j = 0; j < M; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[r][j][i] *= 1.0f / BIAS;
+        by[r][0] = by[r][1] = 1.0f / BIAS;
+    rescale<R, M>(acc, by);
 }
 
 template <int D, int R, int FORMAT>
@@ -497,7 +497,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
         put_top<R>(smem.top[n ^ 1], s);
         __syncthreads(); /* weights arrived */
         get_weights<D, R>(w, smem);
-        rescale<R, M>(acc, x);
+        rescale<R, M>(acc, x.keep);
         add_values<R, M, FORMAT>(acc, w, code, smem.value_scale[now]);
         if (sums)
             sum_weights<D, R>(l, smem, x);

@@ -51,6 +51,14 @@ __device__ static inline uint2 ml_fp8_codes(const float (&v)[ML_FP8_LANE], float
     return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
 }
 
+/* Writes the codes of a lane, and by one lane of a group its scale. */
+__device__ static inline void ml_fp8_store(const ml_fp8_out &o, int64_t row, int64_t col,
+                                           uint2 codes, float scale) {
+    *(uint2 *)(o.code + row * o.width + col) = codes;
+    if (threadIdx.x % ML_FP8_LANES == 0)
+        o.scale[col / ML_FP8_GROUP * o.rows + row] = scale;
+}
+
 /* A lane's numbers, which are bf16 values, from column `col` of a row on.  The 16 lanes of a group call it; there
  * false: writes nothing. */
 __device__ static inline void ml_fp8_put(const ml_fp8_out &o, int64_t row, int64_t col,
@@ -58,14 +66,11 @@ __device__ static inline void ml_fp8_put(const ml_fp8_out &o, int64_t row, int64
     float scale = ml_fp8_scale(ml_fp8_amax<ML_FP8_LANES>(v));
     uint2 codes = ml_fp8_codes(v, 1.0f / scale);
 
-    if (!there)
-        return;
-    *(uint2 *)(o.code + row * o.width + col) = codes;
-    if (threadIdx.x % ML_FP8_LANES == 0)
-        o.scale[col / ML_FP8_GROUP * o.rows + row] = scale;
+    if (there)
+        ml_fp8_store(o, row, col, codes, scale);
 }
 
-/* Numbers as bf16. */
+/* v: the bf16 values nearest to x. */
 __device__ static inline void ml_fp8_round_bf16(float (&v)[ML_FP8_LANE],
                                                 const float (&x)[ML_FP8_LANE]) {
 #pragma unroll
@@ -112,12 +117,8 @@ __device__ static inline void ml_fp8_put_packs(const ml_fp8_out &o, int64_t row,
     for (int j = 0; j < N; j++) {
         float scale = ml_fp8_scale(amax[j]);
         uint2 codes = ml_fp8_codes(v[j], 1.0f / scale);
-        int col = first + j * step;
-        if (col >= width)
-            continue;
-        *(uint2 *)(o.code + row * o.width + col) = codes;
-        if (threadIdx.x % ML_FP8_LANES == 0)
-            o.scale[col / ML_FP8_GROUP * o.rows + row] = scale;
+        if (first + j * step < width)
+            ml_fp8_store(o, row, first + j * step, codes, scale);
     }
 }
 
