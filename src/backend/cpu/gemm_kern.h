@@ -35,7 +35,8 @@ typedef struct ml_gemm_lines {
  * b_codes, too: inputs b_k and following, b_k a multiple of 8; more than one row are packed,
  * with a_ks 16, a single one has a_ks 1.
  * `next`, when not NULL, is the memory to be read after b, of b's type and order; the
- * kernel prefetches it when a is not packed, which leaves time for that.  `ahead` are n_ahead
+ * kernel prefetches it when a is not packed, which leaves time for that.  `after`, when not NULL, is
+ * what is read after the last panel; it may be prefetched by tiles of one row.  `ahead` are n_ahead
  * lists of cache lines of later tiles, which it prefetches into the L2 cache.
  *
  * Any np is allowed; panels are processed in groups that fit the registers.  The fastest
@@ -45,7 +46,7 @@ typedef struct ml_gemm_tile {
     const float *a, *b;
     const uint16_t *b_bf16;
     const ml_gemm_codes *b_codes;
-    const void *next;
+    const void *next, *after;
     const ml_gemm_lines *ahead;
     const float *bias;
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;

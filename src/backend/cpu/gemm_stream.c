@@ -100,10 +100,17 @@ static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, const fl
     };
 }
 
+/* The first bf16 weight that is read of output i in a piece. */
+static const uint16_t *start_of(const streaming *g, int32_t i, int64_t piece) {
+    const int64_t panel = piece * panels_of(&g->out[i]) / g->pieces;
+
+    return (const uint16_t *)g->out[i].w->data + (panel * g->k + g->span) * ML_LANES;
+}
+
 /* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
- * memory, the others from the L2 cache. */
+ * memory, the others from the L2 cache.  `after` is read next. */
 static void stream_rows(const streaming *g, const ml_gemm_out *out, const float *rows,
-                        int64_t p, int64_t np) {
+                        int64_t p, int64_t np, const uint16_t *after) {
     const int64_t at = (p * g->k + g->span) * ML_LANES;
     ml_gemm_tile tile = tile_of(g, out, rows, p, np);
     ml_gemm_codes codes;
@@ -118,6 +125,7 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, const float 
         tile.next = tile.b + AHEAD * ML_LANES;
     } else {
         tile.b_bf16 = (const uint16_t *)out->w->data + at;
+        tile.after = after;
     }
     for (int64_t row = 0; row < g->m; row += g->tile_rows) {
         tile.c = out->y + row * out->ldy + p * ML_LANES;
@@ -137,8 +145,10 @@ static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     for (int32_t i = 0; i < g->n_out; i++) {
         const int64_t panels = panels_of(&g->out[i]), last = end * panels / g->pieces;
         const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : panels;
+        const bool is_last = i + 1 == g->n_out;
+        const uint16_t *after = is_last ? start_of(g, 0, end) : start_of(g, i + 1, begin);
         for (int64_t p = begin * panels / g->pieces; p < last; p += step)
-            stream_rows(g, &g->out[i], rows, p, lesser(step, last - p));
+            stream_rows(g, &g->out[i], rows, p, lesser(step, last - p), after);
     }
 }
 
