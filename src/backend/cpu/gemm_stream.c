@@ -122,7 +122,9 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, const float 
         tile.b_k = g->span;
     } else if (out->w->dtype == ML_F32) {
         tile.b = (const float *)out->w->data + at;
-        tile.next = tile.b + AHEAD * ML_LANES;
+        /* Processors whose tiles are tall in f32 prefetch a sequence of addresses better alone. */
+        if (!g->s->kern->gemm->tall_f32)
+            tile.next = tile.b + AHEAD * ML_LANES;
     } else {
         tile.b_bf16 = (const uint16_t *)out->w->data + at;
         tile.after = after;
