@@ -100,21 +100,24 @@ static ml_gemm_tile tile_of(const streaming *g, const ml_gemm_out *out, const fl
     };
 }
 
-/* The first bf16 weight that is read of output i in a piece. */
-static const uint16_t *start_of(const streaming *g, int32_t i, int64_t piece) {
+/* The first weight, not quantized, that is read of output i in a piece. */
+static const void *start_of(const streaming *g, int32_t i, int64_t piece) {
+    const ml_tensor *w = g->out[i].w;
     const int64_t panel = piece * panels_of(&g->out[i]) / g->pieces;
+    const int64_t at = (panel * g->k + g->span) * ML_LANES;
 
-    return (const uint16_t *)g->out[i].w->data + (panel * g->k + g->span) * ML_LANES;
+    return (const char *)w->data + at * (w->dtype == ML_F32 ? 4 : 2);
 }
 
 /* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
  * memory, the others from the L2 cache.  `after` is read next. */
 static void stream_rows(const streaming *g, const ml_gemm_out *out, const float *rows,
-                        int64_t p, int64_t np, const uint16_t *after) {
+                        int64_t p, int64_t np, const void *after) {
     const int64_t at = (p * g->k + g->span) * ML_LANES;
     ml_gemm_tile tile = tile_of(g, out, rows, p, np);
     ml_gemm_codes codes;
 
+    tile.after = after;
     if (ml_dtype_codes(out->w->dtype)) {
         codes = ml_gemm_codes_of(out->w, (const char *)out->w->data +
                                              p * (int64_t)ml_tensor_panel_bytes(out->w));
@@ -127,7 +130,6 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, const float 
             tile.next = tile.b + AHEAD * ML_LANES;
     } else {
         tile.b_bf16 = (const uint16_t *)out->w->data + at;
-        tile.after = after;
     }
     for (int64_t row = 0; row < g->m; row += g->tile_rows) {
         tile.c = out->y + row * out->ldy + p * ML_LANES;
@@ -148,7 +150,7 @@ static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
         const int64_t panels = panels_of(&g->out[i]), last = end * panels / g->pieces;
         const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : panels;
         const bool is_last = i + 1 == g->n_out;
-        const uint16_t *after = is_last ? start_of(g, 0, end) : start_of(g, i + 1, begin);
+        const void *after = is_last ? start_of(g, 0, end) : start_of(g, i + 1, begin);
         for (int64_t p = begin * panels / g->pieces; p < last; p += step)
             stream_rows(g, &g->out[i], rows, p, lesser(step, last - p), after);
     }
@@ -192,7 +194,7 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
     g.tile_rows = divide_up(m, g.tiles);
     g.pieces = pieces_of(&g);
     for (; g.span < g.k; g.span = g.span_end) {
-        g.span_end = lesser(g.span + ML_GEMM_SPAN, g.k);
+        g.span_end = g.packed || g.tiles > 1 ? lesser(g.span + ML_GEMM_SPAN, g.k) : g.k;
         memset(g.has_packed, 0, sizeof g.has_packed);
         ml_pool_run(s->pool, g.pieces, 1, stream_pieces, &g);
     }
