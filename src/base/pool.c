@@ -44,9 +44,9 @@ typedef struct worker {
     int index;
 } worker;
 
-/* A thread that waits spins for some 4 us, SPIN pauses.  Then it lets other threads run, YIELDS times, some
- * 0.2 ms where there are none, before it sleeps.  Where two programs have a thread for each core, spinning alone
- * takes their time: a test took 15 times as long beside another one.  On arm64 `yield` takes no time. */
+/* A waiting thread spins for some 4 us (SPIN pauses), calls sched_yield YIELDS times (some 0.2 ms on an
+ * idle machine), then sleeps.  Longer spins hold the cores that another program needs: with 0.2 ms, a test
+ * took 15 times as long beside a second one.  The pause on arm64 is `isb`; `yield` takes no time there. */
 enum { YIELDS = 500 };
 #if defined(__aarch64__)
 enum { SPIN = 300 };

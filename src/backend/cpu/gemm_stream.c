@@ -125,7 +125,7 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, const float 
         tile.b_k = g->span;
     } else if (out->w->dtype == ML_F32) {
         tile.b = (const float *)out->w->data + at;
-        /* Processors whose tiles are tall in f32 prefetch a sequence of addresses better alone. */
+        /* Kernels with tall f32 tiles prefetch `after`, or leave it to the processor. */
         if (!g->s->kern->gemm->tall_f32)
             tile.next = tile.b + AHEAD * ML_LANES;
     } else {
