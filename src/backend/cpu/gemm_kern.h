@@ -35,8 +35,8 @@ typedef struct ml_gemm_lines {
  * b_codes, too: inputs b_k and following, b_k a multiple of 8; more than one row are packed,
  * with a_ks 16, a single one has a_ks 1.
  * `next`, when not NULL, is the memory to be read after b, of b's type and order; the
- * kernel prefetches it when a is not packed, which leaves time for that.  `after`, when not NULL, is
- * read after the last panel; a tile of one row may prefetch it.  `ahead` are n_ahead
+ * kernel prefetches it when a is not packed, which leaves time for that.  With `after`, b comes from
+ * memory, and this is read after its last panel: a kernel may prefetch both.  `ahead` are n_ahead
  * lists of cache lines of later tiles, which it prefetches into the L2 cache.
  *
  * Any np is allowed; panels are processed in groups that fit the registers.  The fastest

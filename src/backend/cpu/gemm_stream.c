@@ -11,7 +11,6 @@
 enum {
     TILES = 5,   /* f32: up to this many tiles packing the rows does not pay */
     PANELS = 8,  /* most panels per piece */
-    AHEAD = 64,  /* prefetch distance of f32 weights, in cache lines */
     PACKED = 5,  /* from this many rows on packing them pays, except for f32 */
     CHUNK = 128, /* inputs that are rounded at once: the largest group */
 };
@@ -125,9 +124,6 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, const float 
         tile.b_k = g->span;
     } else if (out->w->dtype == ML_F32) {
         tile.b = (const float *)out->w->data + at;
-        /* Kernels with tall f32 tiles prefetch `after`, or leave it to the processor. */
-        if (!g->s->kern->gemm->tall_f32)
-            tile.next = tile.b + AHEAD * ML_LANES;
     } else {
         tile.b_bf16 = (const uint16_t *)out->w->data + at;
     }
