@@ -219,6 +219,7 @@ static void check_in_place(const ck_case *c, ck_mode m, const pair *base) {
 }
 
 static void check_single_gradients(const ck_case *c, ck_mode m, const pair *base) {
+    m.backend = env.n_backend - 1;
     for (m.only = 0; m.only < ML_OP_IN + ML_OP_W; m.only++) {
         ck_result r;
         ck_run(&env, c, m, &r);
@@ -404,7 +405,8 @@ static bool open_device(const options *o) {
     return true;
 }
 
-/* The reference is level c with one thread. */
+/* The reference is level c with one thread.  It is slow, so that it has one more number of threads only,
+ * unless it is asked for. */
 static bool open_backends(const options *o) {
     static const int threads[] = { 1, 2, 3, 8 };
     static ml_backend store[32];
@@ -420,7 +422,8 @@ static bool open_backends(const options *o) {
     }
     for (const char *const *l = ml_backend_cpu_levels(); *l; l++)
         for (int i = 0; i < 4; i++)
-            if ((!o->level || strcmp(o->level, *l) == 0) &&
+            if ((o->level ? strcmp(o->level, *l) == 0
+                          : strcmp(*l, "c") != 0 || o->threads || threads[i] == 3) &&
                 (!o->threads || o->threads == threads[i]))
                 open_backend(*l, threads[i]);
     return true;
