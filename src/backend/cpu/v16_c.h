@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define V16_C
 #define V16_LEVEL c
 #define V16_REGS 8   /* v16 values that fit the registers of the level */
 #define V16_SCALES 0 /* whether the level has a native v16_scale (v16_math.inc) */
