@@ -18,6 +18,7 @@
 #ifndef ML_BASE_POOL_H
 #define ML_BASE_POOL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -32,5 +33,17 @@ void ml_pool_free(ml_pool *p);
 int ml_pool_size(const ml_pool *p);
 
 void ml_pool_run(ml_pool *p, int64_t n, int64_t grain, ml_task *fn, void *ud);
+
+/* Memory that a later run reads: n parts of `bytes`, of which each thread reads its own share. */
+typedef struct ml_pool_ahead {
+    const void *at;
+    int64_t n;
+    size_t bytes;
+} ml_pool_ahead;
+
+/* The same; from now on, a thread that waits prefetches the beginning of its share of `ahead` into its
+ * L2 cache.  n 0: nothing. */
+void ml_pool_run_ahead(ml_pool *p, int64_t n, int64_t grain, ml_task *fn, void *ud,
+                       const ml_pool_ahead *ahead);
 
 #endif

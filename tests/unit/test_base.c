@@ -1,8 +1,9 @@
-/* Arena, text, map, pool, log: what every other room stands on. */
+/* Arena, text, map, pool, log: what every other module uses. */
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/arena.h"
 #include "base/err.h"
@@ -229,6 +230,28 @@ static void pool_runs_every_index_once(void) {
     }
 }
 
+/* Waiting threads prefetch; neither the pieces of a run nor unmapped memory notice that. */
+static void pool_prefetches_while_it_waits(void) {
+    const size_t size = 1 << 20;
+    void *gone = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const ml_pool_ahead ahead[] = {
+        { gone, 1 << 10, 1 << 10 }, { gone, 1, 100 }, { gone, 3, 1 << 18 }, { 0 }
+    };
+    ml_pool *p;
+    ml_err err;
+
+    CHECK(gone != MAP_FAILED && munmap(gone, size) == 0);
+    CHECK(!ml_pool_new(&p, 2, &err));
+    for (int i = 0; i < 400; i++) {
+        tally t = { .n_thread = 2 };
+        ml_pool_run_ahead(p, 1000, 7, count_each, &t, &ahead[i / 2 % 4]);
+        ml_pool_run(p, 1000, 500, count_each, &t);
+        for (int k = 0; k < 1000; k++)
+            CHECK(t.times[k] == 2);
+    }
+    ml_pool_free(p);
+}
+
 typedef struct numbered_job {
     ml_job job;
     int n_run, order;
@@ -414,6 +437,8 @@ static const ml_test tests[] = {
     { "a map finds 20000 keys", map_holds_many_keys },
     { "map keeps the first of equal keys", map_keeps_the_first_of_equal_keys },
     { "pool runs every index once", pool_runs_every_index_once },
+    { "a pool prefetches while it waits, and computes every piece",
+      pool_prefetches_while_it_waits },
     { "a job queue runs every job once, in order", job_queue_runs_every_job_once },
     { "a pool of too few or too many threads is refused", pool_names_a_wrong_count },
     { "log lines reach the sink that is set", log_reaches_its_sink },

@@ -167,8 +167,17 @@ static bool must_pack(ml_dtype t, int64_t m) {
     return ml_dtype_rounds_inputs(t) || (ml_dtype_codes(t) && m > 1);
 }
 
+/* Threads read the weight of the next product in the same shares. */
+static ml_pool_ahead next_weight(const ml_cpu_stream *s) {
+    if (!s->next)
+        return (ml_pool_ahead){ 0 };
+    return (ml_pool_ahead){ s->next->data, divide_up(s->next->shape[0], ML_LANES),
+                            ml_tensor_panel_bytes(s->next) };
+}
+
 bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                     const float *x, int64_t ldx, int64_t m, float *packed) {
+    const ml_pool_ahead ahead = next_weight(s);
     const ml_gemm_kern *kern = s->kern->gemm;
     const bool wide = out->w->dtype == ML_F32 && !kern->tall_f32;
     const bool codes = ml_dtype_codes(out->w->dtype) != NULL;
@@ -192,7 +201,7 @@ bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
     for (; g.span < g.k; g.span = g.span_end) {
         g.span_end = g.packed || g.tiles > 1 ? lesser(g.span + ML_GEMM_SPAN, g.k) : g.k;
         memset(g.has_packed, 0, sizeof g.has_packed);
-        ml_pool_run(s->pool, g.pieces, 1, stream_pieces, &g);
+        ml_pool_run_ahead(s->pool, g.pieces, 1, stream_pieces, &g, &ahead);
     }
     return true;
 }

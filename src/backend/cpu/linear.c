@@ -27,9 +27,18 @@ static bool reads_the_same(const ml_op_call *a, const ml_op_call *b) {
            a->args.w[0].dtype == b->args.w[0].dtype;
 }
 
+/* The weight of the first LINEAR of n calls; NULL: there is none. */
+static const ml_tensor *first_weight(const ml_op_call *call, int n) {
+    for (int i = 0; i < n; i++)
+        if (call[i].op == ML_OP_LINEAR)
+            return &call[i].args.w[0];
+    return NULL;
+}
+
 /* Fuses consecutive LINEARs with the same input: q, k, v, or gate and up. */
 int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n) {
     const ml_op_args *a = &call->args;
+    ml_cpu_stream stream = *ml_cpu(s);
     ml_gemm_out out[TOGETHER];
     int took = 0;
 
@@ -38,10 +47,12 @@ int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n) {
         out[took] =
             (ml_gemm_out){ b->out[0].data, b->w[0].shape[0], &b->w[0], b->w[1].data };
     }
-    if (took > 1)
-        ml_gemm_forward(ml_cpu(s), out, took, a->in[0].data, a->w[0].shape[1],
-                        a->in[0].shape[0], a->scratch);
-    return took > 1 ? took : 0;
+    if (call->op != ML_OP_LINEAR)
+        return 0;
+    stream.next = first_weight(call + took, n - took);
+    ml_gemm_forward(&stream, out, took, a->in[0].data, a->w[0].shape[1], a->in[0].shape[0],
+                    a->scratch);
+    return took;
 }
 
 static void add_bias_grad(const ml_cpu_stream *s, float *db, const float *dy, int64_t m,
