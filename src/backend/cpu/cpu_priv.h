@@ -14,7 +14,7 @@ typedef struct ml_cpu_stream {
     ml_stream base; /* first: an ml_stream * of this backend is an ml_cpu_stream * */
     ml_pool *pool;
     const ml_cpu_kern *kern;
-    const ml_tensor *next; /* the weight that is read after the next product; NULL: not known */
+    const ml_tensor *next; /* the weight of the following product; NULL: not known */
 } ml_cpu_stream;
 
 static inline const ml_cpu_stream *ml_cpu(const ml_stream *s) {
