@@ -16,8 +16,17 @@ install: all
 uninstall:
 	@tools/install.sh --uninstall '$(PREFIX)' '$(DESTDIR)'
 
+# The objects are those of $(B): other libraries are linked.
+build/static/miles: $(B)/src/cli/main.o $(B)/src/cli/version.o $(B)/libmiles.a
+	@mkdir -p $(@D)
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+build/static/libmiles_mpi.so: $(MPI_OBJ)
+	@mkdir -p $(@D)
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -shared -o $@ $^ $(filter-out -I%,$(MPI_FLAGS))
 static:
-	@$(MAKE) --no-print-directory -j$(JOBS) CONFIG=static STATIC=1 CUDA=0 build/static/miles \
+	@$(MAKE) --no-print-directory -j$(JOBS) STATIC=1 CUDA=0 build/static/miles \
 	  $(if $(filter 1,$(MPI)),build/static/libmiles_mpi.so)
 deb: static
 	@tools/make-deb.sh build/static $(VERSION) build
