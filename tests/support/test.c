@@ -165,6 +165,8 @@ int ml_test_main(int argc, char **argv, const ml_test *tests) {
         o = run_one(t);
         printf("%s %s\n", word[o], t->name);
         count[o]++;
+        if (o == FAILED && getenv("MILES_FIRST_FAILURE"))
+            break;
     }
     printf("%d passed, %d failed, %d skipped\n", count[PASSED], count[FAILED],
            count[LEFT_OUT]);
