@@ -44,10 +44,10 @@ CPPCHECK_SUPPRESS := missingIncludeSystem ctunullpointer internalAstError invali
 lint:
 	@tools/check-deps.sh --install lint
 	@shellcheck tools/*.sh bench/*.sh recipes/*.sh tests/e2e/*.sh tests/gpu/*.sh share/launch/*.sh .ci/run
-	@printf '%s\n' $(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)) | xargs -P 2 -n 8 sh -c \
+	@printf '%s\n' $(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)) | xargs -P $(JOBS) -n 8 sh -c \
 	  'clang-tidy --quiet --warnings-as-errors="*" "$$@" -- $(filter-out -W%,$(ALL_CFLAGS)) 2>/dev/null' clang-tidy
 	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
-	  $(CPPCHECK_SUPPRESS:%=--suppress=%) --error-exitcode=1 -j2 -Isrc -I. src tests/support
+	  $(CPPCHECK_SUPPRESS:%=--suppress=%) --error-exitcode=1 -j$(JOBS) -Isrc -I. src tests/support
 
 sizes:
 	@tools/sizes.sh

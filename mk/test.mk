@@ -31,8 +31,9 @@ TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f 
   echo avx512 || echo avx2))
 # Products have cases of hundreds of rows, 5 minutes under a sanitizer: the long tier has them.
 SHORT_OPS := $(filter-out linear moe-linear linear-rnn lora,$(QUICK_OPS))
-# $(call quick_checkop,CONFIG,OPS): the ops that are not slow.
-quick_checkop = 1800 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(2) --level $(TOP_LEVEL) --threads 3$(NL)
+PRODUCTS := $(filter-out $(SHORT_OPS),$(QUICK_OPS))
+# $(call quick_checkop,CONFIG,OPS[,NAME]): the ops that are not slow.
+quick_checkop = 1800 $(1)/checkop$(3) $(call in_config,$(1),$(CHECKOP)) $(2) --level $(TOP_LEVEL) --threads 3$(NL)
 
 # Whole runs, whole models and processes of others: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
@@ -49,19 +50,33 @@ FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
 # What the short tier runs under the address sanitizer.
 CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
 
-# What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
-# whose threads the other programs have, too.
+# Programs with cases of $MILES_FIXTURES, which the long tier sets.
+FIXTURES := $(addprefix $(B)/tests/,golden/test_jinja_golden golden/test_encode golden/test_mtp_golden \
+  golden/test_parquet_golden golden/test_formats unit/test_turn_text)
+
+# What the long tier adds under the address sanitizer.
+CHECKED_LONG := $(WHOLE) $(FIXTURES) $(filter-out $(FEW_RANKS),$(RANKS))
+
+# What the long tier leaves out under the thread sanitizer: one thread alone.
 ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench calculator checkpoint choices cli \
   cli_names cli_program cmd_loss conversation cpu data_source debug detok dir_replace file grammar \
   host_memory jinja json jsonl loss math packing philox prompter pyrandom random_schemas run_dir safetensors sample \
   spec_shard train_lr train_replay train_sft turn_text weight_delta)
-SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
+# Runs of miles whose threads the other programs have, too: the soak tier's.
+RUNS := $(addprefix $(B)/tests/unit/test_,train_models train_delta train_quantized train_prefix train_critic \
+  train_snapshot train_lora extensions record)
+SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(RUNS) $(UNSANITIZED),$(UNIT))
+
+# What the long tier runs with the second compiler; the soak tier has the rest.
+CLANG := $(CHECKOP) $(filter-out %/test_engine_parity,$(PARITY)) $(GOLDEN) $(filter-out $(WHOLE),$(UNIT)) $(FEW_RANKS)
+CLANG_REST := $(filter-out $(CLANG),$(PARITY) $(RANKS) $(UNIT) $(GOLDEN))
 
 # Model families that have between them every kind of layer: experts, sliding windows, sinks, MLA,
 # sparse and linear attention, Mamba.  Sanitizers see these; the others have the same ops.
 FAMILIES := qwen3_moe gemma2 gpt_oss deepseek_v3 qwen3_next nemotron_h
-# $(call slow_parity,CONFIG): lines for a configuration in which models are slow.
-slow_parity = $(foreach t,test_parity test_engine_parity test_levels,\
+SLOW_PARITY := $(addprefix $(B)/tests/parity/test_,parity engine_parity levels train_parity together)
+# $(call slow_parity,CONFIG,PROGRAMS): lines for a configuration in which models are slow.
+slow_parity = $(foreach t,$(2),\
 1800 $(1)/tests/parity/$(t) build/$(1)/tests/parity/$(t) $(FAMILIES)$(NL))\
 $(call tests,1800,$(addprefix build/$(1)/tests/parity/test_,train_parity together))
 
@@ -121,71 +136,72 @@ $(call quick_checkop,asan,$(SHORT_OPS))
 $(call tests,300,$(call in_config,asan,$(CHECKED)))
 endef
 
+TORCH_PYTHON := torch,transformers,accelerate,gguf,compressed_tensors
+TINKER_PYTHON := tinker,tinker_cookbook,datasets,torch,sympy,pylatexenc,math_verify
+
+# All builds stand first: after them nothing waits for all before it, so that cores idle at the end
+# only.  What the short tier runs in the same build is not here.  PyTorch is installed meanwhile.
 define LONG_TIER
+&1200 python tools/with-python.sh $(TORCH_PYTHON) -c pass
+&1200 python/tinker env PYTHON_DIR=build/python-tinker tools/with-python.sh $(TINKER_PYTHON) -c pass
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
-900 build/bench $(SELF) CONFIG=$(CONFIG) CC=$(CC) $(BENCH)
-600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
-400 load $(LOAD) --connections 1000 --seconds 120
-600 serve-10000 tests/e2e/serve_qos.py --miles $(B)/miles --long
-400 load-router $(LOAD) --connections 1000 --seconds 120 --router
-!900 clang/build $(SELF) CONFIG=clang CC=clang programs
-900 clang/headers $(SELF) CONFIG=clang CC=clang headers
-$(call tests,900,$(call in_config,clang,$(PARITY) $(RANKS) $(CHECKOP) $(UNIT) $(GOLDEN)))
-!1800 asan/build $(SELF) $(ASAN) programs
-900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
-$(call quick_checkop,asan,$(QUICK_OPS))
-$(call slow_parity,asan)
-$(call load,asan,60,--no-rss)
-$(call tests,1800,$(call sanitized,asan,$(UNIT) $(GOLDEN) $(RANKS)))
-!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(PARITY) $(RANKS) $(CHECKOP) $(LOAD))
-$(call quick_checkop,tsan,$(QUICK_OPS))
-$(call slow_parity,tsan)
-$(call load,tsan,60,--no-rss)
-$(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS) $(RANKS)))
+=900 build/bench $(SELF) CONFIG=$(CONFIG) CC=$(CC) $(BENCH)
+!900 clang/build $(SELF) CONFIG=clang CC=clang $(call in_config,clang,$(B)/miles $(CLANG) $(B)/tests/parity/test_engine_parity)
+=900 clang/headers $(SELF) CONFIG=clang CC=clang headers
+!1800 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED_LONG) $(SLOW_PARITY) $(CHECKOP))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(filter-out %/test_levels,$(SLOW_PARITY)) $(RANKS) $(CHECKOP) $(LOAD))
 !900 fuzz/build $(SELF) fuzz-build
-$(call fuzz_lines,300)
-900 grammar-schemas tools/with-python.sh jsonschema tests/e2e/grammar_schemas.py --build $(B)
-1800 algorithms tests/e2e/train_algorithms.sh $(B) long
-900 sampling-support tests/e2e/train_support.sh $(B)
-1800 matrix tests/e2e/train_matrix.sh $(B)
-900 e2e/tinker env PYTHON_DIR=build/python-tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles
-1200 e2e/tinker-recipes env PYTHON_DIR=build/python-tinker tools/with-python.sh tinker,tinker_cookbook,datasets,torch,sympy,pylatexenc,math_verify tests/e2e/tinker_recipes.py --miles $(B)/miles
-900 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 8
-900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
-1800 lora-ranks env MILES_LONG=1 $(B)/tests/ranks/test_lora_ranks
-600 serve-lora-ranks tests/e2e/serve_lora.py --miles $(B)/miles --ranks 3
-1200 ranks tests/e2e/ranks.sh $(B) long
-900 rank-kills tests/e2e/rank_kills.sh $(B) 6
-900 rank-kills-lora tests/e2e/rank_kills.sh $(B) 3 --lora-rank 4 --target-modules all-linear
-900 rank-hosts tests/e2e/rank_hosts.sh $(B)
+600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
+400 load-router $(LOAD) --connections 1000 --seconds 60 --router
+600 serve-10000 tests/e2e/serve_qos.py --miles $(B)/miles --long
+$(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
+3600 arm $(MAKE) --no-print-directory JOBS=1 arm
+3600 lint $(MAKE) --no-print-directory JOBS=1 lint
 2400 mutants tools/mutants.sh
-1800 engine-ranks env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'engines of'
-1800 engine-parity env MILES_LONG=1 $(B)/tests/parity/test_engine_parity 'rollout and training' 'requests for' 'quantized base' 'KV cache'
-3600 arm $(MAKE) --no-print-directory arm
-3600 lint $(MAKE) --no-print-directory lint
-1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640
-$(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
-$(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
+$(call quick_checkop,tsan,$(PRODUCTS),-products)
+$(call quick_checkop,asan,$(PRODUCTS),-products)
+900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
+$(call slow_parity,asan,test_parity test_engine_parity test_levels)
+$(call slow_parity,tsan,test_parity test_engine_parity)
+1800 algorithms tests/e2e/train_algorithms.sh $(B) long
+1800 matrix tests/e2e/train_matrix.sh $(B)
+1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 160
+1200 e2e/tinker-recipes env PYTHON_DIR=build/python-tinker tools/with-python.sh $(TINKER_PYTHON) tests/e2e/tinker_recipes.py --miles $(B)/miles
+900 e2e/tinker env PYTHON_DIR=build/python-tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles
+1200 diff/transformers tools/with-python.sh $(TORCH_PYTHON) tools/diff_transformers.py --miles $(B)/miles
+1200 diff/torch-dump tools/with-python.sh torch tools/diff_torch_dump.py --build $(B)
+1200 diff/reward-model tools/with-python.sh torch,transformers tools/diff_reward_model.py --build $(B)
+1200 diff/peft tools/with-python.sh torch,transformers,peft tools/diff_peft.py --build $(B)
+1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
+1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
+1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
+1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
+900 diff/trackers tools/with-python.sh wandb,mlflow,trackio tools/diff_trackers.py --build $(B)
+900 e2e/verifiers-v0 env PYTHON_DIR=build/python-verifiers tools/with-python.sh 'verifiers<0.2,datasets' tests/e2e/environments.py --build $(B) verifiers-v0
+900 e2e/verifiers-v1 env PYTHON_DIR=build/python-verifiers-v1 tools/with-python.sh verifiers,uv tests/e2e/environments.py --build $(B) verifiers-v1
+900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
+900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
+1200 install tests/e2e/install.sh $(B) long
+1200 ranks tests/e2e/ranks.sh $(B) long
+900 rank-hosts tests/e2e/rank_hosts.sh $(B)
+900 rank-kills tests/e2e/rank_kills.sh $(B) 3
+900 rank-kills-lora tests/e2e/rank_kills.sh $(B) 2 --lora-rank 4 --target-modules all-linear
+600 serve-lora-ranks tests/e2e/serve_lora.py --miles $(B)/miles --ranks 3
+900 lora-memory tests/e2e/lora_memory.py --miles $(B)/miles
+900 sampling-support tests/e2e/train_support.sh $(B)
+900 grammar-schemas tools/with-python.sh jsonschema tests/e2e/grammar_schemas.py --build $(B)
 900 mtp tests/e2e/train_mtp.py --build $(B) --long
 900 draft-head tests/e2e/train_mtp.py --build $(B) --head --long
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
 600 dashboard tests/e2e/dashboard.py --build $(B)
-1200 install tests/e2e/install.sh $(B) long
-1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
-1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
-1200 diff/torch-dump tools/with-python.sh torch tools/diff_torch_dump.py --build $(B)
-1200 diff/reward-model tools/with-python.sh torch,transformers tools/diff_reward_model.py --build $(B)
-1200 diff/peft tools/with-python.sh torch,transformers,peft tools/diff_peft.py --build $(B)
-1200 diff/transformers tools/with-python.sh torch,transformers,accelerate,gguf,compressed_tensors tools/diff_transformers.py --miles $(B)/miles
-1200 diff/llama-cpp tools/with-python.sh torch,transformers,tokenizers tools/diff_llama_cpp.py --miles $(B)/miles
-900 e2e/openenv tools/with-python.sh openenv_core tests/e2e/environments.py --build $(B) openenv
-900 e2e/verifiers-v0 env PYTHON_DIR=build/python-verifiers tools/with-python.sh 'verifiers<0.2,datasets' tests/e2e/environments.py --build $(B) verifiers-v0
-900 e2e/verifiers-v1 env PYTHON_DIR=build/python-verifiers-v1 tools/with-python.sh verifiers,uv tests/e2e/environments.py --build $(B) verifiers-v1
-900 e2e/examples-of-miles tests/e2e/environments.py --build $(B) checkout
-900 diff/trackers tools/with-python.sh wandb,mlflow,trackio tools/diff_trackers.py --build $(B)
-1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
-$(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
-$(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
+900 seed/2 $(CHECKOP) --seed 2 --level $(TOP_LEVEL) --threads 2
+$(call load,tsan,30,--no-rss)
+$(call quick_checkop,tsan,$(SHORT_OPS))
+$(call tests,1800,$(call in_config,tsan,$(RANKS) $(SEVERAL_THREADS)))
+$(call tests,1800,$(call in_config,asan,$(CHECKED_LONG)))
+900 clang/engine_parity build/clang/tests/parity/test_engine_parity $(FAMILIES)
+$(call tests,900,$(call in_config,clang,$(CLANG)))
+$(call fuzz_lines,300)
 endef
 
 # $(call long_kills,NAME,PROGRAM,TESTS): a series of 20 or 50 kills.
@@ -200,8 +216,10 @@ define SOAK_TIER
 3600 multi-lora-kills tests/e2e/multi_lora.py --miles $(B)/miles --kills 50
 $(if $(filter 1,$(CUDA)),7200 gpu/all $(MAKE) --no-print-directory cuda-all)
 3600 tinker-kills env PYTHON_DIR=build/python-tinker tools/with-python.sh tinker tests/e2e/tinker_client.py --miles $(B)/miles --only tenant_kills --kills 50
-!1800 asan/build $(SELF) $(ASAN) programs
-!1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles
+!900 clang/build $(SELF) CONFIG=clang CC=clang $(call in_config,clang,$(B)/miles $(CLANG_REST))
+!900 fuzz/build $(SELF) fuzz-build
+!1800 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(LOAD))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(LOAD) $(RUNS))
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
 &2400 tsan/load $(call in_config,tsan,$(LOAD)) --connections 100 --seconds 1800 --no-rss
 &2400 load $(LOAD) --connections 1000 --seconds 1800
@@ -214,9 +232,16 @@ $(call long_kills,sft,test_train_sft,kills)
 $(call long_kills,lora,test_train_lora,kills)
 $(call long_kills,snapshot,test_train_snapshot,killed)
 1800 mixes env MILES_LONG=1 $(B)/tests/parity/test_engine_parity
+1800 lora-ranks env MILES_LONG=1 $(B)/tests/ranks/test_lora_ranks
 1800 moves env MILES_LONG=1 $(B)/tests/ranks/test_moves
 1800 pipelines env MILES_LONG=1 $(B)/tests/ranks/test_pp
 3600 meshes env MILES_LONG=1 $(B)/tests/ranks/test_meshes
+$(call fuzz_lines,600)
+3600 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640 --seed 2
+$(call tests,1800,$(call in_config,tsan,$(RUNS)))
+$(call tests,900,$(call in_config,clang,$(CLANG_REST)))
+$(foreach n,3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
+$(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
 $(foreach n,2 3 4 5,900 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
 7200 quickstart-precision tests/e2e/quickstart_precision.sh $(B) 1 2 3 4 5
 endef
@@ -235,11 +260,12 @@ export CI_TIER LONG_TIER SOAK_TIER ARM_TIER
 test: deps
 	@printf '%s\n' "$$CI_TIER" | tools/run-tests.sh
 
-test-long: export FUZZ_SECONDS := 20
+test-long: export FUZZ_SECONDS := 10
 test-long: export MILES_FIXTURES := ../shared/fixtures
 test-long: deps
 	@printf '%s\n' "$$LONG_TIER" | tools/run-tests.sh
 
+test-soak: export FUZZ_SECONDS := 120
 test-soak: deps
 	@printf '%s\n' "$$SOAK_TIER" | tools/run-tests.sh
 
