@@ -427,7 +427,7 @@ static void check_output(const ml_tensor *got, const ml_tensor *want) {
     double wrong = 0, size = 0;
 
     for (int64_t i = 0; i < ml_tensor_count(want); i++) {
-        const double w = ((const float *)want->data)[i];
+        const double w = (double)((const float *)want->data)[i];
         const double d = (double)((const float *)got->data)[i] - w;
         wrong += d * d;
         size += w * w;
