@@ -12,19 +12,19 @@ WARN := -Wall -Wextra -Wpedantic -Wshadow -Wundef -Wvla -Wstrict-prototypes \
 
 # SAN: sanitizers, as -fsanitize= takes them.  Their instrumentation confuses gcc's flow
 # warnings, so that in these builds warnings are not errors.  Kernels are large after inlining:
-# checks by call and line numbers without variables halve the time to compile them.  gcc 12
-# may give a live variable the stack of a dead one (its bug 90348), which instrumented kernels
-# have met: they share none.
+# checks by call, line numbers without variables (in all builds) and less optimisation halve the
+# time to compile them.  gcc 12 may give a live variable the stack of a dead one (its bug 90348),
+# which instrumented kernels have met: they share none.
 SAN ?=
 ifneq ($(SAN),)
 OPT ?= -O1
-KERNEL_OPT ?= -O2 $(if $(findstring gcc,$(CC)),-fstack-reuse=none \
+KERNEL_OPT ?= -O1 $(if $(findstring gcc,$(CC)),-fstack-reuse=none \
   --param asan-instrumentation-with-call-threshold=0)
 DEBUG := -g1
 SAN_FLAGS := -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer -Wno-error
 else
 OPT ?= -O2
-KERNEL_OPT ?= -O3
+KERNEL_OPT ?= -O3 -g1
 DEBUG := -g
 SAN_FLAGS :=
 endif
