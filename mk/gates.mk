@@ -41,12 +41,23 @@ docs-check: $(B)/miles
 CPPCHECK_SUPPRESS := missingIncludeSystem ctunullpointer internalAstError invalidPointerCast \
   arrayIndexOutOfBoundsCond nullPointerRedundantCheck nullPointerArithmeticRedundantCheck
 
+# A file is checked again when it, a header or the rules have changed.
+TIDY_FLAGS = $(filter-out -W%,$(ALL_CFLAGS))
+TIDY := $(patsubst %.c,build/lint/%.ok,$(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)))
+build/lint/%.ok: %.c .clang-tidy
+	@mkdir -p $(@D)
+	@clang-tidy --quiet --warnings-as-errors='*' $< -- $(TIDY_FLAGS) 2>/dev/null
+	@$(CC) $(TIDY_FLAGS) -M -MP -MT $@ -MF $(@:.ok=.d) $<
+	@touch $@
+-include $(shell find build/lint -name '*.d' 2>/dev/null)
+
 lint:
 	@tools/check-deps.sh --install lint
 	@shellcheck tools/*.sh bench/*.sh recipes/*.sh tests/e2e/*.sh tests/gpu/*.sh share/launch/*.sh .ci/run
-	@printf '%s\n' $(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)) | xargs -P $(JOBS) -n 8 sh -c \
-	  'clang-tidy --quiet --warnings-as-errors="*" "$$@" -- $(filter-out -W%,$(ALL_CFLAGS)) 2>/dev/null' clang-tidy
+	@$(SELF) -k $(TIDY)
+	@mkdir -p build/lint/cppcheck
 	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
+	  --cppcheck-build-dir=build/lint/cppcheck \
 	  $(CPPCHECK_SUPPRESS:%=--suppress=%) --error-exitcode=1 -j$(JOBS) -Isrc -I. src tests/support
 
 sizes:

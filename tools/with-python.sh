@@ -20,7 +20,7 @@ if ! can_import; then
         flock 9
         [ -x "$python" ] || python3 -m venv "$dir" >/dev/null 2>&1
         # shellcheck disable=SC2086 # one word for each package
-        can_import || "$dir/bin/pip" install --quiet $packages >/dev/null 2>&1
+        can_import || "$dir/bin/pip" install --quiet --no-compile $packages >/dev/null 2>&1
     ) 9> "$dir/.lock"
 fi
 if ! can_import; then
