@@ -126,17 +126,22 @@ static ml_tensor convert_out(device_run *r, const twin *t) {
     return o;
 }
 
-/* Where byte i of KV pages of codes is on the device: a key's codes are a row there and, where
- * its size is a multiple of 16, in the order of an mma operand (attn_codes.cuh). */
+/* Where byte i of KV pages of codes is on the device: scales are behind the codes of all heads
+ * there; a key's codes are a row and, where its size is a multiple of 16, in the order of an mma
+ * operand (attn_codes.cuh). */
 static int64_t page_byte(const device_run *r, const twin *t, int64_t i) {
+    int64_t n_kv = t->ours.shape[1], head = i / t->ours.shape[2] % n_kv;
     int64_t width = t->ours.shape[2] / ML_PAGE - ML_KV_SCALE_BYTES;
     int64_t at = i % t->ours.shape[2], e = at / ML_PAGE, slot = at % ML_PAGE;
+    int64_t codes = width * ML_PAGE, page = i - at - head * t->ours.shape[2];
 
-    if (t != &r->out[2] || at >= width * ML_PAGE) /* values, or scales */
-        return i;
+    if (at >= codes)
+        return page + n_kv * codes + head * ML_PAGE * ML_KV_SCALE_BYTES + at - codes;
+    if (t != &r->out[2]) /* values */
+        return page + head * codes + at;
     if (width % 16 == 0)
         e = (e & ~(int64_t)15) | (e & 6) << 1 | (e & 8) >> 2 | (e & 1);
-    return i - at + slot * width + e;
+    return page + head * codes + slot * width + e;
 }
 
 static void place_codes(device_run *r, twin *t) {

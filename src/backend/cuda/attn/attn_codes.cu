@@ -49,8 +49,12 @@ template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T
 template <class T> struct wide_pages {
     uint8_t *from;
     T *to;
-    int width;
+    int width, n_kv;
     bool paired;
+
+    __device__ attn_coded row(int64_t page, int head, int slot) const {
+        return attn_coded_at(from, page, head, n_kv, slot, width);
+    }
 };
 
 /* Whether a row of its sequence attends to a key of entry i of the page table. */
@@ -63,23 +67,23 @@ template <class T> __device__ static bool is_read(const attn_call<T> &c, int i) 
 }
 
 template <class T>
-__device__ static void widen_head(T *to, uint8_t *from, int64_t head,
-                                  const wide_pages<T> &p, int format) {
+__device__ static void widen_head(T *to, int64_t page, int head, const wide_pages<T> &p,
+                                  int format) {
     for (int i = (int)threadIdx.x; i < ML_PAGE * p.width; i += THREADS) {
-        attn_coded row = attn_coded_at(from, head, i / p.width, p.width);
+        attn_coded row = p.row(page, head, i / p.width);
         uint8_t code = row.code[attn_code_place(i % p.width, p.paired)];
         to[i] = ml_as<T>(attn_code_value(code, format) * *row.scale);
     }
 }
 
 /* The same, 16 numbers at a time. */
-__device__ static void widen_units(bf16 *to, uint8_t *from, int64_t head,
+__device__ static void widen_units(bf16 *to, int64_t page, int head,
                                    const wide_pages<bf16> &p, int format) {
     int per_row = (p.width + ATTN_UNIT - 1) / ATTN_UNIT;
 
     for (int i = (int)threadIdx.x; i < ML_PAGE * per_row; i += THREADS) {
         int slot = i / per_row, e = i % per_row * ATTN_UNIT;
-        attn_unit u = attn_load_unit(attn_coded_at(from, head, slot, p.width), e, p.width);
+        attn_unit u = attn_load_unit(p.row(page, head, slot), e, p.width);
         uint4 x[2];
         attn_widen_unit(x, u, p.paired, format);
         *(uint4 *)(to + slot * p.width + e) = x[0];
@@ -88,17 +92,17 @@ __device__ static void widen_units(bf16 *to, uint8_t *from, int64_t head,
     }
 }
 
-__device__ static void widen(float *to, uint8_t *from, int64_t head,
-                             const wide_pages<float> &p, int format) {
-    widen_head(to, from, head, p, format);
+__device__ static void widen(float *to, int64_t page, int head, const wide_pages<float> &p,
+                             int format) {
+    widen_head(to, page, head, p, format);
 }
 
-__device__ static void widen(bf16 *to, uint8_t *from, int64_t head,
-                             const wide_pages<bf16> &p, int format) {
+__device__ static void widen(bf16 *to, int64_t page, int head, const wide_pages<bf16> &p,
+                             int format) {
     if (p.width % 8 == 0)
-        widen_units(to, from, head, p, format);
+        widen_units(to, page, head, p, format);
     else
-        widen_head(to, from, head, p, format);
+        widen_head(to, page, head, p, format);
 }
 
 /* A block has a head of a page: of page i, or of entry first + i of the batch's page table, which gets
@@ -111,18 +115,18 @@ __global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table, int
     if (table && threadIdx.x == 0 && head == 0)
         table[i] = i;
     if (!table)
-        widen(to, p.from, (int64_t)i * c.n_kv + head, p, c.format);
+        widen(to, i, head, p, c.format);
     else if (is_read(c, first + i))
-        widen(to, p.from, (int64_t)c.page[first + i] * c.n_kv + head, p, c.format);
+        widen(to, c.page[first + i], head, p, c.format);
 }
 
 template <class T>
 static void widen_all(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
                       void *scratch, int32_t *table, int first) {
     dim3 grid((unsigned)at.n_page, (unsigned)c.n_kv);
-    wide_pages<T> k = { c.kcode, (T *)((char *)scratch + at.keys), c.d,
+    wide_pages<T> k = { c.kcode, (T *)((char *)scratch + at.keys), c.d, c.n_kv,
                         attn_is_paired(c.d) };
-    wide_pages<T> v = { c.vcode, (T *)((char *)scratch + at.values), c.dv, false };
+    wide_pages<T> v = { c.vcode, (T *)((char *)scratch + at.values), c.dv, c.n_kv, false };
 
     widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, table, first);
     if (c.vcode)

@@ -1,9 +1,10 @@
 /* attn_codes.cuh - KV pages of codes of 8 bits (ML_KV_*), with a scale for each key and value.
  *
- * A head of a page has the codes of 16 keys, or of 16 values padded to c.dv, then their scales in
- * f32.  Codes and scales of a row are those of the CPU (ml_kv_encode).  The number that is read is
- * the f32 product of a code's value and its scale, rounded to the type of activations: attention
- * has the bits of pages of that type with these numbers.
+ * A page has the codes of 16 keys of each head, or of 16 values padded to c.dv, then the scales
+ * of all heads in f32: the codes of a head begin at a cache line.  Codes and scales of a row are
+ * those of the CPU (ml_kv_encode).  The number that is read is the f32 product of a code's value and
+ * its scale, rounded to the type of activations: attention has the bits of pages of that type with
+ * these numbers.
  *
  * Keys whose size is a multiple of 16 have their elements in the order of an mma operand: of 16
  * elements 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15.  Then four adjacent codes are those that a
@@ -25,17 +26,17 @@ struct attn_coded {
     float *scale;
 };
 
-__device__ static inline attn_coded attn_coded_at(uint8_t *pages, int64_t head, int slot,
-                                                  int width) {
-    uint8_t *at = pages + head * (ML_PAGE * (width + ML_KV_SCALE_BYTES));
-    return { at + slot * width, (float *)(at + ML_PAGE * width) + slot };
+__device__ static inline attn_coded attn_coded_at(uint8_t *pages, int64_t page, int head,
+                                                  int n_kv, int slot, int width) {
+    uint8_t *at = pages + page * (n_kv * ML_PAGE * (width + ML_KV_SCALE_BYTES));
+    int row = head * ML_PAGE + slot;
+    return { at + row * width, (float *)(at + n_kv * ML_PAGE * width) + row };
 }
 
 template <class T>
 __device__ static inline attn_coded attn_coded_key(const attn_call<T> &c,
                                                    const int32_t *page, int head, int key) {
-    return attn_coded_at(c.kcode, (int64_t)page[key / ML_PAGE] * c.n_kv + head,
-                         key % ML_PAGE, c.d);
+    return attn_coded_at(c.kcode, page[key / ML_PAGE], head, c.n_kv, key % ML_PAGE, c.d);
 }
 
 /* Values that are the first numbers of keys have their codes. */
@@ -44,8 +45,7 @@ __device__ static inline attn_coded
 attn_coded_value(const attn_call<T> &c, const int32_t *page, int head, int key) {
     if (!c.vcode)
         return attn_coded_key(c, page, head, key);
-    return attn_coded_at(c.vcode, (int64_t)page[key / ML_PAGE] * c.n_kv + head,
-                         key % ML_PAGE, c.dv);
+    return attn_coded_at(c.vcode, page[key / ML_PAGE], head, c.n_kv, key % ML_PAGE, c.dv);
 }
 
 /* Whether keys of this size have the order of an mma operand. */
@@ -60,23 +60,16 @@ __device__ static inline int attn_code_place(int e, bool paired) {
 
 /* ---- numbers of codes ---- */
 
-/* Two adjacent codes of a word: of its lower half, or of its upper one. */
+/* Two adjacent FP8 codes of a word, of its lower half or of its upper one, as f16: exact. */
 template <int FORMAT, int HALF>
-__device__ static inline float2 attn_code_values(uint32_t w) {
-    if (FORMAT ==
-        ATTN_INT8) { /* as the last bits of 2^23 + 128 + code: conversions are slow */
-        uint32_t up = w ^ 0x80808080u;
-        uint32_t lo = __byte_perm(up, 0x4b000000u, HALF ? 0x7442 : 0x7440);
-        uint32_t hi = __byte_perm(up, 0x4b000000u, HALF ? 0x7443 : 0x7441);
-        return make_float2(__uint_as_float(lo) - 8388736.0f,
-                           __uint_as_float(hi) - 8388736.0f);
-    }
-    if (FORMAT == ATTN_E5M2) { /* the upper half of an f16 */
-        uint32_t bits = __byte_perm(w, 0, HALF ? 0x3424 : 0x1404);
-        return __half22float2(*(__half2 *)&bits);
-    }
+__device__ static inline uint32_t attn_code_halves(uint32_t w) {
+    uint32_t bits;
+
+    static_assert(FORMAT != ATTN_INT8, "f16 holds FP8 codes");
+    if (FORMAT == ATTN_E5M2) /* the upper half of an f16 */
+        return __byte_perm(w, 0, HALF ? 0x3424 : 0x1404);
 #if __CUDA_ARCH__ >= 890
-    uint32_t bits; /* from half of a register, which the intrinsic shifts first */
+    /* From half of a register, which the intrinsic shifts first. */
     if (HALF)
         asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.rn.f16x2.e4m3x2 %0, hi;}"
             : "=r"(bits)
@@ -85,11 +78,29 @@ __device__ static inline float2 attn_code_values(uint32_t w) {
         asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.rn.f16x2.e4m3x2 %0, lo;}"
             : "=r"(bits)
             : "r"(w));
-    return __half22float2(*(__half2 *)&bits);
 #else
-    return __half22float2(__half2(
-        __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(HALF ? w >> 16 : w), __NV_E4M3)));
+    __half2_raw h =
+        __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(HALF ? w >> 16 : w), __NV_E4M3);
+    memcpy(&bits, &h, sizeof bits);
 #endif
+    return bits;
+}
+
+/* Two adjacent codes of a word as f32. */
+template <int FORMAT, int HALF>
+__device__ static inline float2 attn_code_values(uint32_t w) {
+    if constexpr (
+        FORMAT ==
+        ATTN_INT8) { /* as the last bits of 2^23 + 128 + code: conversions are slow */
+        uint32_t up = w ^ 0x80808080u;
+        uint32_t lo = __byte_perm(up, 0x4b000000u, HALF ? 0x7442 : 0x7440);
+        uint32_t hi = __byte_perm(up, 0x4b000000u, HALF ? 0x7443 : 0x7441);
+        return make_float2(__uint_as_float(lo) - 8388736.0f,
+                           __uint_as_float(hi) - 8388736.0f);
+    } else {
+        uint32_t bits = attn_code_halves<FORMAT, HALF>(w);
+        return __half22float2(*(__half2 *)&bits);
+    }
 }
 
 __device__ static inline float attn_code_value(uint32_t code, int format) {

@@ -13,11 +13,15 @@
  * Scales of FP8 are powers of two, by which a sum of products may be multiplied afterwards: the same
  * bits.  So operands are the values of codes, a key's score is multiplied by its scale, and a value's
  * weight by the value's.  Weights are multiplied by BIAS, too, and the outputs divided by it, so that
- * no such product is subnormal. */
+ * no such product is subnormal.
+ *
+ * FP8 codes of keys become f16, which takes one instruction for two of them where bf16 takes four.
+ * Queries are f16 then, too, times a power of two.  A row that f16 does not hold exactly keeps bf16:
+ * products and sums are the same numbers either way. */
 #include "backend/cuda/attn/attn_codes.cuh"
 #include "backend/cuda/attn/attn_decode.cuh"
 
-enum { STAGES = 2 };
+enum { STAGES = 2, MOST_SEQS = 65535 /* of a grid */ };
 
 #define BIAS 0x1p40f
 
@@ -37,11 +41,20 @@ template <int D> struct tiles {
     int32_t id, next_id; /* the warp's KV page of tile `at`, and of the next tile */
     int lo, hi;
     int at, n; /* the tile whose values are copied next: its first key, its stage */
-    /* A lane's first 16 codes of a page, in page 0 and in a stage, and its scales behind them; of
-     * heads of D numbers. */
+    /* A lane's first 16 codes of a page, in page 0 and in a stage, and how far behind them its scales
+     * are; of heads of D numbers. */
     const uint8_t *key, *value;
     int to, scales;
 };
+
+/* Heads of a sequence, whose pages are adjacent, are adjacent blocks. */
+__device__ static int own_seq(void) {
+    return (int)blockIdx.y;
+}
+
+__device__ static int own_head(void) {
+    return (int)blockIdx.x;
+}
 
 template <int D> __device__ static int32_t page_of(const tiles<D> &t, int tile) {
     int first = tile + (int)threadIdx.x / 32 * ML_PAGE;
@@ -77,7 +90,7 @@ __device__ static void fetch_part(const stage &to, uint8_t *pages, int32_t id, i
     const int per_row = D / ATTN_UNIT, at_once = 32 / per_row;
     int lane = (int)threadIdx.x % 32, row = lane / per_row, e = lane % per_row * ATTN_UNIT;
     int own = (int)threadIdx.x / 32 * ML_PAGE, first = tile + own;
-    attn_coded page = attn_coded_at(pages, (int64_t)id * c.n_kv + blockIdx.y, 0, width);
+    attn_coded page = attn_coded_at(pages, id, own_head(), c.n_kv, 0, width);
 
     for (int i = 0; i < ML_PAGE; i += at_once) {
         int key = first + row + i;
@@ -144,7 +157,7 @@ template <int D>
 __device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c, int seq) {
     int lane = (int)threadIdx.x % 32, row = lane / (D / ATTN_UNIT);
     int e = lane % (D / ATTN_UNIT) * ATTN_UNIT;
-    int64_t head = (int64_t)blockIdx.y * (ML_PAGE * (D + ML_KV_SCALE_BYTES));
+    int64_t head = own_head() * (int64_t)(ML_PAGE * D);
 
     t.page = c.page + c.page_start[seq];
     t.lo = attn_first_key(c, t.hi);
@@ -155,21 +168,144 @@ __device__ static void open_tiles(tiles<D> &t, const attn_call<bf16> &c, int seq
     t.key = c.kcode + head + row * D + e;
     t.value = c.vcode + head + row * D + e;
     t.to = code_at<D>((int)threadIdx.x / 32 * ML_PAGE + row, e);
-    t.scales = ML_PAGE * D + lane * 16 - (row * D + e);
+    t.scales = (c.n_kv - own_head()) * ML_PAGE * D +
+               own_head() * ML_PAGE * ML_KV_SCALE_BYTES + lane * 16 - (row * D + e);
 }
 
-/* Two adjacent codes as a pair of bf16, without a scale that is a power of two. */
-template <int FORMAT, int HALF>
+/* Two adjacent codes as a pair of bf16 or, of FP8, of f16; without a scale that is a power of two. */
+template <int FORMAT, int HALF, bool F16>
 __device__ static uint32_t widen_pair(uint32_t w, float scale) {
-    if (!scales_exactly<FORMAT>)
+    if constexpr (F16) {
+        return attn_code_halves<FORMAT, HALF>(w);
+    } else if constexpr (!scales_exactly<FORMAT>) {
         return attn_widen2<FORMAT, HALF>(w, scale);
-    float2 v = attn_code_values<FORMAT, HALF>(w);
-    return ml_pack2(v.x, v.y);
+    } else {
+        float2 v = attn_code_values<FORMAT, HALF>(w);
+        return ml_pack2(v.x, v.y);
+    }
 }
 
-/* Scores of a warp's 16 keys, before scaling.  A load has two mma steps of them. */
+/* ---- scores ---- */
+
+/* Second operands of the queries, in bf16 or f16. */
+template <int D, int R> struct query_operands {
+    uint32_t q[D / 16][R][2];
+    bool half;           /* f16, times a power of two for each row */
+    float unscale[R][2]; /* its inverse, of rows 8 r + lane % 4 * 2 and the next */
+};
+
+/* Two numbers of bf16, times a power of two, as f16; false if they are not exact. */
+__device__ static bool halve(uint32_t &w, float scale) {
+    float x = __uint_as_float(w << 16) * scale;
+    float y = __uint_as_float(w & 0xffff0000u) * scale;
+    __half2 h = __floats2half2_rn(x, y);
+    float2 back = __half22float2(h);
+
+    w = *(uint32_t *)&h;
+    return back.x == x && back.y == y;
+}
+
+/* The power of two that brings the largest number of the lanes' row to 2^14 .. 2^15, if it is
+ * within 2^-60 .. 2^60 or 0; otherwise NaN, with which no number is exact. */
+template <int D, int R>
+__device__ static float scale_of_row(const uint32_t (&q)[D / 16][R][2], int r) {
+    uint32_t most = 0, up;
+
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t w = q[k][r][i];
+            most = max(most, max(w << 16 & 0x7fff0000u, w & 0x7fff0000u));
+        }
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    up = most >> 23;
+    if (most == 0)
+        return 1.0f;
+    return up < 127 - 60 || up > 127 + 60 ? NAN
+                                          : __uint_as_float((2 * 127 + 14 - up) << 23);
+}
+
+template <int D, int R> __device__ static void halve_queries(query_operands<D, R> &x) {
+    uint32_t h[D / 16][R][2];
+
+    x.half = true;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        float scale = scale_of_row<D, R>(x.q, r), unscale = 1.0f / scale;
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                h[k][r][i] = x.q[k][r][i];
+                x.half &= halve(h[k][r][i], scale);
+            }
+        x.unscale[r][0] = decode_of_row(unscale, 0);
+        x.unscale[r][1] = decode_of_row(unscale, 1);
+    }
+    x.half = __all_sync(0xffffffffu, x.half);
+    if (x.half) {
+        memcpy(x.q, h, sizeof h);
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        x.unscale[r][0] = x.unscale[r][1] = 1.0f;
+}
+
 template <int D, int R, int FORMAT>
-__device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16][R][2],
+__device__ static void open_queries(query_operands<D, R> &x, const bf16 *rows) {
+    decode_queries<D, R>(x.q, rows);
+    x.half = false;
+    if (scales_exactly<FORMAT>)
+        halve_queries<D, R>(x);
+}
+
+/* Codes of a warp's 16 keys.  A load has two mma steps of them. */
+template <int D>
+__device__ static void load_keys(uint32_t (&code)[D / 32][4], const uint8_t *keys) {
+    int own = (int)threadIdx.x / 32 * DECODE_OWN, lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int k = 0; k < D / 32; k++)
+        ml_ldmatrix4(code[k], keys + code_at<D>(own + lane / 16 * 8 + lane % 8,
+                                                k * 32 + lane / 8 % 2 * 16));
+}
+
+/* ml_mma of f16. */
+__device__ static void mma_half(float (&c)[4], const uint32_t (&a)[4],
+                                const uint32_t (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Sums over a warp's 16 keys, with operands of f16 or bf16. */
+template <int D, int R, int FORMAT, bool HALF>
+__device__ static void add_keys(float (&s)[R][4], const query_operands<D, R> &x,
+                                const uint32_t (&code)[D / 32][4], float first,
+                                float second) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t w0 = code[k / 2][k % 2], w1 = code[k / 2][2 + k % 2];
+        uint32_t a[4] = { widen_pair<FORMAT, 0, HALF>(w0, first),
+                          widen_pair<FORMAT, 0, HALF>(w1, second),
+                          widen_pair<FORMAT, 1, HALF>(w0, first),
+                          widen_pair<FORMAT, 1, HALF>(w1, second) };
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            if (HALF)
+                mma_half(s[r], a, x.q[k][r]);
+            else
+                ml_mma(s[r], a, x.q[k][r][0], x.q[k][r][1]);
+    }
+}
+
+/* Scores of a warp's 16 keys, before scaling. */
+template <int D, int R, int FORMAT>
+__device__ static void coded_scores(float (&s)[R][4], const query_operands<D, R> &x,
                                     const uint8_t *keys, const float *scales) {
     int own = (int)threadIdx.x / 32 * DECODE_OWN, lane = (int)threadIdx.x % 32;
     float first = scales[own + lane / 4], second = scales[own + 8 + lane / 4];
@@ -178,20 +314,19 @@ __device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16
 #pragma unroll
     for (int r = 0; r < R; r++)
         s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < D / 32; k++)
-        ml_ldmatrix4(code[k], keys + code_at<D>(own + lane / 16 * 8 + lane % 8,
-                                                k * 32 + lane / 8 % 2 * 16));
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t w0 = code[k / 2][k % 2], w1 = code[k / 2][2 + k % 2];
-        uint32_t a[4] = { widen_pair<FORMAT, 0>(w0, first),
-                          widen_pair<FORMAT, 0>(w1, second),
-                          widen_pair<FORMAT, 1>(w0, first),
-                          widen_pair<FORMAT, 1>(w1, second) };
+    load_keys<D>(code, keys);
+    if constexpr (scales_exactly<FORMAT>) {
+        if (x.half)
+            add_keys<D, R, FORMAT, true>(s, x, code, first, second);
+        else
+            add_keys<D, R, FORMAT, false>(s, x, code, first, second);
 #pragma unroll
         for (int r = 0; r < R; r++)
-            ml_mma(s[r], a, q[k][r][0], q[k][r][1]);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[r][i] *= x.unscale[r][i % 2];
+    } else {
+        add_keys<D, R, FORMAT, false>(s, x, code, first, second);
     }
     if (scales_exactly<FORMAT>) {
 #pragma unroll
@@ -201,6 +336,8 @@ __device__ static void coded_scores(float (&s)[R][4], const uint32_t (&q)[D / 16
                 s[r][i] *= i < 2 ? first : second;
     }
 }
+
+/* ---- values ---- */
 
 /* Codes of the warp's columns of the values: of keys 16 k .. 16 k + 7 in the first word of a
  * pair, of the next 8 in the second; a word has two columns of two keys. */
@@ -455,10 +592,10 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
     const int M = D / 16 / ATTN_WARPS; /* 16-column tiles per warp */
     extern __shared__ __align__(128) unsigned char smem_bytes[];
     coded_smem<D, R> &smem = *(coded_smem<D, R> *)smem_bytes;
-    int seq = (int)blockIdx.x, head = (int)blockIdx.y;
-    bool sums = threadIdx.x / 32 == blockIdx.x % ATTN_WARPS; /* one warp of each block */
+    int seq = own_seq(), head = own_head();
+    bool sums = threadIdx.x / 32 == (unsigned)(seq + head) % ATTN_WARPS; /* one warp */
     tiles<D> t;
-    uint32_t q[D / 16][R][2];
+    query_operands<D, R> q;
     float s[R][4], l[R] = {}, acc[R][M][4] = {};
     pair_state<R> x = open_softmax<R>(c);
     decode_state<R> end;
@@ -476,7 +613,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, R == 1 ? 4 : 3)
         prefetch(t, smem, c);
     ml_copy_wait<STAGES - 1>();
     __syncthreads();
-    decode_queries<D, R>(q, smem.rows);
+    open_queries<D, R, FORMAT>(q, smem.rows);
     coded_scores<D, R, FORMAT>(s, q, smem.key[0], smem.key_scale[0]);
     end_scores<R>(s, t.lo / ML_KTILE * ML_KTILE, t.lo, t.hi, c);
     put_top<R>(smem.top[0], s);
@@ -521,7 +658,7 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                  "attention");
     ml_cuda_launch(s, "attention", decode_codes_forward<D, R, FORMAT>,
-                   dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, (size_t)bytes,
+                   dim3((unsigned)c.n_kv, (unsigned)c.n_seq), ATTN_THREADS, (size_t)bytes,
                    c);
 }
 
@@ -534,7 +671,7 @@ template <int FORMAT> static void choose(ml_cuda_stream *s, const attn_call<bf16
 
 bool ml_attn_decode_codes_supports(const attn_call<bf16> &c) {
     return c.format && attn_is_paired(c.d) && c.n_token == c.n_seq &&
-           c.group <= DECODE_ROWS;
+           c.n_seq <= MOST_SEQS && c.group <= DECODE_ROWS;
 }
 
 void ml_attn_decode_codes(ml_cuda_stream *s, const attn_call<bf16> &c) {

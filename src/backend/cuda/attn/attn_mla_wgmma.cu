@@ -37,6 +37,12 @@ __device__ static inline void fetch_tile(bf16 *to, const wide_tile &t,
     }
 }
 
+/* All heads share a key. */
+__device__ static inline const float *one_scale(const uint8_t *code, int row,
+                                                const attn_call<bf16> &c) {
+    return wide_scale(code, row, c.d, 0, 1);
+}
+
 /* Of a tile of codes. */
 template <int D>
 __device__ static inline void fetch_codes(mla_coded_smem<D> &smem, int stage,
@@ -50,15 +56,14 @@ __device__ static inline void fetch_codes(mla_coded_smem<D> &smem, int stage,
         if (attn_is_paired(c.d))
             ml_copy_async(to, there ? from + e : c.kcode, there);
         else /* addresses are multiples of 8 */
-            *(uint4 *)to =
-                there ? attn_load_unit(from, wide_scale(from, row, c.d), e, c.d).code
-                      : make_uint4(0, 0, 0, 0);
+            *(uint4 *)to = there
+                               ? attn_load_unit(from, one_scale(from, row, c), e, c.d).code
+                               : make_uint4(0, 0, 0, 0);
     }
     if (threadIdx.x < ML_KTILE) {
         const uint8_t *from = (const uint8_t *)smem.tile[stage].key[threadIdx.x];
         ml_copy_async4(&smem.scale[stage][threadIdx.x],
-                       from ? (const void *)wide_scale(from, (int)threadIdx.x, c.d)
-                            : c.kcode,
+                       from ? (const void *)one_scale(from, (int)threadIdx.x, c) : c.kcode,
                        from != NULL);
     }
 }

@@ -46,13 +46,14 @@ __device__ static void load_codes(coded_part<D> &p, const attn_call<bf16> &c,
         const int pages = p.at_once / ML_PAGE; /* 1 or 2 */
         int32_t page = row < ML_PAGE ? id[i * pages] : id[i * pages + pages - 1];
         int key = tile + row + i * p.at_once;
-        int64_t at = (int64_t)page * c.n_kv + head;
+        int slot = row % ML_PAGE;
         p.key[i] = p.value[i] = {};
         if (key < lo || key > hi || e >= c.d)
             continue;
-        p.key[i] = attn_load_unit(attn_coded_at(c.kcode, at, row % ML_PAGE, c.d), e, c.d);
+        p.key[i] =
+            attn_load_unit(attn_coded_at(c.kcode, page, head, c.n_kv, slot, c.d), e, c.d);
         p.value[i] =
-            attn_load_unit(attn_coded_at(c.vcode, at, row % ML_PAGE, c.dv), e, c.dv);
+            attn_load_unit(attn_coded_at(c.vcode, page, head, c.n_kv, slot, c.dv), e, c.dv);
     }
 }
 

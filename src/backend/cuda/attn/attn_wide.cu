@@ -136,9 +136,9 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_coded_forward(attn_call<
     __syncthreads();
     wide_fetch_rows<D>(smem.rows, c.q, c.d, c, b.p.first_row, b.head, b.row0, b.n_row);
     ml_copy_commit();
-    wide_load_codes<D>(key, smem.tile[0].key, c.d, c.d);
+    wide_load_codes<D>(key, smem.tile[0].key, c.d, c.d, b.head, c.n_kv);
     if (!IN_KEY)
-        wide_load_codes<D>(value, smem.tile[0].value, c.dv, c.e);
+        wide_load_codes<D>(value, smem.tile[0].value, c.dv, c.e, b.head, c.n_kv);
     wide_put_codes<D>(smem.buf[0], key, attn_is_paired(c.d), c.format);
     lim = attn_limits_of(c, b.p.first_row, row, b.n_row);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_coded_forward(attn_call<
 
         __syncthreads(); /* the keys are there; the values before are no longer read */
         if (more)
-            wide_load_codes<D>(key, next.key, c.d, c.d);
+            wide_load_codes<D>(key, next.key, c.d, c.d, b.head, c.n_kv);
         if (tile <= lim.most_pos) {
             wide_scores<D, D, D>(s, smem.rows, own, keys, part * WIDE_OWN);
             put_scores(smem.scores, s, own, part);
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_coded_forward(attn_call<
             wide_put_codes<D>(smem.buf[1], value, false, c.format);
         __syncthreads(); /* scores and values are there; the keys of !IN_KEY are not read */
         if (!IN_KEY && more)
-            wide_load_codes<D>(value, next.value, c.dv, c.e);
+            wide_load_codes<D>(value, next.value, c.dv, c.e, b.head, c.n_kv);
         wide_find_keys<false, true>(smem.tile[n % 2], c, b, tile + 2 * ML_KTILE);
         if (tile <= lim.most_pos) {
             fold_tile<N>(x, w, acc, smem.scores, own, lim, tile, c);

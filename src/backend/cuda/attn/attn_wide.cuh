@@ -92,10 +92,11 @@ __device__ static inline void wide_fetch(bf16 *to, const void *const *from, int 
     }
 }
 
-/* Where the scale of row `row` of a tile is, whose codes begin at `code`. */
-__device__ static inline const float *wide_scale(const uint8_t *code, int row, int width) {
-    int slot = row % ML_PAGE;
-    return (const float *)(code + (ML_PAGE - slot) * width) + slot;
+/* Where the scale of row `row` of a tile is, whose codes begin at `code`: of one of n_kv heads. */
+__device__ static inline const float *wide_scale(const uint8_t *code, int row, int width,
+                                                 int head, int n_kv) {
+    int at = head * ML_PAGE + row % ML_PAGE;
+    return (const float *)(code + (n_kv * ML_PAGE - at) * width) + at;
 }
 
 /* A thread's part of a tile of codes, on its way from global memory. */
@@ -107,7 +108,7 @@ template <int W> struct wide_part {
 /* Loads the first n elements of rows of `width` codes; NULL and the rest are zero. */
 template <int W>
 __device__ static inline void wide_load_codes(wide_part<W> &p, const void *const *from,
-                                              int width, int n) {
+                                              int width, int n, int head, int n_kv) {
 #pragma unroll
     for (int k = 0; k < p.n; k++) {
         int i = (int)threadIdx.x + k * WIDE_THREADS;
@@ -115,7 +116,8 @@ __device__ static inline void wide_load_codes(wide_part<W> &p, const void *const
         const uint8_t *code = (const uint8_t *)from[row];
         p.unit[k] = {};
         if (code && e < n)
-            p.unit[k] = attn_load_unit(code, wide_scale(code, row, width), e, width);
+            p.unit[k] =
+                attn_load_unit(code, wide_scale(code, row, width, head, n_kv), e, width);
     }
 }
 
