@@ -476,7 +476,7 @@ template <class W> static bool plan_for(plan *p, const ml_skinny_gemm *f) {
     p->chains +=
         f->gated && p->chains % 2; /* a gate and its up projection are in one block */
     if (p->chains <= MADE_CHAINS) {
-        int each = p->chains <= 3 ? 4 : 2;
+        int each = p->chains <= 3 ? 3 : 2; /* 4 or 5 take issue slots of the chains */
         p->helpers = p->chains * each;
         p->made_steps = f->k % (LONG * STEP) == 0 ? LONG : 1;
         n_step = (n_step + each - 1) / each;
