@@ -5,7 +5,7 @@
  * Ours and the peer take turns in one run and the best of each counts.
  *   M=512   GFLOP/s of the three products, f32; the peer is OpenBLAS' sgemm.
  *   M=1     GB/s of weights that no cache holds; the peer only reads as many bytes.
- *   M=8     GFLOP/s on such weights; the peer is what that reading speed or the FMA units
+ *   M=8, 16 GFLOP/s on such weights; the peer is what that reading speed or the FMA units
  *           allow, whichever is lower.
  *   experts GFLOP/s of MOE_LINEAR, 64 experts with 1,024 tokens of 4 each, unevenly spread;
  *           the peer is our own dense product of as many rows.
@@ -207,14 +207,14 @@ static void bench_layer(bench *b, int n, int k) {
     free(l.scratch);
 }
 
-/* ---- M=1 and M=8 ---- */
+/* ---- M=1, M=8 and M=16 ---- */
 
 typedef struct reading {
     const char *at;
     uint64_t sum[ML_POOL_MAX];
 } reading;
 
-enum { LINE = 64, PIECE_LINES = 8 * 1024 };
+enum { LINE = 64, PIECE_LINES = 8 * 1024, MOST_ROWS = 16 };
 
 /* One word of every line: memory sends the whole line, and nothing else takes time. */
 static void read_lines(void *ud, int64_t begin, int64_t end, int worker) {
@@ -231,7 +231,7 @@ static void read_lines(void *ud, int64_t begin, int64_t end, int worker) {
 static void bench_far(bench *b, char *far, ml_dtype dtype, int m) {
     const size_t bytes = (size_t)FAR_N * FAR_K * ml_dtype_bytes(dtype);
     const double gflop = 2e-9 * m * FAR_N * FAR_K, gbyte = 1e-9 * (double)bytes;
-    static float x[8 * FAR_K], y[8 * FAR_N];
+    static float x[MOST_ROWS * FAR_K], y[MOST_ROWS * FAR_N];
     const ml_tensor any = { NULL, dtype, ML_PANELS, 2, { FAR_N, FAR_K } };
     void *scratch = allocate(ml_gemm_scratch(b->s, &any, m));
     double best = 1e9, reads = 1e9;
@@ -354,6 +354,8 @@ static void bench_threads(bench *b, int threads, char *far) {
     bench_far(b, far, ML_BF16, 1);
     bench_far(b, far, ML_F32, 8);
     bench_far(b, far, ML_BF16, 8);
+    bench_far(b, far, ML_F32, 16);
+    bench_far(b, far, ML_BF16, 16);
     bench_layer(b, 1024, 1024);
     bench_layer(b, 3072, 1024);
     bench_layer(b, 1024, 3072);

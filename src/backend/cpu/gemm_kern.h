@@ -35,7 +35,8 @@ typedef struct ml_gemm_lines {
  * b_codes, too: inputs b_k and following, b_k a multiple of 8; more than one row are packed,
  * with a_ks 16, a single one has a_ks 1.
  * `next`, when not NULL, is the memory to be read after b, of b's type and order; the
- * kernel prefetches it when a is not packed, which leaves time for that.  With `after`, b comes from
+ * kernel prefetches it when a is not packed, which leaves time for that; with next_once, a single panel
+ * for each group of panels.  With `after`, b comes from
  * memory, and this is read after its last panel: a kernel may prefetch both.  `ahead` are n_ahead
  * lists of cache lines of later tiles, which it prefetches into the L2 cache.
  *
@@ -52,7 +53,7 @@ typedef struct ml_gemm_tile {
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
     int64_t k, run, b_rs, b_k;
     int32_t mr, np, tail, n_ahead;
-    bool add, onto, onto_zero;
+    bool add, onto, onto_zero, next_once;
 } ml_gemm_tile;
 
 typedef struct ml_gemm_kern {

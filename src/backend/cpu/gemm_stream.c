@@ -108,12 +108,24 @@ static const void *start_of(const streaming *g, int32_t i, int64_t piece) {
     return (const char *)w->data + at * (w->dtype == ML_F32 ? 4 : 2);
 }
 
+/* Of several tiles over the same panels, each prefetches one of the panels that are read next, so that
+ * memory is read all the time. */
+static void share_ahead(ml_gemm_tile *tile, const void *next, int64_t i) {
+    const uintptr_t panel = (uintptr_t)tile->b_ps * sizeof(float);
+
+    tile->after = NULL;
+    tile->next =
+        i < tile->np ? (const void *)((uintptr_t)next + (uintptr_t)i * panel) : NULL;
+    tile->next_once = tile->next != NULL;
+}
+
 /* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
  * memory, the others from the L2 cache.  `after` is read next. */
 static void stream_rows(const streaming *g, const ml_gemm_out *out, const float *rows,
-                        int64_t p, int64_t np, const void *after) {
+                        int64_t p, int64_t np, const void *after, bool is_last) {
     const int64_t at = (p * g->k + g->span) * ML_LANES;
     ml_gemm_tile tile = tile_of(g, out, rows, p, np);
+    const void *ahead = NULL;
     ml_gemm_codes codes;
 
     tile.after = after;
@@ -124,11 +136,15 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, const float 
         tile.b_k = g->span;
     } else if (out->w->dtype == ML_F32) {
         tile.b = (const float *)out->w->data + at;
+        if (g->tiles > 1)
+            ahead = is_last ? after : tile.b + np * tile.b_ps;
     } else {
         tile.b_bf16 = (const uint16_t *)out->w->data + at;
     }
     for (int64_t row = 0; row < g->m; row += g->tile_rows) {
         tile.c = out->y + row * out->ldy + p * ML_LANES;
+        if (ahead)
+            share_ahead(&tile, ahead, row / g->tile_rows);
         if (!g->packed)
             tile.a = rows + row * g->ldx;
         tile.mr = (int32_t)lesser(g->tile_rows, g->m - row);
@@ -148,7 +164,8 @@ static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
         const bool is_last = i + 1 == g->n_out;
         const void *after = is_last ? start_of(g, 0, end) : start_of(g, i + 1, begin);
         for (int64_t p = begin * panels / g->pieces; p < last; p += step)
-            stream_rows(g, &g->out[i], rows, p, lesser(step, last - p), after);
+            stream_rows(g, &g->out[i], rows, p, lesser(step, last - p), after,
+                        p + step >= last);
     }
 }
 
