@@ -155,6 +155,7 @@ define LONG_TIER
 400 load-router $(LOAD) --connections 1000 --seconds 60 --router
 600 serve-10000 tests/e2e/serve_qos.py --miles $(B)/miles --long
 $(if $(and $(filter 1,$(CUDA)),$(wildcard /dev/nvidia0)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
+$(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory JOBS=1 cuda-oldest)
 3600 arm $(MAKE) --no-print-directory JOBS=1 arm
 3600 lint $(MAKE) --no-print-directory JOBS=1 lint
 2400 mutants tools/mutants.sh
