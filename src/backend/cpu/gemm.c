@@ -65,6 +65,7 @@ typedef struct product {
     int64_t row, rows_end;           /* the row block */
     int64_t tiles, tile_rows, parts; /* its tiles, most rows per tile, ranges of tiles */
     int64_t span, span_end;          /* range of blocks that are packed */
+    int64_t group;                   /* tiles that are packed together */
     int64_t piece_panels, piece_tiles, panel_pieces;
 } product;
 
@@ -219,9 +220,12 @@ static void list_lines(ml_gemm_tile *tile, ml_gemm_lines *list, ahead *h, int64_
     }
 }
 
-/* The first row of a tile; rows are divided evenly. */
+/* The first row of a tile; rows are divided evenly.  A division of 64 bits takes as long as
+ * 2 % of a tile. */
 static int64_t tile_row(const product *g, int64_t tile) {
-    return g->row + tile * (g->rows_end - g->row) / g->tiles;
+    const uint32_t rows = (uint32_t)(g->rows_end - g->row);
+
+    return g->row + (uint32_t)tile * rows / (uint32_t)g->tiles;
 }
 
 /* Of block i. */
@@ -242,25 +246,31 @@ static void pack_rounded(const product *g, float *dst, int64_t row, int64_t rows
     g->s->kern->gemm->pack_rows(dst, x, DEPTH_BLOCK, rows, depth, g->s->kern->gemm->lanes);
 }
 
-/* Index: tile * blocks of the span + block. */
-static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
-    const product *g = ud;
+static void pack_tile(const product *g, int64_t tile, int64_t at) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
+    const int64_t d = g->cut[at], depth = g->cut[at + 1] - d;
+    const int64_t row = tile_row(g, tile), rows = tile_row(g, tile + 1) - row;
+    const float *src = g->a + row * g->a_is + d * g->a_ks;
+    float *dst = packed_tile(g, at, tile);
+
+    if (g->b_source == B_PANELS && ml_dtype_rounds_inputs(g->w->dtype))
+        pack_rounded(g, dst, row, rows, d, depth);
+    else if (g->a_ks == 1)
+        kern->pack_rows(dst, src, g->a_is, rows, depth, kern->lanes);
+    else
+        kern->pack_columns(dst, src, g->a_ks, rows, depth, kern->lanes);
+}
+
+/* Index: group of tiles * blocks of the span + block. */
+static void pack_groups(void *ud, int64_t begin, int64_t end, int worker) {
+    const product *g = ud;
     const int64_t blocks = g->span_end - g->span;
 
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t tile = i / blocks, at = g->span + i % blocks;
-        const int64_t d = g->cut[at], depth = g->cut[at + 1] - d;
-        const int64_t row = tile_row(g, tile), rows = tile_row(g, tile + 1) - row;
-        const float *src = g->a + row * g->a_is + d * g->a_ks;
-        float *dst = packed_tile(g, at, tile);
-        if (g->b_source == B_PANELS && ml_dtype_rounds_inputs(g->w->dtype))
-            pack_rounded(g, dst, row, rows, d, depth);
-        else if (g->a_ks == 1)
-            kern->pack_rows(dst, src, g->a_is, rows, depth, kern->lanes);
-        else
-            kern->pack_columns(dst, src, g->a_ks, rows, depth, kern->lanes);
+        const int64_t first = i / blocks * g->group;
+        for (int64_t t = first; t < lesser(first + g->group, g->tiles); t++)
+            pack_tile(g, t, g->span + i % blocks);
     }
 }
 
@@ -303,8 +313,8 @@ static void multiply_block(const product *g, block blk, runs next, int64_t t, in
     tile.a_ks = g->s->kern->gemm->lanes;
     tile.b = block_panels(g, buf, blk, &tile.b_ps);
     tile.ahead = list;
-    for (; t < t_end; t++) {
-        const int64_t row = tile_row(g, t), next_row = tile_row(g, t + 1);
+    for (int64_t row = tile_row(g, t), next_row; t < t_end; t++, row = next_row) {
+        next_row = tile_row(g, t + 1);
         tile.mr = (int32_t)(next_row - row);
         tile.a = packed_tile(g, blk.i, t);
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
@@ -410,10 +420,19 @@ static int64_t span_of(const product *g, int64_t first) {
     return end;
 }
 
+/* Columns of neighbouring tiles share cache lines: a thread packs all its tiles of a block before it goes
+ * on to the next one. */
+static void pack_span(product *g) {
+    const int64_t threads = ml_pool_size(g->s->pool);
+    const bool columns = g->a_ks != 1;
+
+    g->group = columns ? divide_up(g->tiles, threads) : 1;
+    ml_pool_run(g->s->pool, (g->span_end - g->span) * divide_up(g->tiles, g->group),
+                columns ? 1 : 4, pack_groups, g);
+}
+
 /* For each row block the depth ascends; row blocks are independent. */
 static void multiply(product *g) {
-    ml_pool *pool = g->s->pool;
-
     for (g->row = 0; g->row < g->n_row; g->row = g->rows_end) {
         const int64_t rows = lesser(ROW_BLOCK, g->n_row - g->row);
         g->rows_end = g->row + rows;
@@ -423,7 +442,7 @@ static void multiply(product *g) {
         g->tile_rows = divide_up(rows, g->tiles);
         for (g->span = 0; g->span < g->n_block; g->span = g->span_end) {
             g->span_end = span_of(g, g->span);
-            ml_pool_run(pool, (g->span_end - g->span) * g->tiles, 4, pack_tiles, g);
+            pack_span(g);
             multiply_outputs(g);
         }
     }
