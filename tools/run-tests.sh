@@ -8,10 +8,12 @@
 #     !900  build          make programs
 #     =400  quickstart     tests/e2e/train_quickstart.sh
 #     &2400 load           build/release/tests/load/load_serve --seconds 1800
+#     wait
 #
 # As many run at a time as there are cores (or $JOBS).  `!` and `=` mark commands that run alone,
 # after all before them and before all after; without one of `!` the rest makes no sense.  `&`
-# marks one that runs beside the following ones and does not count as a job.
+# marks one that runs beside the following ones and does not count as a job; `wait` waits for these, too,
+# and without one of them the rest makes no sense.
 #
 # A command whose output ends in "N passed, N failed, N skipped" counts as that many tests.  Any
 # other counts as one, passed if it exits with 0; each of its lines "skipped: WHY" counts as one
@@ -89,8 +91,27 @@ wait_for_places() { # until fewer than $1 are taken
     done
 }
 
+finish_beside() { # waits for what runs beside the others; false for a failure
+    local one pid log good=0
+
+    for one in ${beside[@]+"${beside[@]}"}; do
+        read -r pid log <<<"$one"
+        [ -n "$hopeless" ] && kill "$pid" 2>/dev/null
+        wait "$pid" 2>/dev/null
+        settle "$log" || good=1
+    done
+    beside=()
+    return $good
+}
+
 while read -r limit name command; do
     [ -n "$limit" ] || continue
+    if [ "$limit" = wait ]; then
+        wait_for_places 1
+        finish_beside && continue
+        hopeless=yes
+        break
+    fi
     mark=${limit%%[0-9]*}
     limit=$((4 * ${limit#"$mark"}))
     case $mark in
@@ -116,12 +137,7 @@ while read -r limit name command; do
     esac
 done
 wait_for_places 1
-for one in ${beside[@]+"${beside[@]}"}; do
-    read -r pid log <<<"$one"
-    [ -n "$hopeless" ] && kill "$pid" 2>/dev/null
-    wait "$pid" 2>/dev/null
-    settle "$log"
-done
+finish_beside
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -28,6 +28,21 @@ expect '1 passed, 3 failed, 0 skipped' 1 <<'END'
 &9 late sleep 0.5; false
 9 three sleep 0.2; echo '1 passed, 2 failed, 0 skipped'; false
 END
+# `wait` has what runs beside the others end before what follows, which makes no sense without it.
+built=$(mktemp -u)
+expect '3 passed, 0 failed, 0 skipped' 0 <<END
+&9 build sleep 0.4; touch $built
+9 one test ! -e $built
+wait
+9 two test -e $built
+END
+rm -f "$built"
+expect '1 passed, 1 failed, 0 skipped' 1 <<'END'
+&9 build sleep 0.2; false
+9 one true
+wait
+9 never true
+END
 expect '0 passed, 1 failed, 0 skipped' 1 <<'END'
 !9 build false
 9 never true
