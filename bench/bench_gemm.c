@@ -20,6 +20,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/gemm.h"
 #include "base/clock.h"
+#include "bench/fma.h"
 #include "bench/openblas.h"
 
 enum {
@@ -81,38 +82,37 @@ static void let_peer_sleep(const bench *b) {
 
 /* ---- the FMA units ---- */
 
-enum { PEAK_DEPTH = 20000 };
+enum { PEAK_PIECES = 16 };
 
-/* The largest tile with all strides 0: every operand stays in the first cache. */
-static void spin_tile(void *ud, int64_t begin, int64_t end, int worker) {
-    const ml_gemm_kern *kern = ((const bench *)ud)->s->kern->gemm;
-    float a[16] = { 0 }, b[2 * ML_LANES] = { 0 }, c[16 * 2 * ML_LANES];
+typedef struct fma_job {
+    const char *level;
+    double flop[ML_POOL_MAX];
+} fma_job;
 
-    (void)worker;
+static void run_fmas(void *ud, int64_t begin, int64_t end, int worker) {
+    fma_job *j = ud;
+    volatile float out;
+
     for (int64_t i = begin; i < end; i++)
-        kern->tile(&(ml_gemm_tile){ .c = c,
-                                    .c_is = 2 * ML_LANES,
-                                    .c_ps = ML_LANES,
-                                    .a = a,
-                                    .a_is = 1,
-                                    .b = b,
-                                    .b_ps = ML_LANES,
-                                    .k = PEAK_DEPTH,
-                                    .mr = kern->mr,
-                                    .np = kern->np });
+        j->flop[worker] += fma_run(j->level, &out);
 }
 
 static double fma_peak(bench *b) {
-    const ml_gemm_kern *kern = b->s->kern->gemm;
-    const int64_t pieces = 4 * b->threads;
-    double best = 1e9;
+    double best = 0;
 
     for (int i = 0; i < 10 * TURNS; i++) {
+        fma_job j = { .level = b->be.level };
         const double start = ml_clock_s();
-        ml_pool_run(b->s->pool, pieces, 1, spin_tile, b);
-        best = lesser(best, ml_clock_s() - start);
+        double flop = 0, speed;
+        ml_pool_run(b->s->pool, PEAK_PIECES * b->threads, 1, run_fmas, &j);
+        for (int t = 0; t < b->threads; t++)
+            flop += j.flop[t];
+        speed = 1e-9 * flop / (ml_clock_s() - start);
+        best = speed > best ? speed : best;
     }
-    return 2e-9 * (double)(pieces * PEAK_DEPTH * kern->mr * kern->np * ML_LANES) / best;
+    if (best == 0)
+        die("the speed of FMAs is not measured at this level");
+    return best;
 }
 
 /* ---- M=512 ---- */
