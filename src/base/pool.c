@@ -25,8 +25,8 @@ typedef struct lines {
 
 struct ml_pool {
     int n_thread; /* including the caller */
+    bool spin;
     pthread_t *thread;
-    lines lines; /* of the caller */
 
     /* One run: the caller writes it before it increments `round`, workers read it after. */
     ml_task *fn;
@@ -38,10 +38,10 @@ struct ml_pool {
                                                 pool) */
     _Alignas(64) atomic_int busy;            /* workers still in the run */
     atomic_bool quit;
-    bool spin;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    int asleep; /* guarded by lock */
+    int asleep;  /* guarded by lock */
+    lines lines; /* of the caller */
 
     share share[ML_POOL_MAX];
 };
