@@ -64,8 +64,10 @@ ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench c
   spec_shard train_lr train_replay train_sft turn_text weight_delta)
 # Runs of miles whose threads the other programs have, too: the soak tier's.
 RUNS := $(addprefix $(B)/tests/unit/test_,train_models train_delta train_quantized train_prefix train_critic \
-  train_snapshot train_lora extensions record)
+  train_snapshot train_lora extensions record turns supervisor_run supervisor_kills)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(RUNS) $(UNSANITIZED),$(UNIT))
+# Layouts of ranks whose communication the others have, too: likewise.
+LAYOUTS := $(filter %/test_meshes %/test_mtp_training,$(RANKS))
 
 # What the long tier runs with the second compiler; the soak tier has the rest.
 CLANG := $(CHECKOP) $(filter-out %/test_engine_parity,$(PARITY)) $(GOLDEN) $(filter-out $(WHOLE),$(UNIT)) $(FEW_RANKS)
@@ -75,10 +77,13 @@ CLANG_REST := $(filter-out $(CLANG),$(PARITY) $(RANKS) $(UNIT) $(GOLDEN))
 # sparse and linear attention, Mamba.  Sanitizers see these; the others have the same ops.
 FAMILIES := qwen3_moe gemma2 gpt_oss deepseek_v3 qwen3_next nemotron_h
 SLOW_PARITY := $(addprefix $(B)/tests/parity/test_,parity engine_parity levels train_parity together)
-# $(call slow_parity,CONFIG,PROGRAMS): lines for a configuration in which models are slow.
+# $(call slow_parity,CONFIG,PROGRAMS,FAMILIES,OTHERS): lines for a configuration in which models are slow;
+# OTHERS have no families.
 slow_parity = $(foreach t,$(2),\
-1800 $(1)/tests/parity/$(t) build/$(1)/tests/parity/$(t) $(FAMILIES)$(NL))\
-$(call tests,1800,$(addprefix build/$(1)/tests/parity/test_,train_parity together))
+1800 $(1)/tests/parity/$(t) build/$(1)/tests/parity/$(t) $(3)$(NL))\
+$(call tests,1800,$(addprefix build/$(1)/tests/parity/,$(4)))
+# Experts, attention and recurrent layers.
+TSAN_FAMILIES := qwen3_moe qwen3_next
 
 # $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
 # sanitized build, two servers behind the router.
@@ -151,7 +156,7 @@ define LONG_TIER
 !900 clang/build $(SELF) CONFIG=clang CC=clang $(call in_config,clang,$(B)/miles $(CLANG) $(B)/tests/parity/test_engine_parity)
 =900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 !1800 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED_LONG) $(SLOW_PARITY) $(CHECKOP))
-!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(filter-out %/test_levels,$(SLOW_PARITY)) $(RANKS) $(CHECKOP) $(LOAD))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(filter-out %/test_levels %/test_train_parity,$(SLOW_PARITY)) $(filter-out $(LAYOUTS),$(RANKS)) $(CHECKOP) $(LOAD))
 !900 fuzz/build $(SELF) fuzz-build
 600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
 400 load-router $(LOAD) --connections 1000 --seconds 60 --router
@@ -164,8 +169,8 @@ $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory JOBS=1 cud
 $(call quick_checkop,tsan,$(PRODUCTS),-products)
 $(call quick_checkop,asan,$(PRODUCTS),-products)
 900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
-$(call slow_parity,asan,test_parity test_engine_parity test_levels)
-$(call slow_parity,tsan,test_parity test_engine_parity)
+$(call slow_parity,asan,test_parity test_engine_parity test_levels,$(FAMILIES),test_train_parity test_together)
+$(call slow_parity,tsan,test_parity test_engine_parity,$(TSAN_FAMILIES),test_together)
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 1800 matrix tests/e2e/train_matrix.sh $(B)
 1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 160
@@ -200,7 +205,7 @@ $(call slow_parity,tsan,test_parity test_engine_parity)
 900 seed/2 $(CHECKOP) --seed 2 --level $(TOP_LEVEL) --threads 2
 $(call load,tsan,30,--no-rss)
 $(call quick_checkop,tsan,$(SHORT_OPS))
-$(call tests,1800,$(call in_config,tsan,$(RANKS) $(SEVERAL_THREADS)))
+$(call tests,1800,$(call in_config,tsan,$(filter-out $(LAYOUTS),$(RANKS)) $(SEVERAL_THREADS)))
 $(call tests,1800,$(call in_config,asan,$(CHECKED_LONG)))
 900 clang/engine_parity build/clang/tests/parity/test_engine_parity $(FAMILIES)
 $(call tests,900,$(call in_config,clang,$(CLANG)))
@@ -222,7 +227,7 @@ $(if $(filter 1,$(CUDA)),7200 gpu/all $(MAKE) --no-print-directory cuda-all)
 !900 clang/build $(SELF) CONFIG=clang CC=clang $(call in_config,clang,$(B)/miles $(CLANG_REST))
 !900 fuzz/build $(SELF) fuzz-build
 !1800 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(LOAD))
-!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(LOAD) $(RUNS))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(LOAD) $(RUNS) $(LAYOUTS) $(filter-out %/test_levels,$(SLOW_PARITY)))
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
 &2400 tsan/load $(call in_config,tsan,$(LOAD)) --connections 100 --seconds 1800 --no-rss
 &2400 load $(LOAD) --connections 1000 --seconds 1800
@@ -241,7 +246,9 @@ $(call long_kills,snapshot,test_train_snapshot,killed)
 3600 meshes env MILES_LONG=1 $(B)/tests/ranks/test_meshes
 $(call fuzz_lines,600)
 3600 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640 --seed 2
-$(call tests,1800,$(call in_config,tsan,$(RUNS)))
+3600 lint $(MAKE) --no-print-directory JOBS=1 LINT_NODES=225000 lint
+$(call slow_parity,tsan,test_parity test_engine_parity,$(FAMILIES),test_train_parity test_together)
+$(call tests,1800,$(call in_config,tsan,$(RUNS) $(LAYOUTS)))
 $(call tests,900,$(call in_config,clang,$(CLANG_REST)))
 $(foreach n,3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
