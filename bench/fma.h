@@ -10,12 +10,10 @@
 #include <arm_neon.h>
 #endif
 
-enum {
-    FMA_STEPS = 20000,
-    FMA_SUMS = 12
-}; /* more sums than two units have FMAs in flight */
+/* FMA_SUMS independent sums: two units with a latency of 4 cycles have 8 FMAs in flight. */
+enum { FMA_STEPS = 20000, FMA_SUMS = 12 };
 
-/* A function that adds to FMA_SUMS sums in each step. */
+/* Defines fma_NAME(): FMA_STEPS times one FMA for each sum. */
 #define FMA_LOOP(name, attribute, vector, set1, fma)                                       \
     attribute static inline float fma_##name(float a) {                                    \
         const vector x = set1(a);                                                          \

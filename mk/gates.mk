@@ -41,8 +41,8 @@ docs-check: $(B)/miles
 CPPCHECK_SUPPRESS := missingIncludeSystem ctunullpointer internalAstError invalidPointerCast \
   arrayIndexOutOfBoundsCond nullPointerRedundantCheck nullPointerArithmeticRedundantCheck
 
-# The static analyzer looks at so many states of a function at most.  With clang's own limit, 225000, which
-# the soak tier has, it takes five times as long, half an hour on 2 cores.
+# The static analyzer examines at most LINT_NODES program states of a function.  With clang's default,
+# 225000, which the soak tier uses, clang-tidy takes five times as long, about half an hour of one core.
 LINT_NODES ?= 30000
 TIDY_LIMIT := $(addprefix --extra-arg=,-Xclang -analyzer-config -Xclang max-nodes=$(LINT_NODES))
 

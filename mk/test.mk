@@ -66,7 +66,7 @@ ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench c
 RUNS := $(addprefix $(B)/tests/unit/test_,train_models train_delta train_quantized train_prefix train_critic \
   train_snapshot train_lora extensions record turns supervisor_run supervisor_kills)
 SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(RUNS) $(UNSANITIZED),$(UNIT))
-# Layouts of ranks whose communication the others have, too: likewise.
+# Tests of several ranks whose communication other tests use, too: also the soak tier's.
 LAYOUTS := $(filter %/test_meshes %/test_mtp_training,$(RANKS))
 
 # What the long tier runs with the second compiler; the soak tier has the rest.
@@ -82,7 +82,8 @@ SLOW_PARITY := $(addprefix $(B)/tests/parity/test_,parity engine_parity levels t
 slow_parity = $(foreach t,$(2),\
 1800 $(1)/tests/parity/$(t) build/$(1)/tests/parity/$(t) $(3)$(NL))\
 $(call tests,1800,$(addprefix build/$(1)/tests/parity/,$(4)))
-# Experts, attention and recurrent layers.
+# The thread sanitizer sees two in the long tier, which have attention, experts and recurrent layers, and
+# the others in the soak tier.
 TSAN_FAMILIES := qwen3_moe qwen3_next
 
 # $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
@@ -227,7 +228,7 @@ $(if $(filter 1,$(CUDA)),7200 gpu/all $(MAKE) --no-print-directory cuda-all)
 !900 clang/build $(SELF) CONFIG=clang CC=clang $(call in_config,clang,$(B)/miles $(CLANG_REST))
 !900 fuzz/build $(SELF) fuzz-build
 !1800 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(LOAD))
-!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(LOAD) $(RUNS) $(LAYOUTS) $(filter-out %/test_levels,$(SLOW_PARITY)))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(LOAD) $(RUNS) $(LAYOUTS) $(filter-out %/test_levels %/test_together,$(SLOW_PARITY)))
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
 &2400 tsan/load $(call in_config,tsan,$(LOAD)) --connections 100 --seconds 1800 --no-rss
 &2400 load $(LOAD) --connections 1000 --seconds 1800
@@ -247,7 +248,7 @@ $(call long_kills,snapshot,test_train_snapshot,killed)
 $(call fuzz_lines,600)
 3600 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640 --seed 2
 3600 lint $(MAKE) --no-print-directory JOBS=1 LINT_NODES=225000 lint
-$(call slow_parity,tsan,test_parity test_engine_parity,$(FAMILIES),test_train_parity test_together)
+$(call slow_parity,tsan,test_parity test_engine_parity,$(filter-out $(TSAN_FAMILIES),$(FAMILIES)),test_train_parity)
 $(call tests,1800,$(call in_config,tsan,$(RUNS) $(LAYOUTS)))
 $(call tests,900,$(call in_config,clang,$(CLANG_REST)))
 $(foreach n,3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))

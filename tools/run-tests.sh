@@ -12,8 +12,8 @@
 #
 # As many run at a time as there are cores (or $JOBS).  `!` and `=` mark commands that run alone,
 # after all before them and before all after; without one of `!` the rest makes no sense.  `&`
-# marks one that runs beside the following ones and does not count as a job; `wait` waits for these, too,
-# and without one of them the rest makes no sense.
+# marks one that runs beside the following ones and does not count as a job.  `wait` waits until all
+# commands before it have ended; if one marked `&` failed, nothing after it is run.
 #
 # A command whose output ends in "N passed, N failed, N skipped" counts as that many tests.  Any
 # other counts as one, passed if it exits with 0; each of its lines "skipped: WHY" counts as one

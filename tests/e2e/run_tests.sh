@@ -28,7 +28,7 @@ expect '1 passed, 3 failed, 0 skipped' 1 <<'END'
 &9 late sleep 0.5; false
 9 three sleep 0.2; echo '1 passed, 2 failed, 0 skipped'; false
 END
-# `wait` has what runs beside the others end before what follows, which makes no sense without it.
+# `wait` waits for commands marked `&`; if one of them failed, the rest is not run.
 built=$(mktemp -u)
 expect '3 passed, 0 failed, 0 skipped' 0 <<END
 &9 build sleep 0.4; touch $built
