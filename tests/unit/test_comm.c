@@ -764,6 +764,28 @@ static void threads_silent(void) {
     run_failure(silent);
 }
 
+/* A message whose copy takes longer than its sender may wait has been sent, or it has not:
+ * both ranks agree on that. */
+static void late(ml_comm *c, void *ud) {
+    size_t n = (size_t)128 << 20;
+    char *p = calloc(n, 1);
+    ml_tensor t = ml_comm_bytes(p, n);
+    ml_status *st = ud;
+
+    CHECK(c->barrier(c, NULL, NULL) == ML_OK);
+    c->deadline_s = c->rank ? 0 : 0.01;
+    st[c->rank] = c->rank ? c->recv(c, NULL, &t, 0, NULL) : c->send(c, NULL, &t, 1, NULL);
+    free(p);
+}
+
+static void threads_late(void) {
+    ml_status st[2];
+
+    ml_ranks_run(2, late, st);
+    CHECK(st[0] == st[1]);
+    CHECK(st[0] == ML_OK || st[0] == ML_EPEER);
+}
+
 static void threads_large_reductions(void) {
     ml_ranks_run(1, large_reductions, NULL);
     ml_ranks_run(3, large_reductions, NULL);
@@ -795,6 +817,8 @@ static const ml_test tests[] = {
       threads_aborted_long },
     { "a rank that leaves frees the ranks that wait for it", threads_left },
     { "a deadline names the call, the layer and the silent ranks", threads_silent },
+    { "sender and receiver agree whether a message came before the deadline",
+      threads_late },
     { "a list of ranks has ranges", lists_of_ranks },
     { "a reduction of more than is reduced at a time has the bits of its tree",
       threads_large_reductions },
