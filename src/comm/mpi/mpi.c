@@ -223,6 +223,10 @@ static ml_status deliver(endpoint *e, batch *b, ml_parcel *p, int n, double dead
     ml_status st;
 
     for (;;) {
+        /* The clock is read before the look for messages: a process that loses its core
+         * between the two still takes what arrived meanwhile. */
+        bool late = deadline_s > 0 && ml_clock_s() - wait.since > deadline_s;
+
         while (b->left && progress(b, p))
             ;
         if (!b->left)
@@ -234,7 +238,7 @@ static ml_status deliver(endpoint *e, batch *b, ml_parcel *p, int n, double dead
         st = broken(e, p, n, err);
         if (st != ML_OK)
             return st;
-        if (deadline_s > 0 && ml_clock_s() - wait.since > deadline_s)
+        if (late)
             return ML_EAGAIN;
         rest(wait);
     }
