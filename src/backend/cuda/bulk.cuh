@@ -112,6 +112,56 @@ __device__ static inline void ml_tensor_copy_panels(void *to, const CUtensorMap 
 #endif
 }
 
+/* ---- clusters ---- */
+
+/* Of all threads of the cluster's blocks. */
+__device__ static inline void ml_cluster_sync(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::
+                     : "memory");
+#endif
+}
+
+/* Arrives at the same barrier of block `rank` of the cluster, without a fence: for warps whose reads are
+ * complete, or are those of wgmma that has been waited for. */
+__device__ static inline void ml_barrier_arrive_at(ml_barrier *b, int rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;"
+                 "mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(ml_smem(b)),
+                 "r"(rank)
+                 : "memory");
+#endif
+}
+
+/* ml_tensor_copy to the same place in the blocks of `mask`, whose barriers it signals. */
+__device__ static inline void ml_tensor_multicast(void *to, const CUtensorMap *map, int x,
+                                                  int y, int z, ml_barrier *b,
+                                                  uint16_t mask) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ml_smem(to)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(ml_smem(b)), "h"(mask)
+        : "memory");
+#endif
+}
+
+/* ml_tensor_copy_panels likewise. */
+__device__ static inline void ml_tensor_multicast_panels(void *to, const CUtensorMap *map,
+                                                         int x, int y, ml_barrier *b,
+                                                         uint16_t mask) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(ml_smem(to)),
+        "l"(map), "r"(x), "r"(0), "r"(y), "r"(ml_smem(b)), "h"(mask)
+        : "memory");
+#endif
+}
+
+/* ---- tensor maps ---- */
+
 /* Matrices for tensor copies: `count` of rows x cols; strides in numbers.  Those of bf16 arrive in
  * panels, words row after row. */
 typedef struct ml_tensor_box {

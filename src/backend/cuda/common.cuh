@@ -66,23 +66,33 @@ static inline void ml_cuda_launched(ml_cuda_stream *s, const char *doing) {
     ml_cuda_note(s, cudaGetLastError(), doing);
 }
 
-/* Launches a kernel, with PDL (programmatic dependent launch) or after the dependencies of
- * graph_edges.cuh. */
+/* Blocks of a cluster, and whether a kernel is launched with PDL (programmatic dependent launch) or after the
+ * dependencies of graph_edges.cuh. */
+typedef struct ml_launch_kind {
+    bool pdl;
+    unsigned cluster;
+} ml_launch_kind;
+
 template <class... P, class... A>
-static inline void ml_cuda_launch_as(ml_cuda_stream *s, const char *doing, bool pdl,
-                                     void (*kernel)(P...), dim3 grid, unsigned threads,
-                                     size_t smem, A... args) {
-    cudaLaunchAttribute early = {};
+static inline void ml_cuda_launch_as(ml_cuda_stream *s, const char *doing,
+                                     ml_launch_kind kind, void (*kernel)(P...), dim3 grid,
+                                     unsigned threads, size_t smem, A... args) {
+    cudaLaunchAttribute attr[2] = {};
     cudaLaunchConfig_t c = {};
 
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
     c.gridDim = grid;
     c.blockDim = dim3(threads);
     c.dynamicSmemBytes = smem;
     c.stream = s->stream;
-    c.attrs = &early;
-    c.numAttrs = pdl ? 1 : 0;
+    c.attrs = attr;
+    if (kind.pdl) {
+        attr[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attr[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (kind.cluster > 1) {
+        attr[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attr[c.numAttrs++].val.clusterDim = { kind.cluster, 1, 1 };
+    }
     ml_cuda_note(s, cudaLaunchKernelEx(&c, kernel, P(args)...), doing);
 }
 
@@ -93,7 +103,7 @@ template <class... P, class... A>
 static inline void ml_cuda_launch(ml_cuda_stream *s, const char *doing,
                                   void (*kernel)(P...), dim3 grid, unsigned threads,
                                   size_t smem, A... args) {
-    ml_cuda_launch_as(s, doing, s->early, kernel, grid, threads, smem, args...);
+    ml_cuda_launch_as(s, doing, { s->early, 1 }, kernel, grid, threads, smem, args...);
 }
 
 __device__ static inline void ml_grid_wait(void) {

@@ -5,6 +5,8 @@
  *                      [RMSNORM] LINEAR x 2 [GLU]        16, 512  one skinny GEMM
  *                      [RMSNORM] LINEAR x 3              16, 512  one skinny GEMM
  *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
+ *     run_swiglu       LINEAR x 2 of FP8 inputs, GLU     65 ...  one GEMM that writes the GLU as FP8
+ *                                                                codes, then a reader of these
  *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, run_gate
  *     run_rounded      LINEAR x 1 to 3 of FP8 inputs         any  inputs are rounded once
  *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
@@ -181,13 +183,12 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
 
 /* Adjacent weights are one matrix, of codes if they have whole panels; no later call may read the single
  * products. */
-static bool is_joint(ml_cuda_stream *s, const products *p, int n_call) {
+static bool is_adjacent(ml_cuda_stream *s, const products *p, int n_call) {
     const ml_dtype kind = p->n_linear ? p->linear[0]->w[0].dtype : ML_BF16;
     const ml_tensor *before = NULL;
 
     if (p->norm || p->add || p->n_linear < 2 || !is_bf16(p, kind) ||
-        (kind != ML_BF16 && !ml_fp8_takes(s, kind)) ||
-        p->linear[0]->in[0].shape[0] > ML_JOINT_ROWS)
+        (kind != ML_BF16 && !ml_fp8_takes(s, kind)))
         return false;
     for (int i = 0; i < p->n_linear; i++) {
         const ml_tensor *w = &p->linear[i]->w[0];
@@ -200,6 +201,10 @@ static bool is_joint(ml_cuda_stream *s, const products *p, int n_call) {
         before = w;
     }
     return true;
+}
+
+static bool is_joint(ml_cuda_stream *s, const products *p, int n_call) {
+    return is_adjacent(s, p, n_call) && p->linear[0]->in[0].shape[0] <= ML_JOINT_ROWS;
 }
 
 /* Where they are in scratch memory. */
@@ -556,6 +561,30 @@ static int run_gate(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return c->op == ML_OP_GLU ? run_gate_as(s, c, n, c->args, NULL) : 0;
 }
 
+/* Gate and up projection, and SwiGLU, as one product (fp8.cuh).  Its codes are where its output would be, which
+ * nothing else reads: the input's codes are in scratch memory. */
+static int run_swiglu(ml_cuda_stream *s, const ml_op_call *c, int n, const products *p,
+                      const ml_fp8_input *x) {
+    const int at = p->n_call - 1;
+    const ml_op_args *gate = p->linear[0];
+    const ml_tensor *y = &p->glu->out[0];
+    const rounded r = find_readers(s, c + at, n - at);
+    ml_fp8_gemm g;
+
+    if (!ml_fp8_takes(s, gate->w[0].dtype) || r.p.n_linear == 0 ||
+        output_beside_codes(c + at, &r).data || p->glu->attr->glu.act != ML_ACT_SILU ||
+        p->glu->attr->glu.limit != 0.0f ||
+        gate->w[0].shape[0] != p->linear[1]->w[0].shape[0] || !is_adjacent(s, p, p->n_call))
+        return 0;
+    g = ml_fp8_gemm_of(gate, {}, y->shape[1], NULL);
+    if (!ml_fp8_gates(s, &g))
+        return 0;
+    g.x = codes_of(s, gate, x);
+    g.gated = ml_fp8_out_at(y->data, y->shape[0], y->shape[1]);
+    ml_fp8_multiply(s, &g);
+    return at + 1 + run_linears_of_codes(s, c + at + 1, n - at - 1, g.gated);
+}
+
 /* Gate and up projection, then GLU.  Its codes are behind the joint product: there is memory for one of three
  * LINEARs. */
 static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n, const ml_fp8_input *x) {
@@ -567,6 +596,9 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n, const ml_fp8
     if (c->op != ML_OP_LINEAR)
         return 0;
     p = find_products(c, n);
+    at = p.glu ? run_swiglu(s, c, n, &p, x) : 0;
+    if (at)
+        return at;
     if (!p.glu || !is_joint(s, &p, p.n_call))
         return 0;
     attr = *p.glu->attr;

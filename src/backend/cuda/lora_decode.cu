@@ -579,7 +579,8 @@ static void launch(ml_cuda_stream *s, const decode_work &w,
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)bytes),
                  "lora");
-    ml_cuda_launch_as(s, "lora", w.pdl, kernel, grid, THREADS, bytes, w.c, sites, w.map);
+    ml_cuda_launch_as(s, "lora", { w.pdl, 1 }, kernel, grid, THREADS, bytes, w.c, sites,
+                      w.map);
 }
 
 template <class W, int MOST> static void run_low(ml_cuda_stream *s, const decode_work &w) {

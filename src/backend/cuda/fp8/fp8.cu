@@ -10,7 +10,8 @@ enum {
     WIDTH = ML_FP8_GROUP,
     LANES = ML_FP8_LANES,
     PIECES = THREADS / LANES, /* of a block, at a time */
-    MANY = 4                  /* that a half-warp loads at once where there are many */
+    MANY = 4,                 /* that a half-warp loads at once, where there are many */
+    MOST_UNGATED = 64         /* rows of gate and up products without SwiGLU */
 };
 
 /* The exponent of ml_mxfp8_exponent, as a power of two. */
@@ -189,6 +190,11 @@ ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void 
         g.n_expert = (int)w->shape[0];
     }
     return g;
+}
+
+bool ml_fp8_gates(const ml_cuda_stream *s, const ml_fp8_gemm *g) {
+    return s->wgmma && !g->start && g->blocks && g->n % ML_FP8_GROUP == 0 &&
+           g->rows > MOST_UNGATED;
 }
 
 void ml_fp8_multiply(ml_cuda_stream *s, const ml_fp8_gemm *g) {

@@ -33,7 +33,10 @@ typedef struct ml_fp8_gemm {
     const unsigned char *w;
     int64_t ld, scales; /* bytes of a row, and those before its scales */
     bf16 *y;            /* [rows, n] */
-    const float *bias;  /* of experts, [n_expert, n], added before the rounding; or NULL */
+    /* Instead of y, where ml_fp8_gates: codes of SwiGLU [rows, n].  The gate's weight is followed by that of the up
+     * projection. */
+    ml_fp8_out gated;
+    const float *bias; /* of experts, [n_expert, n], added before the rounding; or NULL */
     const int32_t *start; /* of the experts' rows; NULL: one weight */
     int n_expert, rows, n, k;
     bool blocks; /* 128 outputs, from each multiple of 128 on, have the same scales */
@@ -43,6 +46,8 @@ typedef struct ml_fp8_gemm {
  * than those of a->w[0]; then `blocks` says that of the first one. */
 ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void *y);
 void ml_fp8_multiply(ml_cuda_stream *s, const ml_fp8_gemm *g);
+/* Whether ml_fp8_multiply computes SwiGLU, too: of so many rows that a kernel less is worth tiles of 64 rows. */
+bool ml_fp8_gates(const ml_cuda_stream *s, const ml_fp8_gemm *g);
 /* fp8_wgmma.cu */
 void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g);
 

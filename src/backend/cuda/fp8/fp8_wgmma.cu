@@ -13,9 +13,16 @@
  * several cycles for each of its instructions, and a stage has no more than 256 to 768.  The teams (warpgroups) of
  * a block divide its rows or, with few tokens, the groups (SPLIT): the partial sums of groups do not depend on each
  * other, so that teams take groups in turn, then exchange the sums, and each continues the chains of some outputs.
- * With AHEAD tensor cores compute a group while the one before it is added. */
+ * With AHEAD tensor cores compute a group while the one before it is added.
+ *
+ * GATED: the weights of a gate and of an up projection behind it, SwiGLU of their outputs, and its FP8 codes.  A
+ * tile has 64 tokens and 128 outputs of each: one team has the gate's, the other one the up's.  Then they exchange
+ * halves of their outputs, thread by thread, and each team has all outputs of half of the tokens, with the groups
+ * whose largest number their scales need.  Two blocks with the same outputs are a cluster, and each copies one of
+ * both weights to both. */
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/fp8/fp8.cuh"
+#include "backend/cuda/glu.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 enum {
@@ -28,13 +35,14 @@ enum {
 };
 
 template <int TOKENS, int OUTPUTS, int SPLIT, int STAGES, bool BY_TOKEN = false,
-          bool AHEAD = false>
+          bool AHEAD = false, bool GATED = false>
 struct tile {
     static const int tokens = TOKENS, outputs = OUTPUTS, split = SPLIT, stages = STAGES;
-    static const bool by_token = BY_TOKEN, ahead = AHEAD;
-    static const int teams = (BY_TOKEN ? TOKENS : OUTPUTS) / TEAM_ROWS * SPLIT;
+    static const bool by_token = BY_TOKEN, ahead = AHEAD, gated = GATED;
+    static const int weights = GATED ? 2 : 1, cluster = GATED ? 2 : 1;
+    static const int teams = (BY_TOKEN ? TOKENS : OUTPUTS) / TEAM_ROWS * SPLIT * weights;
     static const int threads = (teams + 1) * ML_WARPGROUP;
-    static const int panels = OUTPUTS / ML_LANES;
+    static const int panels = OUTPUTS / ML_LANES; /* of a weight */
     static const int columns = BY_TOKEN ? OUTPUTS : TOKENS;
     static const int sums = columns / 2; /* partial sums of a thread */
     static const int own = sums / SPLIT; /* of which it continues the chains */
@@ -44,18 +52,22 @@ struct tile {
 
     struct smem_type {
         struct {
-            unsigned char x[TOKENS * GROUP], w[panels * PANEL_BYTES];
+            unsigned char x[TOKENS * GROUP], w[weights][panels * PANEL_BYTES];
         } stage[STAGES];
         struct alignas(128) { /* teams still read them when the stage is released */
             float x[TOKENS];
         } scale[2 * STAGES];
         float sum[SPLIT > 1 ? 2 * SPLIT *sums : 1][SPLIT > 1 ? ML_WARPGROUP : 1];
+        /* Pairs of outputs that a team gives to the other one. */
+        uint32_t given[GATED ? 2 : 1][GATED ? own / 4 : 1][GATED ? ML_WARPGROUP : 1];
         ml_barrier full[STAGES], empty[STAGES];
     };
     static_assert(SPLIT == 1 || OUTPUTS == TEAM_ROWS,
                   "teams share outputs or have their own");
     static_assert(STAGES >= 2 * SPLIT && STAGES % SPLIT == 0,
                   "scales are kept for two rounds");
+    static_assert(!GATED || (BY_TOKEN && TOKENS == TEAM_ROWS && OUTPUTS == BLOCK),
+                  "a team has the tile's tokens and a group of outputs");
     static_assert(sizeof(smem_type) <= 227 << 10, "the shared memory of a block");
 };
 
@@ -139,24 +151,28 @@ struct place {
  * strips of rows first, then through the outputs. */
 enum { MOST_STRIPS = 16 };
 
-/* Strips of rows; experts end within one. */
-__host__ __device__ static int count_strips(const ml_fp8_gemm &g, int tokens) {
+/* Strips of a cluster's rows; experts end within one. */
+template <class TILE> __host__ __device__ static int count_strips(const ml_fp8_gemm &g) {
+    const int tokens = TILE::tokens * TILE::cluster;
+
     return (g.rows + tokens - 1) / tokens + g.n_expert;
 }
 
+/* Of clusters. */
 template <class TILE> __host__ __device__ static int count_tiles(const ml_fp8_gemm &g) {
-    return count_strips(g, TILE::tokens) * ((g.n + TILE::outputs - 1) / TILE::outputs);
+    return count_strips<TILE>(g) * ((g.n + TILE::outputs - 1) / TILE::outputs);
 }
 
 /* All threads call it where there are experts. */
 template <class TILE> __device__ static place find_place(const ml_fp8_gemm &g, int tile) {
-    int panels = (g.n + ML_LANES - 1) / ML_LANES, strips = count_strips(g, TILE::tokens);
+    int panels = (g.n + ML_LANES - 1) / ML_LANES, strips = count_strips<TILE>(g);
     int across = (g.n + TILE::outputs - 1) / TILE::outputs;
     int first = tile / (MOST_STRIPS * across) * MOST_STRIPS;
     int some = strips - first < MOST_STRIPS ? strips - first : MOST_STRIPS;
     int in = tile - first * across, strip = first + in % some;
     place t;
 
+    strip = strip * TILE::cluster + (int)blockIdx.x % TILE::cluster;
     if (g.start)
         t.p = ml_find_piece(g.start, g.n_expert, 1, TILE::tokens, strip);
     else
@@ -174,11 +190,12 @@ template <class TILE> struct walk {
     int tile, tiles, groups;
 
     __device__ explicit walk(const ml_fp8_gemm &gemm)
-        : g(gemm), t(find_place<TILE>(gemm, (int)blockIdx.x)), tile((int)blockIdx.x),
-          tiles(count_tiles<TILE>(gemm)), groups((gemm.k + GROUP - 1) / GROUP) {}
+        : g(gemm), t(find_place<TILE>(gemm, (int)blockIdx.x / TILE::cluster)),
+          tile((int)blockIdx.x / TILE::cluster), tiles(count_tiles<TILE>(gemm)),
+          groups((gemm.k + GROUP - 1) / GROUP) {}
 
     __device__ bool next(void) {
-        tile += (int)gridDim.x;
+        tile += (int)gridDim.x / TILE::cluster;
         if (TILE::split > 1 || g.start || tile >= tiles) /* these have a block each */
             return false;
         t = find_place<TILE>(g, tile);
@@ -215,10 +232,17 @@ struct maps {
 /* Of one thread: the codes of a group. */
 template <class TILE>
 __device__ static void copy_weights(typename TILE::smem_type &smem, const maps &m,
-                                    const place &t, int slot, int group) {
+                                    const ml_fp8_gemm &g, const place &t, int slot,
+                                    int group) {
     ml_barrier_expect(&smem.full[slot], sizeof smem.stage[0]);
-    ml_tensor_copy_panels(smem.stage[slot].w, &m.w, group * GROUP, t.panel0,
-                          &smem.full[slot]);
+    if constexpr (TILE::gated) { /* each block of the cluster copies one of both to both */
+        const int which = (int)blockIdx.x % TILE::cluster;
+        ml_tensor_multicast_panels(smem.stage[slot].w[which], &m.w, group * GROUP,
+                                   t.panel0 + which * g.n / ML_LANES, &smem.full[slot], 3);
+    } else {
+        ml_tensor_copy_panels(smem.stage[slot].w[0], &m.w, group * GROUP, t.panel0,
+                              &smem.full[slot]);
+    }
 }
 
 template <class TILE>
@@ -237,7 +261,7 @@ __device__ static void copy_codes(typename TILE::smem_type &smem, const maps &m,
     ring<TILE> at;
 
     for (int i = 0; i < ahead; i++)
-        copy_weights<TILE>(smem, m, w.t, i, i);
+        copy_weights<TILE>(smem, m, w.g, w.t, i, i);
     ml_grid_wait();
     for (int i = 0; i < ahead; i++)
         copy_inputs<TILE>(smem, m, w.t, i, i);
@@ -246,7 +270,7 @@ __device__ static void copy_codes(typename TILE::smem_type &smem, const maps &m,
         for (int i = first; i < w.groups; i++, at.step()) {
             if (again)
                 ml_barrier_wait(&smem.empty[at.slot], at.turn ^ 1);
-            copy_weights<TILE>(smem, m, w.t, at.slot, i);
+            copy_weights<TILE>(smem, m, w.g, w.t, at.slot, i);
             copy_inputs<TILE>(smem, m, w.t, at.slot, i);
             again |= at.slot == TILE::stages - 1;
         }
@@ -283,11 +307,15 @@ __device__ static void copy_scales(typename TILE::smem_type &smem, walk<TILE> w)
 
 /* ---- products ---- */
 
-/* By each warp that has read a stage. */
-__device__ static void release(ml_barrier *empty) {
+/* By each warp that has read a stage, to which all blocks of the cluster copy. */
+template <int CLUSTER> __device__ static void release(ml_barrier *empty) {
+    int lane = (int)threadIdx.x % 32;
+
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
+    if (CLUSTER == 1 && lane == 0)
         ml_barrier_arrive(empty);
+    if (CLUSTER > 1 && lane < CLUSTER)
+        ml_barrier_arrive_at(empty, lane);
 }
 
 /* Starts the sums of a group, of the team's rows, when its stage has arrived. */
@@ -296,8 +324,9 @@ __device__ static void start_group(float (&sum)[TILE::columns / 8][4],
                                    typename TILE::smem_type &smem, int team,
                                    const ring<TILE> &at) {
     const uint32_t stage = (uint32_t)(sizeof smem.stage[0] >> 4);
-    const unsigned char *x = smem.stage[0].x, *w = smem.stage[0].w;
-    const unsigned char *rows = (TILE::by_token ? x : w) + team * (TEAM_ROWS * GROUP);
+    const unsigned char *x = smem.stage[0].x, *w = smem.stage[0].w[TILE::gated ? team : 0];
+    const unsigned char *rows =
+        (TILE::by_token ? x : w) + (TILE::gated ? 0 : team * (TEAM_ROWS * GROUP));
     uint32_t a = ml_panel((const bf16 *)rows) + (uint32_t)at.slot * stage;
     uint32_t b =
         ml_panel((const bf16 *)(TILE::by_token ? w : x)) + (uint32_t)at.slot * stage;
@@ -316,7 +345,7 @@ template <class TILE, int LATER>
 __device__ static void end_group(float (&sum)[TILE::columns / 8][4],
                                  typename TILE::smem_type &smem, const ring<TILE> &at) {
     wait_sums<LATER>(sum);
-    release(&smem.empty[at.slot]);
+    release<TILE::cluster>(&smem.empty[at.slot]);
 }
 
 /* Rows are outputs: element e of a thread's sums is of token 8 (e / 4) + 2 (lane % 4) + e / 2 % 2, output e % 2. */
@@ -336,7 +365,8 @@ struct weight_scales {
 
     /* Of outputs `first` and `second` of the tile's weight. */
     __device__ weight_scales(const ml_fp8_gemm &g, const place &t, int first, int second) {
-        int64_t outputs = (int64_t)(g.n + ML_LANES - 1) / ML_LANES * ML_LANES;
+        int64_t outputs =
+            (int64_t)(g.n + ML_LANES - 1) / ML_LANES * ML_LANES * (g.gated.code ? 2 : 1);
         const unsigned char *w = g.w + t.p.owner * outputs * g.ld + g.scales;
 
         row[0] = (const float4 *)(w + (first < outputs ? first : 0) * g.ld);
@@ -367,9 +397,12 @@ struct weight_scales {
     }
 };
 
-/* Those of a thread: of its two outputs, or of the first and the last block of the tile's. */
+/* Those of a thread: of its two outputs, or of the first and the last block of the tile's or team's. */
 template <class TILE>
-__device__ static weight_scales scales_of(const ml_fp8_gemm &g, const place &t, int row) {
+__device__ static weight_scales scales_of(const ml_fp8_gemm &g, const place &t, int row,
+                                          int team) {
+    if (TILE::gated)
+        return weight_scales(g, t, t.n0 + team * g.n, t.n0 + team * g.n);
     if (!TILE::by_token)
         return weight_scales(g, t, t.n0 + row, t.n0 + row + 1);
     return weight_scales(g, t, t.n0 / BLOCK * BLOCK,
@@ -380,7 +413,8 @@ __device__ static weight_scales scales_of(const ml_fp8_gemm &g, const place &t, 
 template <class TILE> __device__ static int row_of(int team) {
     int warp = (int)threadIdx.x / 32 % 4, lane = (int)threadIdx.x % 32;
 
-    return team * TEAM_ROWS + warp * 16 + lane / 4 * (TILE::by_token ? 1 : 2);
+    return (TILE::gated ? 0 : team * TEAM_ROWS) + warp * 16 +
+           lane / 4 * (TILE::by_token ? 1 : 2);
 }
 
 /* Adds the sums of a group.  Rows are outputs. */
@@ -435,7 +469,7 @@ template <class TILE>
 __device__ static void multiply(float (&acc)[TILE::own], typename TILE::smem_type &smem,
                                 const walk<TILE> &w, int team, ring<TILE> &at) {
     int row = row_of<TILE>(team);
-    weight_scales weight = scales_of<TILE>(w.g, w.t, row);
+    weight_scales weight = scales_of<TILE>(w.g, w.t, row, team);
     float sum[TILE::columns / 8][4];
 
     for (int first = 0; first < w.groups; first += 4) {
@@ -459,7 +493,7 @@ __device__ static void multiply_ahead(float (&acc)[TILE::own],
                                       typename TILE::smem_type &smem, const walk<TILE> &w,
                                       int team, ring<TILE> &at) {
     int row = row_of<TILE>(team), first = 0;
-    weight_scales weight = scales_of<TILE>(w.g, w.t, row);
+    weight_scales weight = scales_of<TILE>(w.g, w.t, row, team);
     float sum[2][TILE::columns / 8][4];
 
     for (; first + 4 <= w.groups; first += 4) {
@@ -500,7 +534,7 @@ __device__ static void multiply_split(float (&acc)[TILE::own],
                                       int team) {
     const int split = TILE::split;
     int thread = (int)threadIdx.x % ML_WARPGROUP;
-    weight_scales weight = scales_of<TILE>(w.g, w.t, row_of<TILE>(0));
+    weight_scales weight = scales_of<TILE>(w.g, w.t, row_of<TILE>(0), team);
     float sum[TILE::columns / 8][4];
     ring<TILE> round; /* of the first team's group */
 
@@ -584,6 +618,91 @@ __device__ static void put_tokens(const float (&acc)[TILE::own], const ml_fp8_ge
     }
 }
 
+/* GATED: a thread keeps its outputs of one of its two tokens, and gets the other weight's outputs of this token, as
+ * pairs of bf16. */
+template <class TILE>
+__device__ static void
+exchange(uint32_t (&own)[TILE::own / 4], uint32_t (&other)[TILE::own / 4],
+         const float (&acc)[TILE::own], typename TILE::smem_type &smem, int team) {
+    int thread = (int)threadIdx.x % ML_WARPGROUP;
+
+    sync_teams<TILE>(); /* those of the tile before have been read */
+#pragma unroll
+    for (int i = 0; i < TILE::own / 4; i++) { /* of four adjacent outputs, pair i % 2 */
+        const float *pair = acc + i / 2 * 8 + i % 2;
+        uint32_t first = ml_pack2(pair[0], pair[4]), second = ml_pack2(pair[2], pair[6]);
+        own[i] = team == 0 ? first : second;
+        smem.given[team][i][thread] = team == 0 ? second : first;
+    }
+    sync_teams<TILE>();
+#pragma unroll
+    for (int i = 0; i < TILE::own / 4; i++)
+        other[i] = smem.given[1 - team][i][thread];
+}
+
+/* SwiGLU of pairs of outputs, rounded to bf16. */
+template <int N>
+__device__ static void gate_pairs(float (&y)[2 * N], const uint32_t (&gate)[N],
+                                  const uint32_t (&up)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float2 g = __bfloat1622float2(*(const __nv_bfloat162 *)&gate[i]);
+        float2 u = __bfloat1622float2(*(const __nv_bfloat162 *)&up[i]);
+        ml_gate a = ml_gate_of(g.x, u.x, ML_ACT_SILU, 0.0f);
+        ml_gate b = ml_gate_of(g.y, u.y, ML_ACT_SILU, 0.0f);
+        float2 two = __bfloat1622float2(__floats2bfloat162_rn(a.act * a.up, b.act * b.up));
+        y[2 * i] = two.x;
+        y[2 * i + 1] = two.y;
+    }
+}
+
+/* Codes of a group of a token; four adjacent lanes have it, and of 16 numbers four each. */
+template <int N>
+__device__ static void put_codes(const ml_fp8_out &to, int64_t row, int64_t col,
+                                 const float (&y)[N], bool there) {
+    int lane = (int)threadIdx.x % 4;
+    float amax = 0.0f, scale, inverse;
+
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        amax = fmaxf(fabsf(y[i]), amax);
+    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
+    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
+    scale = ml_fp8_scale(amax);
+    inverse = 1.0f / scale;
+    if (!there)
+        return;
+    if (lane == 0)
+        to.scale[col / GROUP * to.rows + row] = scale;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        uint32_t two[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            two[j] = __nv_cvt_float2_to_fp8x2(
+                make_float2(y[i + 2 * j] * inverse, y[i + 2 * j + 1] * inverse),
+                __NV_SATFINITE, __NV_E4M3);
+        *(uint32_t *)(to.code + row * to.width + col + i * 4 + lane * 4) =
+            two[0] | two[1] << 16;
+    }
+}
+
+template <class TILE>
+__device__ static void put_gated(const float (&acc)[TILE::own],
+                                 typename TILE::smem_type &smem, const ml_fp8_gemm &g,
+                                 const place &t, int team) {
+    uint32_t own[TILE::own / 4], other[TILE::own / 4];
+    float y[TILE::own / 2];
+    int row = t.m0 + row_of<TILE>(team) + team * 8;
+
+    exchange<TILE>(own, other, acc, smem, team);
+    if (team == 0)
+        gate_pairs(y, own, other);
+    else
+        gate_pairs(y, other, own);
+    put_codes(g.gated, row, t.n0, y, row < g.rows);
+}
+
 /* A team's part of the tiles. */
 template <class TILE>
 __device__ static void compute(typename TILE::smem_type &smem, walk<TILE> w, int team) {
@@ -597,7 +716,9 @@ __device__ static void compute(typename TILE::smem_type &smem, walk<TILE> w, int
             multiply_ahead<TILE>(acc, smem, w, team, at);
         else
             multiply<TILE>(acc, smem, w, team, at);
-        if constexpr (TILE::by_token)
+        if constexpr (TILE::gated)
+            put_gated<TILE>(acc, smem, w.g, w.t, team);
+        else if constexpr (TILE::by_token)
             put_tokens<TILE>(acc, w.g, w.t, row_of<TILE>(team));
         else
             put_outputs(acc, w.g, w.t, row_of<TILE>(TILE::split > 1 ? 0 : team),
@@ -620,12 +741,15 @@ __global__ void __launch_bounds__(TILE::threads, TILE::per_sm)
     if (threadIdx.x == 0) {
         for (int i = 0; i < TILE::stages; i++) {
             ml_barrier_init(&smem.full[i], 1 + 32);
-            ml_barrier_init(&smem.empty[i],
-                            (unsigned)(TILE::teams / TILE::split * ML_WARPGROUP / 32));
+            ml_barrier_init(&smem.empty[i], (unsigned)(TILE::cluster * TILE::teams /
+                                                       TILE::split * ML_WARPGROUP / 32));
         }
         ml_barrier_init_end();
     }
-    __syncthreads();
+    if (TILE::cluster > 1)
+        ml_cluster_sync();
+    else
+        __syncthreads();
     if (team == TILE::teams) {
         if constexpr (TILE::registers)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)COPY_REGISTERS));
@@ -633,12 +757,14 @@ __global__ void __launch_bounds__(TILE::threads, TILE::per_sm)
             copy_codes<TILE>(smem, m, w);
         else if (threadIdx.x % ML_WARPGROUP / 32 == 1)
             copy_scales<TILE>(smem, w);
-        return;
+    } else {
+        if constexpr (TILE::registers)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TILE::registers));
+        ml_grid_wait();
+        compute<TILE>(smem, w, team);
     }
-    if constexpr (TILE::registers)
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TILE::registers));
-    ml_grid_wait();
-    compute<TILE>(smem, w, team);
+    if (TILE::cluster > 1) /* the other block may still use this one's memory */
+        ml_cluster_sync();
 }
 
 /* ---- launching ---- */
@@ -667,13 +793,13 @@ static ml_tensor_box box_of(const void *at, int word, int64_t cols, int64_t rows
     return b;
 }
 
-static maps make_maps(ml_cuda_stream *s, const ml_fp8_gemm &g, int box_tokens,
-                      int box_panels) {
+template <class TILE> static maps make_maps(ml_cuda_stream *s, const ml_fp8_gemm &g) {
     int64_t width = ml_cuda_fp8_width(g.k), panels = ml_cuda_blocks(g.n, ML_LANES);
     const ml_tensor_box x =
-        box_of(g.x.code, 0, width / 2, g.rows, width / 2, GROUP / 2, box_tokens);
-    const ml_panel_box w = { g.w, g.k, g.ld, panels * (g.n_expert ? g.n_expert : 1),
-                             box_panels };
+        box_of(g.x.code, 0, width / 2, g.rows, width / 2, GROUP / 2, TILE::tokens);
+    const ml_panel_box w = { g.w, g.k, g.ld,
+                             panels * (g.n_expert ? g.n_expert : TILE::weights),
+                             TILE::panels };
     maps m;
 
     ml_cuda_note(s, ml_tensor_map(&m.x, &x), "an FP8 product");
@@ -684,16 +810,18 @@ static maps make_maps(ml_cuda_stream *s, const ml_fp8_gemm &g, int box_tokens,
 template <class TILE> static void launch(ml_cuda_stream *s, const ml_fp8_gemm &g) {
     static const int sms = count_sms();
     const int bytes = (int)sizeof(typename TILE::smem_type);
+    const int most = TILE::per_sm * sms / TILE::cluster;
     auto kernel = fp8_kernel<TILE>;
     int tiles = count_tiles<TILE>(g);
 
-    if (TILE::split == 1 && !g.start && tiles > TILE::per_sm * sms)
-        tiles = TILE::per_sm * sms;
+    if (TILE::split == 1 && !g.start && tiles > most)
+        tiles = most;
     ml_cuda_note(
         s, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "an FP8 product");
-    ml_cuda_launch(s, "an FP8 product", kernel, dim3((unsigned)tiles), TILE::threads,
-                   (size_t)bytes, make_maps(s, g, TILE::tokens, TILE::panels), g);
+    ml_cuda_launch_as(s, "an FP8 product", { s->early, TILE::cluster }, kernel,
+                      dim3((unsigned)(tiles * TILE::cluster)), TILE::threads, (size_t)bytes,
+                      make_maps<TILE>(s, g), g);
 }
 
 enum { ONE_WAVE = 132 * 64 }; /* outputs of the SMs of an H200, in tiles of 64 */
@@ -753,7 +881,9 @@ void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g) {
 
     if (g->rows == 0 || g->n == 0)
         return;
-    if (each <= 16 || !g->blocks)
+    if (g->gated.code)
+        launch<tile<64, 128, 1, 5, true, true, true>>(s, *g);
+    else if (each <= 16 || !g->blocks)
         run_by_output(s, *g, each);
     else
         run_by_token(s, *g, each);

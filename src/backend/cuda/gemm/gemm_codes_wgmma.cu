@@ -22,34 +22,6 @@ enum {
     MOST_STAGES = 8
 };
 
-/* ---- clusters ---- */
-
-/* Of all threads of the cluster's blocks. */
-__device__ static void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-
-/* Arrives at the same barrier of block `rank` of the cluster.  What this warp has read is in registers, so
- * that it needs no fence, which would take longer than the products of a stage. */
-__device__ static void arrive_at(ml_barrier *b, int rank) {
-    asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;"
-                 "mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(ml_smem(b)),
-                 "r"(rank)
-                 : "memory");
-}
-
-/* ml_tensor_copy to the same place in the blocks of `mask`, whose barriers it signals. */
-__device__ static void tensor_multicast(void *to, const CUtensorMap *map, int x, int y,
-                                        ml_barrier *b, uint16_t mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ml_smem(to)),
-        "l"(map), "r"(x), "r"(y), "r"(0), "r"(ml_smem(b)), "h"(mask)
-        : "memory");
-}
-
 /* ---- operands from codes ----
  *
  * codes: bytes of DEPTH inputs of a panel, scales: of their scales.  fetch: what the A fragments of a chunk
@@ -306,8 +278,8 @@ __device__ static void copy_tokens(SMEM &smem, const wide_call &c, const strip &
             ml_barrier_expect(full, sizeof to);
 #pragma unroll
             for (int i = 0; i < CHUNKS; i++)
-                tensor_multicast(to[i] + first * CHUNK, &c.x, k + i * CHUNK, s.row + first,
-                                 full, all);
+                ml_tensor_multicast(to[i] + first * CHUNK, &c.x, k + i * CHUNK,
+                                    s.row + first, 0, full, all);
             w.advance();
         }
     }
@@ -376,11 +348,11 @@ __device__ static void make_operand(uint32_t (&a)[STEPS][4], const typename A::f
         A::fragment(a[i], r, i);
 }
 
-/* A warp has read a stage: tells the copying threads of the cluster, which all write to it. */
+/* What a warp has read of a stage is in registers: tells the copying threads of the cluster, which all write to it. */
 __device__ static void release(ml_barrier *empty, int cluster) {
     __syncwarp();
     if ((int)threadIdx.x % 32 < cluster)
-        arrive_at(empty, (int)threadIdx.x % 32);
+        ml_barrier_arrive_at(empty, (int)threadIdx.x % 32);
 }
 
 /* The sums of a tile; `read` is its first stage, and then the first of the next tile.  After the last chunk
@@ -578,7 +550,7 @@ __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
         }
         ml_barrier_init_end();
     }
-    cluster_sync();
+    ml_cluster_sync();
     if (warp >= TEAMS * TEAM_WARPS) {
         copy_stages<A, TOKENS, TEAMS>(&smem, c, expert, warp - TEAMS * TEAM_WARPS);
     } else {
@@ -586,7 +558,7 @@ __global__ void __launch_bounds__(tile<A, TOKENS, TEAMS>::threads)
         ml_grid_release();
         multiply_tiles<A, TOKENS, TEAMS>(smem, c, expert, warp / TEAM_WARPS);
     }
-    cluster_sync(); /* the others of the cluster may still arrive at this block's barriers */
+    ml_cluster_sync(); /* the others of the cluster may still arrive at this block's barriers */
 }
 
 /* ---- configuration and launch ---- */
@@ -620,8 +592,6 @@ template <class A, int TOKENS, int TEAMS>
 static void launch(ml_cuda_stream *s, wide_call &c, int cluster) {
     typedef tile<A, TOKENS, TEAMS> tl;
     auto kernel = wide_kernel<A, TOKENS, TEAMS>;
-    cudaLaunchAttribute attr[2] = {};
-    cudaLaunchConfig_t l = {};
     const ml_tensor_box box = box_of(c.f, TOKENS / cluster);
     int clusters;
 
@@ -636,17 +606,9 @@ static void launch(ml_cuda_stream *s, wide_call &c, int cluster) {
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)sizeof(typename tl::smem)),
                  "products with codes");
-    attr[0].id = cudaLaunchAttributeClusterDimension;
-    attr[0].val.clusterDim = { (unsigned)cluster, 1, 1 };
-    attr[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[1].val.programmaticStreamSerializationAllowed = 1;
-    l.gridDim = dim3((unsigned)(clusters * cluster));
-    l.blockDim = dim3(tl::threads);
-    l.dynamicSmemBytes = sizeof(typename tl::smem);
-    l.stream = s->stream;
-    l.attrs = attr;
-    l.numAttrs = 2;
-    ml_cuda_note(s, cudaLaunchKernelEx(&l, kernel, c), "products with codes");
+    ml_cuda_launch_as(s, "products with codes", { true, (unsigned)cluster }, kernel,
+                      dim3((unsigned)(clusters * cluster)), tl::threads,
+                      sizeof(typename tl::smem), c);
 }
 
 /* A shape of tiles, and the microseconds that 4,096 inputs of one take. */
