@@ -1,7 +1,7 @@
 /* attn_codes.cu - writes KV pages of codes, and reads whole ones. */
 #include "backend/cuda/attn/attn_codes.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32 };
+enum { THREADS = 128, WARPS = THREADS / 32, UNITS = 4 };
 
 /* A row of a key or a value, by a warp: n numbers to codes, zeros up to `width`. */
 template <class T>
@@ -52,8 +52,9 @@ template <class T> struct wide_pages {
     int width, n_kv;
     bool paired;
 
-    __device__ attn_coded row(int64_t page, int head, int slot) const {
-        return attn_coded_at(from, page, head, n_kv, slot, width);
+    /* Row i of all heads' rows of a page. */
+    __device__ attn_coded row(int64_t page, int i) const {
+        return attn_coded_at(from, page, i / ML_PAGE, n_kv, i % ML_PAGE, width);
     }
 };
 
@@ -67,70 +68,86 @@ template <class T> __device__ static bool is_read(const attn_call<T> &c, int i) 
 }
 
 template <class T>
-__device__ static void widen_head(T *to, int64_t page, int head, const wide_pages<T> &p,
-                                  int format) {
-    for (int i = (int)threadIdx.x; i < ML_PAGE * p.width; i += THREADS) {
-        attn_coded row = p.row(page, head, i / p.width);
+__device__ static void widen_numbers(T *to, int64_t page, const wide_pages<T> &p,
+                                     int format) {
+    for (int i = (int)threadIdx.x; i < p.n_kv * ML_PAGE * p.width; i += THREADS) {
+        attn_coded row = p.row(page, i / p.width);
         uint8_t code = row.code[attn_code_place(i % p.width, p.paired)];
         to[i] = ml_as<T>(attn_code_value(code, format) * *row.scale);
     }
 }
 
-/* The same, 16 numbers at a time. */
-__device__ static void widen_units(bf16 *to, int64_t page, int head,
-                                   const wide_pages<bf16> &p, int format) {
-    int per_row = (p.width + ATTN_UNIT - 1) / ATTN_UNIT;
+/* The same, 16 numbers at a time.  A thread loads UNITS of these before it writes any. */
+__device__ static void widen_units(bf16 *to, int64_t page, const wide_pages<bf16> &p,
+                                   int format) {
+    const int per_row = (p.width + ATTN_UNIT - 1) / ATTN_UNIT;
+    const int n = p.n_kv * ML_PAGE * per_row;
 
-    for (int i = (int)threadIdx.x; i < ML_PAGE * per_row; i += THREADS) {
-        int slot = i / per_row, e = i % per_row * ATTN_UNIT;
-        attn_unit u = attn_load_unit(p.row(page, head, slot), e, p.width);
-        uint4 x[2];
-        attn_widen_unit(x, u, p.paired, format);
-        *(uint4 *)(to + slot * p.width + e) = x[0];
-        if (e + 8 < p.width)
-            *(uint4 *)(to + slot * p.width + e + 8) = x[1];
+    for (int first = (int)threadIdx.x; first < n; first += UNITS * THREADS) {
+        attn_unit u[UNITS];
+#pragma unroll
+        for (int j = 0; j < UNITS; j++) {
+            int i = first + j * THREADS < n ? first + j * THREADS : first;
+            u[j] =
+                attn_load_unit(p.row(page, i / per_row), i % per_row * ATTN_UNIT, p.width);
+        }
+#pragma unroll
+        for (int j = 0; j < UNITS; j++) {
+            int i = first + j * THREADS, e = i % per_row * ATTN_UNIT;
+            bf16 *at = to + (int64_t)(i / per_row) * p.width + e;
+            uint4 x[2];
+            if (i >= n)
+                break;
+            attn_widen_unit(x, u[j], p.paired, format);
+            *(uint4 *)at = x[0];
+            if (e + 8 < p.width)
+                *(uint4 *)(at + 8) = x[1];
+        }
     }
 }
 
-__device__ static void widen(float *to, int64_t page, int head, const wide_pages<float> &p,
+__device__ static void widen(float *to, int64_t page, const wide_pages<float> &p,
                              int format) {
-    widen_head(to, page, head, p, format);
+    widen_numbers(to, page, p, format);
 }
 
-__device__ static void widen(bf16 *to, int64_t page, int head, const wide_pages<bf16> &p,
+__device__ static void widen(bf16 *to, int64_t page, const wide_pages<bf16> &p,
                              int format) {
     if (p.width % 8 == 0)
-        widen_units(to, page, head, p, format);
+        widen_units(to, page, p, format);
     else
-        widen_head(to, page, head, p, format);
+        widen_numbers(to, page, p, format);
 }
 
-/* A block has a head of a page: of page i, or of entry first + i of the batch's page table, which gets
- * a table of its own. */
+/* A block has keys or values of a page: of page i, or of entry first + i of the batch's page table, which gets a
+ * table of its own. */
 template <class T>
-__global__ void widen_pages(attn_call<T> c, wide_pages<T> p, int32_t *table, int first) {
-    int i = (int)blockIdx.x, head = (int)blockIdx.y;
-    T *to = p.to + ((int64_t)i * c.n_kv + head) * ML_PAGE * p.width;
+__global__ void widen_pages(attn_call<T> c, wide_pages<T> keys, wide_pages<T> values,
+                            int32_t *table, int first) {
+    wide_pages<T> p = keys;
+    int i = (int)blockIdx.x;
+    T *to;
 
-    if (table && threadIdx.x == 0 && head == 0)
+    if (blockIdx.y)
+        p = values;
+    to = p.to + (int64_t)i * c.n_kv * ML_PAGE * p.width;
+    if (table && threadIdx.x == 0 && blockIdx.y == 0)
         table[i] = i;
     if (!table)
-        widen(to, i, head, p, c.format);
+        widen(to, i, p, c.format);
     else if (is_read(c, first + i))
-        widen(to, c.page[first + i], head, p, c.format);
+        widen(to, c.page[first + i], p, c.format);
 }
 
 template <class T>
 static void widen_all(ml_cuda_stream *s, attn_call<T> &c, const ml_attn_scratch &at,
                       void *scratch, int32_t *table, int first) {
-    dim3 grid((unsigned)at.n_page, (unsigned)c.n_kv);
+    dim3 grid((unsigned)at.n_page, c.vcode ? 2u : 1u);
     wide_pages<T> k = { c.kcode, (T *)((char *)scratch + at.keys), c.d, c.n_kv,
                         attn_is_paired(c.d) };
     wide_pages<T> v = { c.vcode, (T *)((char *)scratch + at.values), c.dv, c.n_kv, false };
 
-    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, table, first);
-    if (c.vcode)
-        widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, v, table, first);
+    widen_pages<T><<<grid, THREADS, 0, s->stream>>>(c, k, v, table, first);
     ml_cuda_launched(s, "KV pages");
     c.kpage = k.to;
     c.vpage = c.vcode ? v.to : NULL;

@@ -213,6 +213,19 @@ __device__ static inline uint8_t attn_encode(float x, const attn_scale &s, int f
                                           format == ATTN_E4M3 ? __NV_E4M3 : __NV_E5M2);
 }
 
+/* Two codes, the first one in the lower byte. */
+__device__ static inline uint32_t attn_encode2(float x, float y, const attn_scale &s,
+                                               int format) {
+    if (isnan(s.scale))
+        return 0;
+    if (format == ATTN_INT8)
+        return (uint32_t)(uint8_t)__float2int_rn(x * s.inverse) |
+               (uint32_t)(uint8_t)__float2int_rn(y * s.inverse) << 8;
+    return __nv_cvt_float2_to_fp8x2(make_float2(x * s.inverse, y * s.inverse),
+                                    __NV_SATFINITE,
+                                    format == ATTN_E4M3 ? __NV_E4M3 : __NV_E5M2);
+}
+
 /* attn_codes.cu: writes the rows' keys and values to pages of codes. */
 template <class T> void ml_attn_write_codes(ml_cuda_stream *s, const attn_call<T> &c);
 /* Makes the pages of a call numbers in scratch memory: all, or those that the rows of the batch

@@ -120,16 +120,32 @@ __device__ static uint32_t most_of(const float (&low)[V], const float (&high)[V]
     return most;
 }
 
-/* Elements e .. e + 7 of a row; of a key, pairs of them are four codes apart. */
-__device__ static void put_codes(const attn_coded &to, const float (&x)[V], int e,
-                                 bool paired, const attn_scale &s, int format) {
+/* Codes of eight numbers. */
+template <int FORMAT>
+__device__ static uint2 encode(const float (&x)[V], const attn_scale &s) {
+    uint32_t two[V / 2];
+
 #pragma unroll
-    for (int j = 0; j < V; j += 2) {
-        uint8_t lo = attn_encode(x[j], s, format), hi = attn_encode(x[j + 1], s, format);
-        *(uint16_t *)(to.code + attn_code_place(e + j, paired)) = (uint16_t)(lo | hi << 8);
-    }
-    if (e == 0)
-        *to.scale = s.scale;
+    for (int j = 0; j < V / 2; j++)
+        two[j] = attn_encode2(x[2 * j], x[2 * j + 1], s, FORMAT);
+    return make_uint2(two[0] | two[1] << 16, two[2] | two[3] << 16);
+}
+
+/* Codes of 16 elements of a key, of which this thread has the first or the last eight and its neighbour the
+ * others: those of the places 0 .. 7 or 8 .. 15 (attn_codes.cuh).  Both threads call it. */
+__device__ static uint2 pair_codes(uint2 own, bool last) {
+    uint32_t other = __shfl_xor_sync(0xffffffffu, last ? own.x : own.y, 1);
+    uint32_t lo = last ? other : own.x, hi = last ? own.y : other;
+
+    return make_uint2(__byte_perm(lo, hi, 0x5410), __byte_perm(lo, hi, 0x7632));
+}
+
+/* Elements e .. e + 7 of a key whose neighbours are not this thread's and the next one's. */
+__device__ static void put_pairs(uint8_t *row, uint2 codes, int e, bool paired) {
+#pragma unroll
+    for (int j = 0; j < V; j += 2)
+        *(uint16_t *)(row + attn_code_place(e + j, paired)) =
+            (uint16_t)((j < 4 ? codes.x : codes.y) >> j % 4 * 8);
 }
 
 /* A head of a token, of q, k or v. */
@@ -153,28 +169,49 @@ __device__ static kv_slot slot_of(const attn_call<bf16> &c, int row, int seq) {
     return { c.page + c.page_start[seq], c.pos[row] };
 }
 
-/* All threads call it: they look for the largest magnitude together. */
+/* All threads call it: they look for the largest magnitude together, and exchange codes of keys. */
+template <int FORMAT>
 __device__ static void put_kv_codes(const attn_call<bf16> &c, const head_of &h,
                                     const head_part &x, int e, const kv_slot &to) {
+    int half = c.d / 2;
+    bool paired = half % ATTN_UNIT == 0, last = e % ATTN_UNIT != 0;
     float low[V], high[V];
+    uint2 codes[2];
     attn_scale s;
     attn_coded at;
 
+    if (__all_sync(0xffffffffu, h.is_q))
+        return;
     x.get(low, high);
-    s = attn_scale_of(most_of(low, high), c.format);
+    s = attn_scale_of(most_of(low, high), FORMAT);
+    codes[0] = encode<FORMAT>(low, s);
+    codes[1] = encode<FORMAT>(high, s);
+    if (paired) {
+        uint2 key[2] = { pair_codes(codes[0], last), pair_codes(codes[1], last) };
+        if (!h.is_v)
+            memcpy(codes, key, sizeof codes);
+    }
     if (!h.there || h.is_q || to.pos < 0)
         return;
     at = h.is_v ? attn_coded_value(c, to.page, h.index, to.pos)
                 : attn_coded_key(c, to.page, h.index, to.pos);
-    put_codes(at, low, e, !h.is_v, s, c.format);
-    put_codes(at, high, e + c.d / 2, !h.is_v, s, c.format);
+    if (e == 0)
+        *at.scale = s.scale;
+    if (h.is_v || paired) {
+        *(uint2 *)(at.code + e) = codes[0];
+        *(uint2 *)(at.code + e + half) = codes[1];
+    } else {
+        put_pairs(at.code, codes[0], e, attn_is_paired(c.d));
+        put_pairs(at.code, codes[1], e + half, attn_is_paired(c.d));
+    }
 }
 
-template <bool CODES>
+/* FORMAT: of codes in pages, or ATTN_NO_CODES. */
+template <int FORMAT>
 __device__ static void put_kv(const attn_call<bf16> &c, const head_of &h,
                               const head_part &x, int e, const kv_slot &to) {
-    if (CODES)
-        put_kv_codes(c, h, x, e, to);
+    if constexpr (FORMAT != ATTN_NO_CODES)
+        put_kv_codes<FORMAT>(c, h, x, e, to);
     else if (h.there && !h.is_q && to.pos >= 0)
         x.store((bf16 *)(h.is_v ? attn_value(c, to.page, h.index, to.pos)
                                 : attn_key(c, to.page, h.index, to.pos)) +
@@ -201,9 +238,9 @@ __device__ static void norm_rope(head_part &x, const ml_qk_norm_rope &h, const h
     x = y;
 }
 
-/* Teams have HEADS heads of a token, with the same angles and KV slot.  CODES: in pages. */
-template <int HEADS, bool CODES>
-__global__ static void __launch_bounds__(THREADS, CODES ? 12 : 14)
+/* Teams have HEADS heads of a token, with the same angles and KV slot. */
+template <int HEADS, int FORMAT>
+__global__ static void __launch_bounds__(THREADS, FORMAT == ATTN_NO_CODES ? 14 : 12)
     qk_norm_rope_kernel(const __grid_constant__ ml_qk_norm_rope h) {
     const attn_call<bf16> &c = h.to;
     int row = (int)blockIdx.x, half = c.d / 2, e = (int)threadIdx.x % TEAM * V;
@@ -239,7 +276,7 @@ __global__ static void __launch_bounds__(THREADS, CODES ? 12 : 14)
         head_of o(c, first + i * TEAMS, e);
         if (!__all_sync(0xffffffffu, o.is_v))
             norm_rope(x[i], h, o, a, row, e);
-        put_kv<CODES>(c, o, x[i], e, slot);
+        put_kv<FORMAT>(c, o, x[i], e, slot);
     }
 }
 
@@ -247,10 +284,12 @@ template <int HEADS> static void launch(ml_cuda_stream *s, const ml_qk_norm_rope
     dim3 grid((unsigned)h->to.n_token,
               ml_cuda_blocks(h->to.n_head + 2 * h->to.n_kv, TEAMS * HEADS));
 
-    ml_cuda_launch(s, "heads",
-                   h->to.format ? qk_norm_rope_kernel<HEADS, true>
-                                : qk_norm_rope_kernel<HEADS, false>,
-                   grid, THREADS, 0, *h);
+    auto kernel = h->to.format == ATTN_E4M3   ? qk_norm_rope_kernel<HEADS, ATTN_E4M3>
+                  : h->to.format == ATTN_E5M2 ? qk_norm_rope_kernel<HEADS, ATTN_E5M2>
+                  : h->to.format == ATTN_INT8 ? qk_norm_rope_kernel<HEADS, ATTN_INT8>
+                                              : qk_norm_rope_kernel<HEADS, ATTN_NO_CODES>;
+
+    ml_cuda_launch(s, "heads", kernel, grid, THREADS, 0, *h);
 }
 
 void ml_qk_norm_rope_run(ml_cuda_stream *s, const ml_qk_norm_rope *h) {
