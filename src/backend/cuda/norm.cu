@@ -48,11 +48,15 @@ template <int TEAM_, int PACKS_, int V_> struct shares {
      * registers suffice. */
     static const int GROUPS = TEAM_ == 8 ? 2 : 1;
     static const bool AHEAD = GROUPS == 1 && PACKS_ * V_ <= 24;
-    /* Forward: the weight is loaded before the wait for x, and outputs are kept until all are
-     * computed, where registers suffice. */
-    static const bool EARLY = PACKS_ * V_ <= 40;
-    static const int KEPT = EARLY ? PACKS_ : 1;
 };
+
+/* Forward of a few groups: the weight is loaded before the wait for x, and outputs are kept until all are computed,
+ * where registers suffice.  Of MANY groups blocks with fewer registers are faster: more of them run at once. */
+template <class S, bool MANY> struct forward_order {
+    static const bool EARLY = !MANY && S::PACKS * S::V <= 40;
+    static const int KEPT = EARLY ? S::PACKS : 1;
+};
+enum { MANY_GROUPS = 1024 };
 
 /* Of the block's teams: parts of two sums, used in turn, so that one barrier for a sum is
  * enough. */
@@ -172,28 +176,30 @@ __device__ static float scale_of(const packs<S, T> &x, const norm_call<T> &c,
 }
 
 /* A half-warp has whole groups of codes where V is 8: they are wanted of widths that are multiples of 128 only. */
-template <class S, class T>
+template <class S, class T, int KEPT>
 __device__ static void put_codes(const norm_call<T> &c, int64_t g, int first, int width,
-                                 const float (&y)[S::KEPT][S::V]) {
+                                 const float (&y)[KEPT][S::V]) {
     if constexpr (S::V == ML_FP8_LANE && S::TEAM >= ML_FP8_LANES)
         if (c.codes.code)
-            ml_fp8_put_packs<S::KEPT>(c.codes, g, first, S::V * S::TEAM, width, y);
+            ml_fp8_put_packs<KEPT>(c.codes, g, first, S::V * S::TEAM, width, y);
 }
 
-template <class S, class T>
+template <class S, class T, bool MANY>
 __global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
+    const bool EARLY = forward_order<S, MANY>::EARLY;
+    const int KEPT = forward_order<S, MANY>::KEPT;
     __shared__ team_sums<S> sums;
     int lane = (int)threadIdx.x % S::TEAM;
     int64_t g = (int64_t)blockIdx.x * S::TEAMS + threadIdx.x / S::TEAM, at = g * c.width;
     /* No early return: a warp's teams shuffle together. */
     int width = g < c.n_group ? c.width : 0;
     const float *weight = c.n_weight > 1 ? c.w + g % c.n_weight * c.width : c.w;
-    float w[S::KEPT][S::V], y[S::KEPT][S::V], r;
+    float w[KEPT][S::V], y[KEPT][S::V], r;
     packs<S, T> x;
 
     ml_grid_release();
 #pragma unroll
-    for (int j = 0; S::EARLY && j < S::KEPT; j++)
+    for (int j = 0; EARLY && j < KEPT; j++)
         load_weight<S>(w[j], c, weight, pack_at<S>(lane, j));
     ml_grid_wait();
     load_packs<S>(x, c.x + at, lane, width);
@@ -205,19 +211,19 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(norm_call<T> c) {
     r = scale_of<S>(x, c, sums.part[0]);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
-        int i = pack_at<S>(lane, j), k = j % S::KEPT;
+        int i = pack_at<S>(lane, j), k = j % KEPT;
         float v[S::V];
         x.at[j].get(v);
         if (c.sum && i < width)
             ml_store(c.sum + at + i, v);
-        if (!S::EARLY)
+        if (!EARLY)
             load_weight<S>(w[k], c, weight, i);
 #pragma unroll
         for (int e = 0; e < S::V; e++)
             y[k][e] = (v[e] * r) * w[k][e];
         if (c.y && i < width)
             ml_store(c.y + at + i, y[k]);
-        if (!S::EARLY || j == S::PACKS - 1)
+        if (!EARLY || j == S::PACKS - 1)
             put_codes<S>(c, g, pack_at<S>(lane, j - k), width, y);
     }
 }
@@ -389,8 +395,13 @@ static int64_t groups_per_chunk(int64_t n_group, int width) {
 
 template <class S, class T>
 static void launch_forward(ml_stream *s, const norm_call<T> &c) {
-    ml_cuda_launch(ml_cuda(s), "rmsnorm", norm_kernel<S, T>,
-                   dim3(ml_cuda_blocks(c.n_group, S::TEAMS)), THREADS, 0, c);
+    const bool can_be_many = S::V == 8 && S::TEAM > 8 && S::PACKS <= 4;
+    auto kernel = norm_kernel<S, T, false>;
+
+    if (can_be_many && c.n_group >= MANY_GROUPS)
+        kernel = norm_kernel<S, T, can_be_many>;
+    ml_cuda_launch(ml_cuda(s), "rmsnorm", kernel, dim3(ml_cuda_blocks(c.n_group, S::TEAMS)),
+                   THREADS, 0, c);
 }
 
 template <class S, class T>
@@ -413,10 +424,12 @@ template <class T> static void run_forward(ml_stream *s, const norm_call<T> &c) 
         launch_forward<shares<8, 2, 8>>(s, c);
     else if (c.width <= 1024)
         launch_forward<shares<32, 4, 8>>(s, c);
-    else if (c.width <= 2560)
-        launch_forward<shares<64, 5, 8>>(s, c);
-    else if (c.width <= 5120)
-        launch_forward<shares<128, 5, 8>>(s, c);
+    else if (c.width <= 3072)
+        launch_forward<shares<128, 3, 8>>(s, c);
+    else if (c.width <= 4096)
+        launch_forward<shares<256, 2, 8>>(s, c);
+    else if (c.width <= 6144)
+        launch_forward<shares<256, 3, 8>>(s, c);
     else if (c.width <= ML_NORM_WIDE)
         launch_forward<shares<256, 4, 8>>(s, c);
     else
