@@ -35,7 +35,7 @@ PRODUCTS := $(filter-out $(SHORT_OPS),$(QUICK_OPS))
 # $(call quick_checkop,CONFIG,OPS[,NAME]): the ops that are not slow.
 quick_checkop = 1800 $(1)/checkop$(3) $(call in_config,$(1),$(CHECKOP)) $(2) --level $(TOP_LEVEL) --threads 3$(NL)
 
-# Whole runs, whole models and processes of others: the short tier has them without a sanitizer.
+# Whole runs, whole models and processes of others.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
   unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
   unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_train_lora \
@@ -44,18 +44,23 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_su
   unit/test_train_critic unit/test_worker_pool unit/test_reward_faults unit/test_doctor_ranks \
   unit/test_train_snapshot golden/test_lora_golden golden/test_preferences golden/test_reward_model golden/test_optimizers golden/test_golden golden/test_training golden/test_model_plugin)
 
-# Ranks that train together, as far as the short tier runs them under sanitizers.
+# Ranks that train together, as far as the second compiler builds them in the long tier.
 FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
 
-# What the short tier runs under the address sanitizer.
-CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN) $(FEW_RANKS))
+# What the short tier runs under the address sanitizer: what reads files, text and requests of others, and the
+# modules below it.  A whole instrumented build takes as long as a third of the tier: the long tier has it.
+INPUT_MODULES := base tensor io net text
+INPUT := $(addprefix $(B)/tests/,$(addprefix unit/test_,answer_parsers base checkpoint conversation detok \
+  dir_replace file grammar http_client http_connections http_server jinja json jsonl loop parquet quant \
+  random_schemas safetensors table tokenizer torch_file worker) \
+  $(addprefix golden/test_,encode jinja_golden parquet_golden quantize))
 
 # Programs with cases of $MILES_FIXTURES, which the long tier sets.
 FIXTURES := $(addprefix $(B)/tests/,golden/test_jinja_golden golden/test_encode golden/test_mtp_golden \
   golden/test_parquet_golden golden/test_formats unit/test_turn_text)
 
 # What the long tier adds under the address sanitizer.
-CHECKED_LONG := $(WHOLE) $(FIXTURES) $(filter-out $(FEW_RANKS),$(RANKS))
+CHECKED := $(filter-out $(UNSANITIZED) $(filter-out $(FIXTURES),$(INPUT)),$(UNIT) $(GOLDEN) $(RANKS))
 
 # What the long tier leaves out under the thread sanitizer: one thread alone.
 ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage answer_parsers bench calculator checkpoint choices cli \
@@ -99,11 +104,11 @@ endif
 ASAN := CONFIG=asan SAN=address,undefined
 TSAN := CONFIG=tsan SAN=thread
 
-# Long commands stand first in their part, so that no core waits for the last one.  Many tests wait for
-# clocks, sockets and processes: the sanitizer's build takes what they leave of the cores.
+# Long commands stand first in their part, so that no core waits for the last one.  Some of the sanitized programs
+# run miles: the one of the other build.
 define CI_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
-&900 asan/build nice -n 19 $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
+&900 asan-input/build $(SELF) CONFIG=asan-input SAN=address,undefined MODULES='$(INPUT_MODULES)' $(call in_config,asan-input,$(INPUT)) && ln -sfn ../$(notdir $(B))/miles build/asan-input/miles
 $(gate_lines)
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
@@ -138,10 +143,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 120 e2e/dashboard-control tests/e2e/dashboard_control.py --build $(B)
 wait
-300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
-$(call load,asan,15,--no-rss --router)
-$(call quick_checkop,asan,$(SHORT_OPS))
-$(call tests,300,$(call in_config,asan,$(CHECKED)))
+$(call tests,300,$(call in_config,asan-input,$(INPUT)))
 endef
 
 TORCH_PYTHON := torch,transformers,accelerate,gguf,compressed_tensors
@@ -156,7 +158,7 @@ define LONG_TIER
 =900 build/bench $(SELF) CONFIG=$(CONFIG) CC=$(CC) $(BENCH)
 !900 clang/build $(SELF) CONFIG=clang CC=clang $(call in_config,clang,$(B)/miles $(CLANG) $(B)/tests/parity/test_engine_parity)
 =900 clang/headers $(SELF) CONFIG=clang CC=clang headers
-!1800 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED_LONG) $(SLOW_PARITY) $(CHECKOP))
+!1800 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(SLOW_PARITY) $(CHECKOP) $(LOAD))
 !1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(filter-out %/test_levels %/test_train_parity,$(SLOW_PARITY)) $(filter-out $(LAYOUTS),$(RANKS)) $(CHECKOP) $(LOAD))
 !900 fuzz/build $(SELF) fuzz-build
 600 e2e/sessions-1000 tools/with-python.sh openai,anthropic tests/e2e/sessions.py --miles $(B)/miles --long
@@ -168,7 +170,7 @@ $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory JOBS=1 cud
 3600 lint $(MAKE) --no-print-directory JOBS=1 lint
 2400 mutants tools/mutants.sh
 $(call quick_checkop,tsan,$(PRODUCTS),-products)
-$(call quick_checkop,asan,$(PRODUCTS),-products)
+$(call quick_checkop,asan,$(QUICK_OPS))
 900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
 $(call slow_parity,asan,test_parity test_engine_parity test_levels,$(FAMILIES),test_train_parity test_together)
 $(call slow_parity,tsan,test_parity test_engine_parity,$(TSAN_FAMILIES),test_together)
@@ -205,9 +207,10 @@ $(call slow_parity,tsan,test_parity test_engine_parity,$(TSAN_FAMILIES),test_tog
 600 dashboard tests/e2e/dashboard.py --build $(B)
 900 seed/2 $(CHECKOP) --seed 2 --level $(TOP_LEVEL) --threads 2
 $(call load,tsan,30,--no-rss)
+$(call load,asan,15,--no-rss --router)
 $(call quick_checkop,tsan,$(SHORT_OPS))
 $(call tests,1800,$(call in_config,tsan,$(filter-out $(LAYOUTS),$(RANKS)) $(SEVERAL_THREADS)))
-$(call tests,1800,$(call in_config,asan,$(CHECKED_LONG)))
+$(call tests,1800,$(call in_config,asan,$(CHECKED)))
 900 clang/engine_parity build/clang/tests/parity/test_engine_parity $(FAMILIES)
 $(call tests,900,$(call in_config,clang,$(CLANG)))
 $(call fuzz_lines,300)
