@@ -65,7 +65,9 @@ $(UNIT) $(GOLDEN) $(PARITY) $(RANKS): %: %.o $(B)/libtest.a $(B)/libmiles.a
 $(B)/tests/unit/test_model: private LDFLAGS += -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
 
 # Some of them run the program itself, which needs all modules.
-$(if $(filter-out $(MODULES),$(notdir $(wildcard src/*))),,$(eval $(UNIT) $(GOLDEN) $(PARITY) $(RANKS): | $(B)/miles))
+ifeq ($(filter-out $(MODULES),$(notdir $(wildcard src/*))),)
+$(UNIT) $(GOLDEN) $(PARITY) $(RANKS): | $(B)/miles
+endif
 
 $(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest.a $(B)/libmiles.a
 	@echo '  ld  $@'

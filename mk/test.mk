@@ -47,8 +47,8 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_su
 # Ranks that train together, as far as the second compiler builds them in the long tier.
 FEW_RANKS := $(filter %/test_pp %/test_moves,$(RANKS))
 
-# What the short tier runs under the address sanitizer: what reads files, text and requests of others, and the
-# modules below it.  A whole instrumented build takes as long as a third of the tier: the long tier has it.
+# What the short tier runs under the address sanitizer: tests of the modules that read files, text and requests.
+# A build of all modules would take a third of the tier's time: the long tier has it.
 INPUT_MODULES := base tensor io net text
 INPUT := $(addprefix $(B)/tests/,$(addprefix unit/test_,answer_parsers base checkpoint conversation detok \
   dir_replace file grammar http_client http_connections http_server jinja json jsonl loop parquet quant \
@@ -104,8 +104,8 @@ endif
 ASAN := CONFIG=asan SAN=address,undefined
 TSAN := CONFIG=tsan SAN=thread
 
-# Long commands stand first in their part, so that no core waits for the last one.  Some of the sanitized programs
-# run miles: the one of the other build.
+# Long commands stand first in their part, so that no core waits for the last one.  Some of the sanitized tests
+# run miles, for which there is a link to the release build's.
 define CI_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 &900 asan-input/build $(SELF) CONFIG=asan-input SAN=address,undefined MODULES='$(INPUT_MODULES)' $(call in_config,asan-input,$(INPUT)) && ln -sfn ../$(notdir $(B))/miles build/asan-input/miles

@@ -5,8 +5,8 @@
  *                      [RMSNORM] LINEAR x 2 [GLU]        16, 512  one skinny GEMM
  *                      [RMSNORM] LINEAR x 3              16, 512  one skinny GEMM
  *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
- *     run_swiglu       LINEAR x 2 of FP8 inputs, GLU     65 ...  one GEMM that writes the GLU as FP8
- *                                                                codes, then a reader of these
+ *     run_swiglu       LINEAR x 2 of FP8 inputs, GLU    from 65  one GEMM with SwiGLU and its FP8 codes
+ *                                                                as the epilogue, then their reader
  *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, run_gate
  *     run_rounded      LINEAR x 1 to 3 of FP8 inputs         any  inputs are rounded once
  *     run_adapted      LINEAR x 1 to 3, LORA x 1 to 3       512  one GEMM, adapters of all
@@ -561,8 +561,8 @@ static int run_gate(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return c->op == ML_OP_GLU ? run_gate_as(s, c, n, c->args, NULL) : 0;
 }
 
-/* Gate and up projection, and SwiGLU, as one product (fp8.cuh).  Its codes are where its output would be, which
- * nothing else reads: the input's codes are in scratch memory. */
+/* Gate and up projection with SwiGLU as the epilogue (fp8.cuh).  Its codes are written to the memory of its output,
+ * which nothing else reads, since scratch memory has the codes of the input. */
 static int run_swiglu(ml_cuda_stream *s, const ml_op_call *c, int n, const products *p,
                       const ml_fp8_input *x) {
     const int at = p->n_call - 1;
@@ -577,7 +577,7 @@ static int run_swiglu(ml_cuda_stream *s, const ml_op_call *c, int n, const produ
         gate->w[0].shape[0] != p->linear[1]->w[0].shape[0] || !is_adjacent(s, p, p->n_call))
         return 0;
     g = ml_fp8_gemm_of(gate, {}, y->shape[1], NULL);
-    if (!ml_fp8_gates(s, &g))
+    if (!ml_fp8_fuses_swiglu(s, &g))
         return 0;
     g.x = codes_of(s, gate, x);
     g.gated = ml_fp8_out_at(y->data, y->shape[0], y->shape[1]);

@@ -51,7 +51,7 @@ template <int TEAM_, int PACKS_, int V_> struct shares {
 };
 
 /* Forward of a few groups: the weight is loaded before the wait for x, and outputs are kept until all are computed,
- * where registers suffice.  Of MANY groups blocks with fewer registers are faster: more of them run at once. */
+ * where registers suffice.  MANY groups are faster with fewer registers, since more blocks are resident. */
 template <class S, bool MANY> struct forward_order {
     static const bool EARLY = !MANY && S::PACKS * S::V <= 40;
     static const int KEPT = EARLY ? S::PACKS : 1;

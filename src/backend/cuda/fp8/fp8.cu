@@ -11,7 +11,7 @@ enum {
     LANES = ML_FP8_LANES,
     PIECES = THREADS / LANES, /* of a block, at a time */
     MANY = 4,                 /* that a half-warp loads at once, where there are many */
-    MOST_UNGATED = 64         /* rows of gate and up products without SwiGLU */
+    UNFUSED_ROWS = 64         /* up to so many, SwiGLU is a kernel of its own */
 };
 
 /* The exponent of ml_mxfp8_exponent, as a power of two. */
@@ -192,9 +192,9 @@ ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void 
     return g;
 }
 
-bool ml_fp8_gates(const ml_cuda_stream *s, const ml_fp8_gemm *g) {
+bool ml_fp8_fuses_swiglu(const ml_cuda_stream *s, const ml_fp8_gemm *g) {
     return s->wgmma && !g->start && g->blocks && g->n % ML_FP8_GROUP == 0 &&
-           g->rows > MOST_UNGATED;
+           g->rows > UNFUSED_ROWS;
 }
 
 void ml_fp8_multiply(ml_cuda_stream *s, const ml_fp8_gemm *g) {

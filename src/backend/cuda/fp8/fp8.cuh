@@ -33,8 +33,8 @@ typedef struct ml_fp8_gemm {
     const unsigned char *w;
     int64_t ld, scales; /* bytes of a row, and those before its scales */
     bf16 *y;            /* [rows, n] */
-    /* Instead of y, where ml_fp8_gates: codes of SwiGLU [rows, n].  The gate's weight is followed by that of the up
-     * projection. */
+    /* Instead of y, if ml_fp8_fuses_swiglu: FP8 codes of SwiGLU [rows, n].  w is the gate's weight, and that of the
+     * up projection follows it in memory. */
     ml_fp8_out gated;
     const float *bias; /* of experts, [n_expert, n], added before the rounding; or NULL */
     const int32_t *start; /* of the experts' rows; NULL: one weight */
@@ -46,8 +46,8 @@ typedef struct ml_fp8_gemm {
  * than those of a->w[0]; then `blocks` says that of the first one. */
 ml_fp8_gemm ml_fp8_gemm_of(const ml_op_args *a, ml_fp8_input x, int64_t n, void *y);
 void ml_fp8_multiply(ml_cuda_stream *s, const ml_fp8_gemm *g);
-/* Whether ml_fp8_multiply computes SwiGLU, too: of so many rows that a kernel less is worth tiles of 64 rows. */
-bool ml_fp8_gates(const ml_cuda_stream *s, const ml_fp8_gemm *g);
+/* Whether ml_fp8_multiply can compute SwiGLU in its epilogue, and does it faster than a second kernel. */
+bool ml_fp8_fuses_swiglu(const ml_cuda_stream *s, const ml_fp8_gemm *g);
 /* fp8_wgmma.cu */
 void ml_fp8_gemm_run(ml_cuda_stream *s, const ml_fp8_gemm *g);
 
