@@ -15,6 +15,7 @@ static const struct variant {
     bool exact;     /* as in the head of a critic */
     int32_t len[4]; /* rows of each sequence; none: one of all rows */
     bool gpu_only;
+    float amp; /* of the weight, if not 1 */
 } variants[] = {
     { 0, 5, 3, ML_F32, true },
     { 1, 1, 1, ML_F32, false },
@@ -41,6 +42,7 @@ static const struct variant {
 static void build_variant(ck_case *c, const struct variant *v) {
     ck_name(c, "%s-m%d-n%d-k%d%s", ml_dtype_name(v->dtype), v->m, v->n, v->k,
             v->exact    ? "-value"
+            : v->amp    ? "-large"
             : v->len[0] ? "-seqs"
             : v->bias   ? "-bias"
                         : "");
@@ -54,7 +56,7 @@ static void build_variant(ck_case *c, const struct variant *v) {
     c->w[0] = ck_mat(v->n, v->k);
     c->w[0].dtype = v->dtype;
     c->w[0].layout = ML_PANELS;
-    ck_fill(c, &c->w[0], 1.0f);
+    ck_fill(c, &c->w[0], v->amp ? v->amp : 1.0f);
     if (v->bias) {
         c->w[1] = ck_vec(v->n);
         ck_fill(c, &c->w[1], 1.0f);
@@ -255,6 +257,10 @@ static const struct variant coded[] = {
     { 260, 528, 128, ML_INT8, false, .gpu_only = true },
     { 512, 80, 384, ML_FP8, true, .gpu_only = true },
     { 513, 32, 256, ML_INT4, true },
+    /* Scales on both sides of 1/2, where the FMA that makes values of codes on a GPU overflows. */
+    { 1, 48, 1280, ML_INT4, false, .amp = 8.0f },
+    { 16, 16, 1024, ML_INT4_G128, true, .amp = 8.0f },
+    { 17, 9008, 512, ML_INT4, false, .gpu_only = true, .amp = 8.0f },
 };
 
 static void build_coded(ck_case *c, int i) {

@@ -2,28 +2,32 @@
  *
  * Weights are operand A of the mma: a tile is 16 outputs, and up to 8 rows of x are the 8 columns of
  * operand B.  An output is one chain of mma steps over ascending k, as everywhere: no split-K.  A warp has
- * the chain of a tile, and there is one block for each SM.  The copies of the weights begin before the
+ * the chain of a tile, and there is one block for each SM.  The loads of the weights begin before the
  * previous kernel has ended (PDL): weights do not depend on it.  The rows of x are in shared memory as a
  * whole, for the norm in the prologue.
  *
- * A chain waits at each of its instructions, so that other warps of the block, its helpers, copy the
- * weights.  Where an SM has few tiles, helpers dequantize them, too, and write the fragments to shared
- * memory; where it has many, the chains do it, which hide each other's latency. */
+ * A chain waits at each of its instructions, so that other warps of the block, its helpers, bring the
+ * weights.  Where an SM has few tiles, helpers load and dequantize them, and write the fragments to shared
+ * memory, whose bandwidth bounds these chains; where it has many, one thread of a helper copies, and the
+ * chains dequantize, which hide each other's latency. */
 #include "backend/cuda/gemm/gemm_codes.cuh"
-#include "backend/cuda/gemm/gemm_tiles.cuh"
+#include "backend/cuda/gemm/gemm_fragments.cuh"
 
 enum {
-    NARROW = 1024, /* the widest row that norm.cu sums in one warp */
-    PARTS = 8,     /* warps that share a wider one there */
-    MOST_WARPS = 16,
+    NARROW = 1024,   /* the widest row that norm.cu sums in one warp */
+    NORM_WARPS = 8,  /* warps that share a wider one there */
+    PACKS = 4,       /* of 8 numbers that a lane has of such a row, at most */
+    MOST_WARPS = 17, /* with helpers that dequantize; else 16 */
     MOST_CHAINS = 12,
-    PROLOGUE_WARPS = 8, /* at least, without the helpers */
-    MADE_CHAINS = 4,    /* the most of a block whose helpers dequantize */
-    COPIED = 3,         /* chains whose weights a helper copies */
-    LONG = 2,           /* steps of a slot of fragments */
+    MADE_CHAINS = 4, /* the most of a block whose helpers dequantize */
+    COPIED = 3,      /* chains whose weights a helper copies */
+    LONG = 2,        /* steps of a slot of fragments */
     RAW_BYTES = 72 * 1024,
     MOST_ROWS = 8 /* every block computes their norm */
 };
+
+/* Named barriers.  A block with helpers that dequantize has at most two pairs of chains. */
+enum { AT_PROLOGUE = 1, AT_NORM, AT_PAIRS, AT_FRAGMENTS = AT_PAIRS + MADE_CHAINS / 2 };
 
 /* How a block is divided: warps of chains, then their helpers, then warps that only take part in the
  * prologue.  Offsets in shared memory are in bytes. */
@@ -31,7 +35,7 @@ struct plan {
     int chains, helpers, warps;
     int stages;     /* of a ring of weights */
     int made_steps; /* of a slot of fragments that helpers make; 0: they do not */
-    size_t norm, squares, x, exchange, made, raw, bytes;
+    size_t squares, x, exchange, raw, bytes;
 };
 
 struct codes_call {
@@ -39,50 +43,52 @@ struct codes_call {
     plan p;
 };
 
+template <int AT> __device__ static void named_sync(int threads) {
+    asm volatile("bar.sync %0, %1;" ::"n"(AT), "r"(threads) : "memory");
+}
+
 /* ---- fragments of helpers ---- */
 
-/* Fragments that helpers have made: for 16 of k of a tile 16 bytes of each lane.  A slot has STEPS_OF steps:
- * the chain waits once for all of them, since a wait and a branch take as long as several mma steps. */
+/* The fragments of a chain: a slot for each of its helpers, of STEPS_OF steps.  The chain waits for a slot at
+ * a named barrier: at a branch, which a wait for an mbarrier has, the compiler waits for all loads. */
 template <int STEPS_OF> struct made_ring {
     enum {
         SLOT = STEPS_OF * STEP,
-        SLOTS = STEPS_OF > 1 ? 2 : 4,
-        PACKS = STEP / 16 * 32, /* of a step */
-        BYTES = SLOTS * STEPS_OF * PACKS * (int)sizeof(uint4)
+        STEP_BYTES = STEP / 16 * FRAGMENT_BYTES,
+        BYTES = STEPS_OF * STEP_BYTES
     };
     struct fetched {
         uint4 a[STEPS];
     };
-    uint4 *slot;
-    ml_barrier *full, *empty; /* [SLOTS] each */
+    unsigned char *slot;
+    ml_barrier *empty;
+    int slots, id;
     cursor read;
 
     /* One thread calls it. */
     __device__ void open() {
-        for (int i = 0; i < SLOTS; i++) {
-            ml_barrier_init(full + i, STEPS_OF);
+        for (int i = 0; i < slots; i++)
             ml_barrier_init(empty + i);
-        }
         ml_barrier_init_end();
     }
 
     __device__ uint32_t wait() {
-        ml_barrier_wait(full + read.at, read.parity);
-        return ml_smem(slot + read.at * STEPS_OF * PACKS);
+        asm volatile("bar.sync %0, 64;" ::"r"(id + read.at) : "memory");
+        return ml_smem(slot + read.at * BYTES);
     }
 
     __device__ void release(bool leader) {
         __syncwarp();
         if (leader)
             ml_barrier_arrive(empty + read.at);
-        read.advance(1, SLOTS);
+        read.advance(1, slots);
     }
 
     __device__ static void fetch(fetched &r, uint32_t from, int at) {
-        from += (uint32_t)(at / 16 * 32 + (int)threadIdx.x % 32) * sizeof(uint4);
+        from += (uint32_t)(at / 16 * FRAGMENT_BYTES + unit_of((int)threadIdx.x % 32) * 16);
 #pragma unroll
         for (int i = 0; i < STEPS; i++)
-            r.a[i] = load_128(from + i * 32 * sizeof(uint4));
+            r.a[i] = load_128(from + i * FRAGMENT_BYTES);
     }
 
     __device__ static void fragment(uint32_t (&a)[4], const fetched &r, int i) {
@@ -93,42 +99,73 @@ template <int STEPS_OF> struct made_ring {
     }
 };
 
-/* The fragments of a step. */
-template <class W> __device__ static void make(uint4 *to, uint32_t from) {
-    typename W::fetched r[2];
-
-    W::fetch(r[0], from, 0);
-#pragma unroll
-    for (int at = 0; at < STEP; at += CHUNK) {
-        if (at + CHUNK < STEP)
-            W::fetch(r[(at / CHUNK + 1) % 2], from, at + CHUNK);
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            uint32_t a[4];
-            W::fragment(a, r[at / CHUNK % 2], i);
-            to[(at / 16 + i) * 32] = make_uint4(a[0], a[1], a[2], a[3]);
-        }
-    }
-}
-
-/* A helper makes the fragments of its steps, from step `first` on. */
+/* A helper makes the fragments of its slot, again and again, and loads the next meanwhile. */
 template <class W, int STEPS_OF>
-__device__ static void help(ring<W, 1> &from, made_ring<STEPS_OF> &to, int first) {
-    const bool leader = is_leader();
+__device__ static void help(const W &weights, const made_ring<STEPS_OF> &to, int helper,
+                            int n_step) {
+    const int every = to.slots * STEPS_OF;
+    unsigned char *slot = to.slot + helper * to.BYTES;
+    maker<W> held[STEPS_OF];
+    unsigned turn = 0;
 
-    for (int step = first; step < from.n_step; step += from.every) {
-        uint32_t raw = from.wait();
-        int turn = step / STEPS_OF, at = turn % to.SLOTS;
-        if (turn >= to.SLOTS)
-            ml_barrier_wait(to.empty + at, (unsigned)(turn / to.SLOTS - 1) % 2);
-        make<W>(to.slot + (at * STEPS_OF + step % STEPS_OF) * to.PACKS +
-                    (int)threadIdx.x % 32,
-                raw);
-        from.release(leader);
-        if (leader)
-            ml_barrier_arrive(to.full + at);
+#pragma unroll
+    for (int j = 0; j < STEPS_OF; j++)
+        if (helper * STEPS_OF < n_step)
+            held[j].load(weights, helper * STEPS_OF + j);
+    for (int step = helper * STEPS_OF; step < n_step; step += every) {
+        ml_barrier_wait(to.empty + helper, ++turn % 2);
+#pragma unroll
+        for (int j = 0; j < STEPS_OF; j++) {
+            held[j].make(slot + j * to.STEP_BYTES);
+            if (step + every < n_step)
+                held[j].load(weights, step + every + j);
+        }
+        __syncwarp();
+        asm volatile("bar.arrive %0, 64;" ::"r"(to.id + helper) : "memory");
     }
 }
+
+/* ---- weights that a helper copies ---- */
+
+/* The ring of a chain: a thread copies, and tells the chain by `full`, which tells it by `empty`. */
+template <class W> struct copied_ring {
+    enum { SLOT = W::span };
+    W tile;
+    unsigned char *stage;
+    ml_barrier *full, *empty;
+    int stages, n_step;
+    cursor write, read;
+
+    /* One thread calls it. */
+    __device__ void open() const {
+        for (int i = 0; i < stages; i++) {
+            ml_barrier_init(full + i);
+            ml_barrier_init(empty + i);
+        }
+        ml_barrier_init_end();
+    }
+
+    __device__ void copy(int step) {
+        if (step >= n_step)
+            return;
+        if (step >= stages)
+            ml_barrier_wait(empty + write.at, write.parity ^ 1);
+        tile.copy_bulk(stage + write.at * W::stage, step, full + write.at);
+        write.advance(1, stages);
+    }
+
+    __device__ uint32_t wait() {
+        ml_barrier_wait(full + read.at, read.parity);
+        return ml_smem(stage + read.at * W::stage);
+    }
+
+    __device__ void release(bool leader) {
+        __syncwarp();
+        if (leader)
+            ml_barrier_arrive(empty + read.at);
+        read.advance(1, stages);
+    }
+};
 
 /* ---- the mainloop ---- */
 
@@ -204,88 +241,200 @@ __device__ static void chains(float (&acc)[COLS][4], R &s, const lane_rows<COLS>
     }
 }
 
-/* ---- prologue: rows of x, and the norm ---- */
+/* The same sums, slowly, from the exact values of E: of tiles with a scale that overflows. */
+template <class E, class W, int COLS>
+__device__ static void chains_exact(float (&acc)[COLS][4], const W &weights,
+                                    unsigned char *stage, const lane_rows<COLS> &x,
+                                    int n_k) {
+    operands<COLS> o;
+    typename W::fetched r;
 
-__device__ static void copy_rows(bf16 *x, const ml_skinny_gemm &f, int thread,
-                                 int threads) {
-    for (int row = 0; row < f.m; row++) {
-        const bf16 *from = f.x + (int64_t)row * f.k;
-#pragma unroll 4
-        for (int i = thread * 8; i < f.k; i += threads * 8)
-            *(uint4 *)(x + row * (f.k + PAD) + i) = *(const uint4 *)(from + i);
+    memset(acc, 0, sizeof acc);
+    for (int k = 0; k < n_k; k += W::span) {
+        __syncwarp();
+        weights.copy(stage, k / W::span);
+        ml_copy_commit();
+        ml_copy_wait<0>();
+        __syncwarp();
+        for (int at = 0; at < W::span; at += CHUNK) {
+            fetch<W>(o, r, x, k, ml_smem(stage), at);
+#pragma unroll
+            for (int i = 0; i < STEPS; i++) {
+                E::exact(o.a[i], r, i);
+#pragma unroll
+                for (int j = 0; j < COLS; j++)
+                    ml_mma(acc[j], o.a[i], o.b[j][i].x, o.b[j][i].y);
+            }
+        }
     }
 }
 
-/* Sums of squares in the order of norm.cu, where a warp has a row of up to NARROW numbers and PARTS
- * warps share a wider one: the sum of such a warp. */
-__device__ static float squares_of(const bf16 *row, int k, int part, int parts) {
+/* Has a lane of the warp a sum that is infinite or NaN? */
+template <int COLS> __device__ static bool overflowed(const float (&acc)[COLS][4]) {
+    bool any = false;
+
+#pragma unroll
+    for (int i = 0; i < COLS * 4; i++)
+        any |= !isfinite(acc[i / 4][i % 4]);
+    return __any_sync(~0u, any);
+}
+
+/* ---- prologue: rows of x, and the norm ---- */
+
+/* A lane's part of a row: every `stride`-th 8 numbers, in the order of norm.cu, where a warp has a row of up
+ * to NARROW numbers and NORM_WARPS warps share a wider one. */
+struct lane_part {
+    int warp, parts, first, stride;
+
+    __device__ lane_part(const ml_skinny_gemm &f, int thread) {
+        warp = thread / 32;
+        parts = f.k <= NARROW ? 1 : NORM_WARPS;
+        first = 8 * (32 * (warp % parts) + thread % 32);
+        stride = 256 * parts;
+    }
+
+    /* Of pack j; below 0: the row ends before. */
+    __device__ int at(const ml_skinny_gemm &f, int j) const {
+        return first + j * stride < f.k ? first + j * stride : -1;
+    }
+};
+
+/* The weights of the norm.  They do not depend on the previous kernel. */
+__device__ static void load_norm(float (&w)[PACKS][8], const ml_skinny_gemm &f,
+                                 int thread) {
+    const lane_part p(f, thread);
+
+    if (!f.norm || p.warp >= NORM_WARPS)
+        return;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (p.at(f, j) >= 0) {
+            *(float4 *)w[j] = *(const float4 *)(f.norm + p.at(f, j));
+            *(float4 *)(w[j] + 4) = *(const float4 *)(f.norm + p.at(f, j) + 4);
+        }
+}
+
+__device__ static void load_row(uint4 (&v)[PACKS], const ml_skinny_gemm &f,
+                                const lane_part &p, int row) {
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (row < f.m && p.at(f, j) >= 0)
+            v[j] = __ldcg((const uint4 *)(f.x + (int64_t)row * f.k + p.at(f, j)));
+}
+
+/* The sum of squares of a warp's part. */
+__device__ static float squares_of(const uint4 (&row)[PACKS], const ml_skinny_gemm &f,
+                                   const lane_part &p) {
     float sum = 0.0f;
 
-#pragma unroll 4
-    for (int i = 8 * (32 * part + (int)threadIdx.x % 32); i < k; i += 256 * parts) {
-        float v[8];
-        ml_load(v, row + i);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            sum = fmaf(v[j], v[j], sum);
-    }
+    for (int j = 0; j < PACKS; j++)
+        if (p.at(f, j) >= 0) {
+            float v[8];
+            ml_load(v, (const bf16 *)&row[j]);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                sum = fmaf(v[i], v[i], sum);
+        }
     return ml_warp_sum(sum);
 }
 
 /* 1 / the root mean square of a row. */
 __device__ static float scale_of(const float *squares, int parts, const ml_skinny_gemm &f) {
     float sum = 0.0f;
-    for (int i = 0; i < parts; i++)
-        sum += squares[i];
+
+#pragma unroll
+    for (int i = 0; i < NORM_WARPS; i++)
+        sum = i < parts ? sum + squares[i] : sum;
     return 1.0f / sqrtf(sum / (float)f.k + f.eps);
 }
 
-__device__ static void norm_row(bf16 *x, const float *w, float scale,
-                                const ml_skinny_gemm &f, int row, int thread, int threads) {
-    for (int i = thread * 8; i < f.k; i += threads * 8) {
-        float v[8];
-        ml_load(v, f.x + (int64_t)row * f.k + i);
+/* The order of eight inputs in which a lane has those of two bytes of codes (gemm_fragments.cuh). */
+template <bool PERMUTED> __device__ static void store_pack(bf16 *to, const float (&v)[8]) {
+    const float permuted[8] = { v[0], v[4], v[1], v[5], v[2], v[6], v[3], v[7] };
+    if (PERMUTED)
+        ml_store(to, permuted);
+    else
+        ml_store(to, v);
+}
+
+template <bool PERMUTED>
+__device__ static void norm_row(bf16 *x, const uint4 (&from)[PACKS],
+                                const float (&w)[PACKS][8], float scale,
+                                const ml_skinny_gemm &f, const lane_part &p, int row) {
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = (v[j] * scale) * (w[i + j] + (f.plus_one ? 1.0f : 0.0f));
-        ml_store(x + row * (f.k + PAD) + i, v);
+    for (int j = 0; j < PACKS; j++) {
+        const int i = p.at(f, j);
+        float v[8];
+        if (i < 0)
+            continue;
+        ml_load(v, (const bf16 *)&from[j]);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            v[e] = (v[e] * scale) * (w[j][e] + (f.plus_one ? 1.0f : 0.0f));
+        store_pack<PERMUTED>(x + row * (f.k + PAD) + i, v);
         if (blockIdx.x == 0 && f.normed)
             ml_store(f.normed + (int64_t)row * f.k + i, v);
     }
 }
 
-/* The warps of the prologue wait for each other; helpers go on. */
-__device__ static void prologue_sync(int threads) {
-    asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
+/* NORM_WARPS warps: from memory to registers, and normed to shared memory.  A warp has one row, or a part of
+ * each. */
+template <bool PERMUTED>
+__device__ static void norm_rows(bf16 *x, float *squares, const float (&w)[PACKS][8],
+                                 const ml_skinny_gemm &f, int thread) {
+    const lane_part p(f, thread);
+    const int every = NORM_WARPS / p.parts;
+    int row = p.warp / p.parts;
+    uint4 v[PACKS];
+
+    if (p.warp >= NORM_WARPS)
+        return;
+    for (int first = 0; first < f.m; first += every, row += every) {
+        load_row(v, f, p, row);
+        float sum = squares_of(v, f, p);
+        if (thread % 32 == 0 && row < f.m)
+            squares[row * p.parts + p.warp % p.parts] = sum;
+        named_sync<AT_NORM>(NORM_WARPS * 32);
+        if (row < f.m)
+            norm_row<PERMUTED>(x, v, w, scale_of(squares + row * p.parts, p.parts, f), f, p,
+                               row);
+    }
 }
 
-__device__ static void prologue(unsigned char *smem, const codes_call &c, int thread,
-                                int threads) {
-    const ml_skinny_gemm &f = c.f;
-    float *norm = (float *)(smem + c.p.norm), *squares = (float *)(smem + c.p.squares);
-    bf16 *x = (bf16 *)(smem + c.p.x);
-    int parts = f.k <= NARROW ? 1 : PARTS;
+/* Copies by a thread: what many threads load waits for the loads of the weights before it. */
+template <bool PERMUTED>
+__device__ static void copy_rows(bf16 *x, ml_barrier *full, const ml_skinny_gemm &f,
+                                 int thread, int threads) {
+    const unsigned bytes = (unsigned)f.k * sizeof(bf16);
 
-    if (f.norm) /* before the wait: weights do not depend on the previous kernel */
-        for (int i = thread * 4; i < f.k; i += threads * 4)
-            *(float4 *)(norm + i) = *(const float4 *)(f.norm + i);
+    if (thread == 0) {
+        ml_barrier_expect(full, (unsigned)f.m * bytes);
+        for (int row = 0; row < f.m; row++)
+            ml_bulk_copy(x + row * (f.k + PAD), f.x + (int64_t)row * f.k, bytes, full);
+    }
+    ml_barrier_wait(full, 0);
+    if constexpr (PERMUTED)
+        for (int i = thread; i < f.m * (f.k / 8); i += threads) {
+            bf16 *at = x + i / (f.k / 8) * (f.k + PAD) + i % (f.k / 8) * 8;
+            float v[8];
+            ml_load(v, at);
+            store_pack<true>(at, v);
+        }
+}
+
+template <bool PERMUTED>
+__device__ static void prologue(unsigned char *smem, const codes_call &c,
+                                const float (&w)[PACKS][8], int thread, int threads) {
+    bf16 *x = (bf16 *)(smem + c.p.x);
+
     ml_grid_wait();
     ml_grid_release(); /* not earlier: prefetching one kernel ahead is enough */
-    if (!f.norm) {
-        copy_rows(x, f, thread, threads);
-        prologue_sync(threads);
-        return;
-    }
-    for (int i = thread / 32; i < f.m * parts; i += threads / 32) {
-        float sum = squares_of(f.x + (int64_t)(i / parts) * f.k, f.k, i % parts, parts);
-        if (thread % 32 == 0)
-            squares[i] = sum;
-    }
-    prologue_sync(threads);
-    for (int row = 0; row < f.m; row++)
-        norm_row(x, norm, scale_of(squares + row * parts, parts, f), f, row, thread,
-                 threads);
-    prologue_sync(threads);
+    if (c.f.norm)
+        norm_rows<PERMUTED>(x, (float *)(smem + c.p.squares), w, c.f, thread);
+    else
+        copy_rows<PERMUTED>(x, (ml_barrier *)smem, c.f, thread, threads);
+    named_sync<AT_PROLOGUE>(threads);
 }
 
 /* ---- the kernel ---- */
@@ -301,46 +450,49 @@ __device__ static place tile_of(const ml_skinny_gemm &f, int i) {
     return r;
 }
 
-/* The ring of weights number `index` of the block; SHARED: of a chain, with the warp that copies. */
-template <class W, bool SHARED>
-__device__ static ring<W, 1> raw_ring(unsigned char *smem, const codes_call &c,
-                                      const place &at, int index, int every) {
-    ml_barrier *full = (ml_barrier *)smem + index * c.p.stages * (SHARED ? 2 : 1);
-    return ring_of<W, 1>(c.f, at, smem + c.p.raw + (size_t)index * c.p.stages * W::stage,
-                         full, SHARED ? full + c.p.stages : NULL, c.p.stages, every);
+/* The block's i-th chain: its weights, and its rings, whose mbarriers lie behind that of the rows of x. */
+template <class W>
+__device__ static copied_ring<W> copied_of(unsigned char *smem, const codes_call &c,
+                                           const place &at, int i) {
+    copied_ring<W> r = {};
+
+    r.tile = W(c.f.part[at.part].w, c.f, at.col);
+    r.stage = smem + c.p.raw + (size_t)i * c.p.stages * W::stage;
+    r.full = (ml_barrier *)smem + 1 + 2 * i * c.p.stages;
+    r.empty = r.full + c.p.stages;
+    r.stages = c.p.stages;
+    r.n_step = at.has_work ? c.f.k / W::span : 0;
+    return r;
+}
+
+template <int STEPS_OF>
+__device__ static made_ring<STEPS_OF> made_of(unsigned char *smem, const codes_call &c,
+                                              int i) {
+    made_ring<STEPS_OF> r = {};
+
+    r.slots = c.p.helpers / c.p.chains;
+    r.slot = smem + c.p.raw + (size_t)(i * r.slots) * r.BYTES;
+    r.empty = (ml_barrier *)smem + 1 + i * r.slots;
+    r.id = AT_FRAGMENTS + i * r.slots;
+    return r;
 }
 
 /* A helper that copies the weights of COPIED chains. */
 template <class W>
 __device__ static void copy_weights(unsigned char *smem, const codes_call &c, int helper) {
-    ring<W, 1> r[COPIED];
-    int helpers = c.p.helpers;
+    copied_ring<W> r[COPIED];
 
 #pragma unroll
     for (int j = 0; j < COPIED; j++) {
-        int i = helper + j * helpers;
+        int i = helper + j * c.p.helpers;
         place at = tile_of(c.f, (int)blockIdx.x * c.p.chains + i);
         at.has_work = at.has_work && i < c.p.chains;
-        r[j] = raw_ring<W, true>(smem, c, at, i, 1);
-        r[j].fill(0);
+        r[j] = copied_of<W>(smem, c, at, i);
     }
-    for (int step = c.p.stages; step < c.f.k / STEP; step++)
+    for (int step = 0; step < c.f.k / W::span; step++)
 #pragma unroll
         for (int j = 0; j < COPIED; j++)
-            r[j].copy();
-    ml_copy_commit();
-    ml_copy_wait<0>();
-}
-
-/* The fragments of the block's i-th chain. */
-template <int STEPS_OF>
-__device__ static made_ring<STEPS_OF> made_of(unsigned char *smem, const codes_call &c,
-                                              int i) {
-    typedef made_ring<STEPS_OF> made;
-    ml_barrier *full = (ml_barrier *)smem + c.p.helpers * c.p.stages + 2 * i * made::SLOTS;
-    return {
-        (uint4 *)(smem + c.p.made + (size_t)i * made::BYTES), full, full + made::SLOTS, {}
-    };
+            r[j].copy(step);
 }
 
 /* The warp before has the gate's tile, this one that of the up projection: gives it the sums. */
@@ -349,12 +501,12 @@ __device__ static void give_sums(const float (&acc)[COLS][4], float4 *to, int pa
 #pragma unroll
     for (int j = 0; j < COLS; j++)
         to[j * 32] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
-    asm volatile("bar.sync %0, 64;" ::"r"(2 + pair) : "memory");
+    asm volatile("bar.sync %0, 64;" ::"r"(AT_PAIRS + pair) : "memory");
 }
 
 template <int COLS>
 __device__ static void take_sums(float (&acc)[COLS][4], const float4 *from, int pair) {
-    asm volatile("bar.sync %0, 64;" ::"r"(2 + pair) : "memory");
+    asm volatile("bar.sync %0, 64;" ::"r"(AT_PAIRS + pair) : "memory");
 #pragma unroll
     for (int j = 0; j < COLS; j++) {
         float4 v = from[j * 32];
@@ -385,46 +537,66 @@ finish_tile(unsigned char *smem, const codes_call &c, const float (&acc)[COLS][4
     }
 }
 
+/* A chain's sums. */
+template <class W, int COLS, int MADE>
+__device__ static void multiply(float (&acc)[COLS][4], unsigned char *smem,
+                                const codes_call &c, const place &at, int i) {
+    const lane_rows<COLS> x((const bf16 *)(smem + c.p.x), c.f);
+
+    if constexpr (MADE) {
+        auto made = made_of<MADE>(smem, c, i);
+        chains<made_ring<MADE>>(acc, made, x, c.f.k);
+        if constexpr (maker<W>::OVERFLOWS)
+            if (overflowed(acc))
+                chains_exact<maker<W>>(acc, W(c.f.part[at.part].w, c.f, at.col), made.slot,
+                                       x, c.f.k);
+    } else {
+        auto copied = copied_of<W>(smem, c, at, i);
+        chains<W>(acc, copied, x, c.f.k);
+        if constexpr (W::OVERFLOWS)
+            if (overflowed(acc))
+                chains_exact<W>(acc, copied.tile, copied.stage, x, c.f.k);
+    }
+}
+
 /* MADE: the steps of a slot of fragments that helpers make; 0: the chains dequantize. */
 template <class W, int COLS, int MADE>
-__global__ void __launch_bounds__(MOST_WARPS * 32)
+__global__ void __launch_bounds__((MADE ? MOST_WARPS : 16) * 32)
     codes_kernel(const __grid_constant__ codes_call c) {
     extern __shared__ __align__(128) unsigned char smem[];
-    const ml_skinny_gemm &f = c.f;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int helper = warp - c.p.chains;
     bool is_chain = helper < 0, is_helper = helper >= 0 && helper < c.p.helpers;
     int i = (is_helper ? helper : warp) % c.p.chains;
-    place at = tile_of(f, (int)blockIdx.x * c.p.chains + i);
-    ring<W, 1> raw = raw_ring<W, MADE == 0>(smem, c, at, MADE && is_helper ? helper : i,
-                                            MADE ? c.p.helpers / c.p.chains : 1);
-    auto made = made_of < MADE ? MADE : 1 > (smem, c, i);
-    float acc[COLS][4] = {}, addend[COLS][2][2] = {};
+    int thread = (int)threadIdx.x - (is_chain ? 0 : c.p.helpers * 32); /* in the prologue */
+    place at = tile_of(c.f, (int)blockIdx.x * c.p.chains + i);
+    float acc[COLS][4] = {}, addend[COLS][2][2] = {}, norm[PACKS][8];
 
-    if (lane == 0 && (MADE ? is_helper : is_chain))
-        raw.open();
-    if (lane == 0 && MADE && is_chain)
-        made.open();
+    if (!is_helper) /* before the loads of the weights, which would delay these */
+        load_norm(norm, c.f, thread);
+    if (threadIdx.x == 0)
+        ml_barrier_init((ml_barrier *)smem);
+    if (lane == 0 && is_chain) {
+        if constexpr (MADE)
+            made_of<MADE>(smem, c, i).open();
+        else
+            copied_of<W>(smem, c, at, i).open();
+    }
     __syncthreads();
     if (is_helper) {
-        if constexpr (MADE) {
-            raw.fill(helper / c.p.chains);
-            help(raw, made, helper / c.p.chains);
-        } else {
+        if constexpr (MADE)
+            help(W(c.f.part[at.part].w, c.f, at.col), made_of<MADE>(smem, c, i),
+                 helper / c.p.chains, at.has_work ? c.f.k / STEP : 0);
+        else if (lane == 0)
             copy_weights<W>(smem, c, helper);
-        }
         return;
     }
-    prologue(smem, c, (int)threadIdx.x - (is_chain ? 0 : c.p.helpers * 32),
-             (int)blockDim.x - c.p.helpers * 32);
+    prologue<MADE == 0 && W::PERMUTED>(smem, c, norm, thread,
+                                       (int)blockDim.x - c.p.helpers * 32);
     if (!is_chain || !at.has_work)
         return;
-    load_addend(addend, f, at.col + lane / 4 * 2);
-    const lane_rows<COLS> x((const bf16 *)(smem + c.p.x), f);
-    if constexpr (MADE)
-        chains<made_ring<MADE>>(acc, made, x, f.k);
-    else
-        chains<W>(acc, raw, x, f.k);
+    load_addend(addend, c.f, at.col + lane / 4 * 2);
+    multiply<W, COLS, MADE>(acc, smem, c, at, i);
     finish_tile(smem, c, acc, addend, at, warp);
 }
 
@@ -434,59 +606,66 @@ static int tiles_of(const ml_skinny_gemm *f) {
     return items_of(f) * (f->gated ? 2 : 1);
 }
 
-/* Offsets in shared memory with so many stages. */
-template <class W> static void lay_out(plan *p, const ml_skinny_gemm *f, int stages) {
-    int rings = p->made_steps ? p->helpers : p->chains;
-    int slots =
-        p->made_steps == LONG ? (int)made_ring<LONG>::SLOTS : (int)made_ring<1>::SLOTS;
-    int made =
-        p->made_steps == LONG ? (int)made_ring<LONG>::BYTES : (int)made_ring<1>::BYTES;
-    int barriers =
-        p->made_steps ? rings * stages + 2 * p->chains * slots : 2 * rings * stages;
-
-    p->stages = stages;
-    p->norm = align_up((size_t)barriers * sizeof(ml_barrier));
-    p->squares = p->norm + (f->norm ? (size_t)f->k * sizeof(float) : 0);
-    p->x = align_up(p->squares + (f->norm ? (size_t)f->m * PARTS * sizeof(float) : 0));
+/* Offsets in shared memory: the mbarrier of the rows of x and `barriers` others are at 0. */
+static bool lay_out(plan *p, const ml_skinny_gemm *f, int barriers, size_t raw) {
+    p->squares = align_up((size_t)(1 + barriers) * sizeof(ml_barrier));
+    p->x =
+        align_up(p->squares + (f->norm ? (size_t)(f->m * NORM_WARPS) * sizeof(float) : 0));
     p->exchange = align_up(p->x + (size_t)f->m * (size_t)(f->k + PAD) * sizeof(bf16));
-    p->made = p->exchange + (f->gated ? (size_t)p->chains * 512 : 0);
-    p->raw = p->made + (p->made_steps ? (size_t)(p->chains * made) : 0);
-    p->bytes = p->raw + (size_t)(rings * stages * W::stage);
+    p->raw = p->exchange + (f->gated ? (size_t)p->chains * 512 : 0);
+    p->bytes = p->raw + raw;
+    return p->bytes <= MOST_SMEM;
 }
 
-/* The most stages that are of use and fit in shared memory; at least two.  More than RAW_BYTES of copies
- * in flight delay the rows of x. */
-template <class W> static bool fits(plan *p, const ml_skinny_gemm *f, int n_step) {
-    int stages = n_step;
+/* Slots of so many steps, one for each helper. */
+static bool has_room_made(plan *p, const ml_skinny_gemm *f, int steps) {
+    p->made_steps = steps;
+    return f->k % (steps * STEP) == 0 &&
+           lay_out(p, f, p->helpers,
+                   (size_t)(p->helpers * steps * STEP / 16 * FRAGMENT_BYTES));
+}
 
+/* The most stages that are of use and fit in shared memory; at least two. */
+template <class W> static bool has_room_copied(plan *p, const ml_skinny_gemm *f) {
+    const int n_step = f->k / W::span;
+    size_t raw;
+
+    p->stages = n_step + 1;
     do {
-        lay_out<W>(p, f, stages);
-    } while ((p->bytes > MOST_SMEM || (p->bytes - p->raw > RAW_BYTES && stages > 2)) &&
-             --stages > 0);
-    return stages >= 2 || (stages == 1 && n_step == 1);
+        p->stages--;
+        raw = (size_t)(p->chains * p->stages * W::stage);
+    } while (p->stages > 0 && (!lay_out(p, f, 2 * p->chains * p->stages, raw) ||
+                               (raw > RAW_BYTES && p->stages > 2)));
+    return p->stages >= 2 || (p->stages == 1 && n_step == 1);
 }
+
+/* What chains read from their rings. */
+template <class W> struct copied_weights { typedef W type; };
+template <int GROUP> struct copied_weights<int4_weights<GROUP>> {
+    typedef permuted_int4<GROUP> type;
+};
 
 /* Warps for one block on each SM. */
 template <class W> static bool plan_for(plan *p, const ml_skinny_gemm *f) {
-    int n_step = f->k / STEP, rest;
+    typedef typename copied_weights<W>::type copied;
+    int rest;
 
     memset(p, 0, sizeof *p);
     p->chains = (tiles_of(f) + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
     p->chains = p->chains < MOST_CHAINS ? p->chains : MOST_CHAINS;
     p->chains +=
         f->gated && p->chains % 2; /* a gate and its up projection are in one block */
-    if (p->chains <= MADE_CHAINS) {
-        int each = p->chains <= 3 ? 3 : 2; /* 4 or 5 take issue slots of the chains */
-        p->helpers = p->chains * each;
-        p->made_steps = f->k % (LONG * STEP) == 0 ? LONG : 1;
-        n_step = (n_step + each - 1) / each;
-    } else {
+    if (p->chains <= MADE_CHAINS)  /* 4 or 5 helpers take issue slots of the chains */
+        p->helpers = p->chains * (p->chains <= 3 ? 3 : 2);
+    else
         p->helpers = (p->chains + COPIED - 1) / COPIED;
-    }
-    rest = PROLOGUE_WARPS - p->chains;
+    rest = NORM_WARPS - p->chains;
     p->warps = p->chains + p->helpers + (rest > 0 ? rest : 0);
-    p->warps = p->warps < MOST_WARPS ? p->warps : MOST_WARPS;
-    return fits<W>(p, f, n_step);
+    if (p->chains <= MADE_CHAINS)
+        return ((int)maker<W>::STEPS_MADE == (int)LONG && has_room_made(p, f, LONG)) ||
+               has_room_made(p, f, 1);
+    return f->k % copied::span == 0 ? has_room_copied<copied>(p, f)
+                                    : has_room_copied<W>(p, f);
 }
 
 static bool plan_of(plan *p, const ml_skinny_gemm *f) {
@@ -525,25 +704,28 @@ bool ml_codes_gemm_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f) {
     return is_resident(f) || ml_codes_rows_supports(f) || takes_wgmma(s, f);
 }
 
-template <class W, int COLS, int MADE>
-static void launch(ml_cuda_stream *s, const codes_call &c) {
+template <class W, int MADE> static void launch(ml_cuda_stream *s, const codes_call &c) {
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(codes_kernel<W, COLS, MADE>,
+                 cudaFuncSetAttribute(codes_kernel<W, 1, MADE>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)MOST_SMEM),
                  "products with codes");
-    ml_cuda_launch(s, "products with codes", codes_kernel<W, COLS, MADE>,
+    ml_cuda_launch(s, "products with codes", codes_kernel<W, 1, MADE>,
                    dim3(ml_cuda_blocks(tiles_of(&c.f), c.p.chains)),
                    (unsigned)c.p.warps * 32, c.p.bytes, c);
 }
 
 template <class W> static void run(ml_cuda_stream *s, const codes_call &c) {
+    typedef typename copied_weights<W>::type copied;
+
     if (c.p.made_steps == LONG)
-        launch<W, 1, LONG>(s, c);
+        launch<W, maker<W>::STEPS_MADE>(s, c);
     else if (c.p.made_steps)
-        launch<W, 1, 1>(s, c);
+        launch<W, 1>(s, c);
+    else if (c.f.k % copied::span == 0)
+        launch<copied, 0>(s, c);
     else
-        launch<W, 1, 0>(s, c);
+        launch<W, 0>(s, c);
 }
 
 void ml_codes_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {

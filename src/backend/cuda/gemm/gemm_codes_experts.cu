@@ -72,9 +72,8 @@ __global__ void __launch_bounds__((CHAINS + 1) * 32)
     const ml_skinny_gemm f = piece_of<COLS>(c, p);
     const place at = { 0, tile * TILE, warp < CHAINS && tile < tiles };
     rows_ring rows = { (bf16 *)(smem + c.x), full, full + ML_ROW_SLOTS, f.m, {}, {} };
-    auto weights =
-        ring_of<W, 1>(f, at, smem + c.raw + (size_t)warp * c.stages * W::stage,
-                      full + 2 * ML_ROW_SLOTS + warp * c.stages, NULL, c.stages, 1);
+    auto weights = ring_of<W, 1>(f, at, smem + c.raw + (size_t)warp * c.stages * W::stage,
+                                 full + 2 * ML_ROW_SLOTS + warp * c.stages, c.stages);
 
     if (warp < CHAINS && lane == 0)
         weights.open();
@@ -87,7 +86,7 @@ __global__ void __launch_bounds__((CHAINS + 1) * 32)
         rows.fill(f.x, f.k);
     if (!at.has_work)
         return;
-    weights.fill(0);
+    weights.fill();
     stream_chains<W>(acc, weights, rows, f.k / STEP);
     put_rows<COLS>(
         f, acc, c.f.part[0].bias ? c.f.part[0].bias + (int64_t)p.owner * f.part[0].n : NULL,

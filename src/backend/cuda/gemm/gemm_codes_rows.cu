@@ -37,7 +37,7 @@ __global__ void __launch_bounds__((MOST_CHAINS + 1) * 32)
     n_step = f.k / STEP;
     auto weights = ring_of<W, TILES>(
         f, at, smem + c.p.raw + (size_t)warp * c.p.stages * TILES * W::stage,
-        full + 2 * ML_ROW_SLOTS + warp * c.p.stages, NULL, c.p.stages, 1);
+        full + 2 * ML_ROW_SLOTS + warp * c.p.stages, c.p.stages);
     if (is_chain && lane == 0) {
         weights.open();
     } else if (lane == 0) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__((MOST_CHAINS + 1) * 32)
     }
     __syncthreads();
     if (is_chain)
-        weights.fill(0);
+        weights.fill();
     ml_grid_wait();
     ml_grid_release();
     if (!is_chain)

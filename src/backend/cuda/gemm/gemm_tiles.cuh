@@ -73,20 +73,21 @@ __device__ static inline void copy_bytes(unsigned char *to, const unsigned char 
 
 /* ---- kinds of weights ----
  *
- * A stage is a step of STEP of k of a tile, `stage` bytes in shared memory.  copy: a warp starts its
- * copies; fetch: what A fragments of CHUNK of k are made of, from k `at` of the step on; fragment: that of
+ * A stage is a step of `span` of k of a tile, `stage` bytes in shared memory.  copy: a warp starts its
+ * copies; copy_bulk: a thread does; fetch: what A fragments of CHUNK of k are made of, from k `at` of the step on; fragment: that of
  * its i-th 16 of k.  Lane 4 g + q has outputs 2 g and 2 g + 1 (rows g and g + 8 of the tile) and inputs
  * 4 q to 4 q + 3 of each 16, in x, too: an mma step sums its 16 products exactly before it rounds, so that
  * their order has no effect. */
 
 /* Codes in panels of 16 outputs (tensor/codes.h).  In a stage lie the codes of a step, then the scales of
  * its groups, as in the weight. */
-template <int BITS, int GROUP, class SCALE> struct panel_weights {
+template <int BITS, int GROUP, class SCALE, int SPAN> struct panel_weights {
     enum {
-        CODES = STEP * TILE * BITS / 8, /* bytes of a step */
-        SCALES = STEP / GROUP * TILE * (int)sizeof(SCALE)
+        CODES = SPAN * TILE * BITS / 8, /* bytes of a step */
+        SCALES = SPAN / GROUP * TILE * (int)sizeof(SCALE)
     };
-    static const int stage = CODES + SCALES;
+    enum { PERMUTED = 0, OVERFLOWS = 0 }; /* gemm_fragments.cuh */
+    static const int span = SPAN, stage = CODES + SCALES;
     const unsigned char *panel, *code;
 
     __device__ panel_weights() {}
@@ -99,11 +100,18 @@ template <int BITS, int GROUP, class SCALE> struct panel_weights {
         copy_bytes<CODES>(to, code + (int64_t)step * CODES);
         copy_bytes<SCALES>(to + CODES, panel + (int64_t)step * SCALES);
     }
+
+    __device__ void copy_bulk(unsigned char *to, int step, ml_barrier *full) const {
+        ml_barrier_expect(full, CODES + SCALES);
+        ml_bulk_copy(to, code + (int64_t)step * CODES, CODES, full);
+        ml_bulk_copy(to + CODES, panel + (int64_t)step * SCALES, SCALES, full);
+    }
 };
 
 /* Integers of 4 bits with bf16 scales.  A lane has half the codes of a word of outputs 2 g and 2 g + 1. */
-template <int GROUP> struct int4_weights : panel_weights<4, GROUP, bf16> {
-    typedef panel_weights<4, GROUP, bf16> base;
+template <int GROUP, int SPAN = STEP>
+struct int4_weights : panel_weights<4, GROUP, bf16, SPAN> {
+    typedef panel_weights<4, GROUP, bf16, SPAN> base;
     using base::base;
     __device__ int4_weights() {}
     enum { PER = GROUP < CHUNK ? GROUP : CHUNK }; /* of k in a chunk that share a scale */
@@ -155,8 +163,8 @@ template <int GROUP> struct int4_weights : panel_weights<4, GROUP, bf16> {
 };
 
 /* e4m3, or integers of 8 bits, with f32 scales: the product is rounded to f32, then to bf16. */
-template <bool INTEGER> struct byte_weights : panel_weights<8, 128, float> {
-    typedef panel_weights<8, 128, float> base;
+template <bool INTEGER> struct byte_weights : panel_weights<8, 128, float, STEP> {
+    typedef panel_weights<8, 128, float, STEP> base;
     using base::base;
     __device__ byte_weights() {}
 
@@ -245,30 +253,24 @@ struct cursor {
     }
 };
 
-/* Weights: every `every`-th step of TILES tiles.  One warp copies them, and one reads them; it may be the
- * same, or tells the other by `empty` (or NULL) what it has read. */
+/* The weights of TILES tiles, which the warp that reads them copies, too. */
 template <class W, int TILES> struct ring {
-    enum { SLOT = STEP };
     W tile[TILES];
     unsigned char *stage;
-    ml_barrier *full, *empty;
-    int stages, every, n_step;
+    ml_barrier *full;
+    int stages, n_step;
     int next; /* step to be copied */
     cursor write, read;
-    bool filled; /* all stages once */
 
     /* Starts the copies of the next step. */
     __device__ void copy() {
         if (next >= n_step)
             return;
-        if (empty && filled)
-            ml_barrier_wait(empty + write.at, write.parity ^ 1);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
             tile[t].copy(stage + (write.at * TILES + t) * W::stage, next);
         ml_barrier_arrive_copied(full + write.at);
-        next += every;
-        filled |= write.at + 1 == stages;
+        next++;
         write.advance(1, stages);
     }
 
@@ -276,14 +278,10 @@ template <class W, int TILES> struct ring {
     __device__ void open() const {
         for (int i = 0; i < stages; i++)
             ml_barrier_init(full + i, 32);
-        for (int i = 0; empty && i < stages; i++)
-            ml_barrier_init(empty + i);
         ml_barrier_init_end();
     }
 
-    /* The warp that copies begins with step `first`. */
-    __device__ void fill(int first) {
-        next = first;
+    __device__ void fill() {
         for (int i = 0; i < stages; i++)
             copy();
     }
@@ -296,13 +294,10 @@ template <class W, int TILES> struct ring {
     }
 
     /* The step was read, of which wait has told. */
-    __device__ void release(bool leader) {
+    __device__ void release() {
         __syncwarp();
-        if (empty && leader)
-            ml_barrier_arrive(empty + read.at);
         read.advance(1, stages);
-        if (!empty)
-            copy();
+        copy();
     }
 
     __device__ static void fetch(typename W::fetched (&r)[TILES], uint32_t from, int at) {
@@ -425,7 +420,7 @@ __device__ static void stream_chains(float (&acc)[TILES][COLS][4], ring<W, TILES
         for (int j = 0; j < COLS; j++)
             at[j] = x + offset[j];
         multiply_step<W>(acc, w, at);
-        weights.release(leader);
+        weights.release();
         rows.release(leader);
     }
 }
@@ -485,11 +480,11 @@ template <int TILES> __device__ static place place_of(const ml_skinny_gemm &f, i
     return r;
 }
 
-/* The ring of every `every`-th step of a place. */
+/* The ring of a place. */
 template <class W, int TILES>
 __device__ static ring<W, TILES> ring_of(const ml_skinny_gemm &f, const place &at,
                                          unsigned char *stage, ml_barrier *full,
-                                         ml_barrier *empty, int stages, int every) {
+                                         int stages) {
     ring<W, TILES> r = {};
 
 #pragma unroll
@@ -497,9 +492,7 @@ __device__ static ring<W, TILES> ring_of(const ml_skinny_gemm &f, const place &a
         r.tile[t] = W(f.part[TILES == 1 ? at.part : t].w, f, at.col);
     r.stage = stage;
     r.full = full;
-    r.empty = empty;
     r.stages = stages;
-    r.every = every;
     r.n_step = at.has_work ? f.k / STEP : 0;
     return r;
 }
