@@ -10,10 +10,11 @@
 #     &2400 load           build/release/tests/load/load_serve --seconds 1800
 #     wait
 #
-# As many run at a time as there are cores (or $JOBS).  `!` and `=` mark commands that run alone,
-# after all before them and before all after; without one of `!` the rest makes no sense.  `&`
-# marks one that runs beside the following ones and does not count as a job.  `wait` waits until all
-# commands before it have ended; if one marked `&` failed, nothing after it is run.
+# One more runs at a time than there are cores (or $JOBS): commands wait for clocks and sockets a fifth of
+# their time.  `!` and `=` mark commands that run alone, after all before them and before all after; without
+# one of `!` the rest makes no sense.  `&` marks one that runs beside the following ones and does not count
+# as a job.  `wait` waits until all commands before it have ended; if one marked `&` failed, nothing after
+# it is run.
 #
 # A command whose output ends in "N passed, N failed, N skipped" counts as that many tests.  Any
 # other counts as one, passed if it exits with 0; each of its lines "skipped: WHY" counts as one
@@ -23,7 +24,7 @@
 set -u
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
-jobs=${JOBS:-$(nproc)}
+jobs=${JOBS:-$(($(nproc) + 1))}
 logs=$(mktemp -d)
 declare -A log_of # by pid: of what runs in a place; beside it lie files with the line and the status
 places=()         # pids that take a place
