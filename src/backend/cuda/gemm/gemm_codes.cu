@@ -27,7 +27,7 @@ enum {
 };
 
 /* Named barriers.  A block with helpers that dequantize has at most two pairs of chains. */
-enum { AT_PROLOGUE = 1, AT_NORM, AT_PAIRS, AT_FRAGMENTS = AT_PAIRS + MADE_CHAINS / 2 };
+enum { BAR_PROLOGUE = 1, BAR_NORM, BAR_PAIRS, BAR_FRAGMENTS = BAR_PAIRS + MADE_CHAINS / 2 };
 
 /* How a block is divided: warps of chains, then their helpers, then warps that only take part in the
  * prologue.  Offsets in shared memory are in bytes. */
@@ -43,8 +43,8 @@ struct codes_call {
     plan p;
 };
 
-template <int AT> __device__ static void named_sync(int threads) {
-    asm volatile("bar.sync %0, %1;" ::"n"(AT), "r"(threads) : "memory");
+template <int BAR> __device__ static void named_sync(int threads) {
+    asm volatile("bar.sync %0, %1;" ::"n"(BAR), "r"(threads) : "memory");
 }
 
 /* ---- fragments of helpers ---- */
@@ -395,7 +395,7 @@ __device__ static void norm_rows(bf16 *x, float *squares, const float (&w)[PACKS
         float sum = squares_of(v, f, p);
         if (thread % 32 == 0 && row < f.m)
             squares[row * p.parts + p.warp % p.parts] = sum;
-        named_sync<AT_NORM>(NORM_WARPS * 32);
+        named_sync<BAR_NORM>(NORM_WARPS * 32);
         if (row < f.m)
             norm_row<PERMUTED>(x, v, w, scale_of(squares + row * p.parts, p.parts, f), f, p,
                                row);
@@ -434,7 +434,7 @@ __device__ static void prologue(unsigned char *smem, const codes_call &c,
         norm_rows<PERMUTED>(x, (float *)(smem + c.p.squares), w, c.f, thread);
     else
         copy_rows<PERMUTED>(x, (ml_barrier *)smem, c.f, thread, threads);
-    named_sync<AT_PROLOGUE>(threads);
+    named_sync<BAR_PROLOGUE>(threads);
 }
 
 /* ---- the kernel ---- */
@@ -473,7 +473,7 @@ __device__ static made_ring<STEPS_OF> made_of(unsigned char *smem, const codes_c
     r.slots = c.p.helpers / c.p.chains;
     r.slot = smem + c.p.raw + (size_t)(i * r.slots) * r.BYTES;
     r.empty = (ml_barrier *)smem + 1 + i * r.slots;
-    r.id = AT_FRAGMENTS + i * r.slots;
+    r.id = BAR_FRAGMENTS + i * r.slots;
     return r;
 }
 
@@ -501,12 +501,12 @@ __device__ static void give_sums(const float (&acc)[COLS][4], float4 *to, int pa
 #pragma unroll
     for (int j = 0; j < COLS; j++)
         to[j * 32] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
-    asm volatile("bar.sync %0, 64;" ::"r"(AT_PAIRS + pair) : "memory");
+    asm volatile("bar.sync %0, 64;" ::"r"(BAR_PAIRS + pair) : "memory");
 }
 
 template <int COLS>
 __device__ static void take_sums(float (&acc)[COLS][4], const float4 *from, int pair) {
-    asm volatile("bar.sync %0, 64;" ::"r"(AT_PAIRS + pair) : "memory");
+    asm volatile("bar.sync %0, 64;" ::"r"(BAR_PAIRS + pair) : "memory");
 #pragma unroll
     for (int j = 0; j < COLS; j++) {
         float4 v = from[j * 32];
