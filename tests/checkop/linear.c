@@ -41,11 +41,11 @@ static const struct variant {
 
 static void build_variant(ck_case *c, const struct variant *v) {
     ck_name(c, "%s-m%d-n%d-k%d%s", ml_dtype_name(v->dtype), v->m, v->n, v->k,
-            v->exact    ? "-value"
-            : v->amp    ? "-large"
-            : v->len[0] ? "-seqs"
-            : v->bias   ? "-bias"
-                        : "");
+            v->exact     ? "-value"
+            : v->amp > 0 ? "-large"
+            : v->len[0]  ? "-seqs"
+            : v->bias    ? "-bias"
+                         : "");
     c->exact = v->exact;
     c->gpu_only = v->gpu_only;
     c->rows.n_token = v->m;
@@ -56,7 +56,7 @@ static void build_variant(ck_case *c, const struct variant *v) {
     c->w[0] = ck_mat(v->n, v->k);
     c->w[0].dtype = v->dtype;
     c->w[0].layout = ML_PANELS;
-    ck_fill(c, &c->w[0], v->amp ? v->amp : 1.0f);
+    ck_fill(c, &c->w[0], v->amp > 0 ? v->amp : 1.0f);
     if (v->bias) {
         c->w[1] = ck_vec(v->n);
         ck_fill(c, &c->w[1], 1.0f);
