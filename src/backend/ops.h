@@ -366,6 +366,9 @@ typedef struct ml_rows {
     /* Of the first sequences that have one row each, as in decode: their number and their entries of
      * `page`.  0: not counted. */
     int32_t n_single, single_page;
+    /* Each sequence has one row, which attends to no key of another row of the batch.  Draft tokens of a
+     * request do: they may be sequences that share its pages.  false: it is not known. */
+    bool separate;
     const int32_t *slot; /* [n_seq] state slot of each sequence */
     /* [n_seq] Shared prefixes, of ATTN: the earlier sequence that this one continues, whose keys, and
      * those of its own prefix, are the keys of this one up to its first position; -1: none.
@@ -396,6 +399,24 @@ static inline void ml_rows_count_single(ml_rows *r, const ml_rows *at) {
             n++;
     r->n_single = n;
     r->single_page = n ? at->page_start[n] : 0;
+}
+
+/* Whether sequence i attends to the key of sequence j, of one row each. */
+static inline bool ml_rows_attend(const ml_rows *at, int32_t i, int32_t j) {
+    int32_t page = at->pos[j] / ML_PAGE;
+
+    return at->pos[j] < at->pos[i] &&
+           at->page[at->page_start[i] + page] == at->page[at->page_start[j] + page];
+}
+
+/* Sets `separate` of up to so many rows; `at` has the arrays in host memory. */
+enum { ML_SEPARATE_ROWS = 16 };
+
+static inline void ml_rows_find_separate(ml_rows *r, const ml_rows *at) {
+    r->separate = !at->prefix && !at->context && at->n_token == at->n_seq &&
+                  at->n_seq <= ML_SEPARATE_ROWS;
+    for (int32_t i = 0; r->separate && i < at->n_seq * at->n_seq; i++)
+        r->separate = !ml_rows_attend(at, i / at->n_seq, i % at->n_seq);
 }
 
 /* The rows of each adapter, ascending: list 0 has the rows without one, list a + 1 those of adapter

@@ -52,6 +52,7 @@ typedef struct ml_plan_recording {
     const void *weights, *head, *lora, *kv; /* their addresses */
     uint64_t lora_version;
     bool adapters; /* rows have their own */
+    bool separate; /* as in ml_rows */
     void *work;    /* NULL: seen once, not captured yet */
 } ml_plan_recording;
 

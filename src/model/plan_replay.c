@@ -23,7 +23,7 @@ static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
     return a->n_token == b->n_token && a->n_seq == b->n_seq && a->n_loss == b->n_loss &&
            a->temperature == b->temperature && a->weights == b->weights &&
            a->head == b->head && a->lora == b->lora && a->lora_version == b->lora_version &&
-           a->adapters == b->adapters && a->kv == b->kv;
+           a->adapters == b->adapters && a->separate == b->separate && a->kv == b->kv;
 }
 
 static void drop(const ml_plan *p, ml_plan_recording *r) {
@@ -75,6 +75,7 @@ ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
                               .head = head_of(p, r),
                               .lora = r->weights->lora,
                               .adapters = r->rows->adapter != NULL,
+                              .separate = r->rows->separate,
                               .kv = r->kv ? r->kv->buf.ptr : NULL };
 
     if (!is_recorded(p, r))

@@ -105,6 +105,7 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run, ml_sent_rows *sen
         return d;
     d.n_page = r->page_start[r->n_seq];
     ml_rows_count_single(&d, r);
+    ml_rows_find_separate(&d, r);
     more = ml_plan_rows_of(p, run) - n;
     d.n_token += more;
     d.n_seq += more;

@@ -282,8 +282,10 @@ static void place_rows(device_run *r) {
 
     r->rows = *w;
     r->rows.n_page = w->page_start ? w->page_start[w->n_seq] : 0;
-    if (w->page_start && w->seq_start)
+    if (w->page_start && w->seq_start) {
         ml_rows_count_single(&r->rows, w);
+        ml_rows_find_separate(&r->rows, w);
+    }
     r->row_at.id = reserve_ints(r, w->id, w->n_token);
     r->row_at.drawn = reserve_ints(r, w->drawn, w->n_token);
     r->row_at.pos = reserve_ints(r, w->pos, w->n_token);

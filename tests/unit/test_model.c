@@ -620,7 +620,32 @@ static void counts_single_rows(void) {
     ml_arena_release(&a);
 }
 
+static void finds_rows_of_one_request(void) {
+    const int32_t id[1] = { 0 }, pages[4] = { 4, 5, 6, 7 }, other[4] = { 4, 5, 9, 8 };
+    const ml_batch_caps caps = { .n_token = 8, .n_seq = 8, .n_loss = 1, .n_page = 32 };
+    ml_arena a;
+    ml_batch b;
+    ml_rows r = { 0 };
+
+    ml_arena_init(&a, "rows");
+    ml_batch_init(&b, &a, caps);
+    ml_batch_add(&b, id, NULL, 1, 33, pages);
+    ml_batch_add(&b, id, NULL, 1, 34, other); /* they share two whole pages */
+    ml_rows_find_separate(&r, &b.rows);
+    CHECK(r.separate);
+    ml_batch_add(&b, id, NULL, 1, 50, pages); /* a token after that at 33 */
+    ml_rows_find_separate(&r, &b.rows);
+    CHECK(!r.separate);
+    ml_batch_clear(&b);
+    ml_batch_add(&b, id, NULL, 1, 3, pages);
+    ml_rows_find_separate(&r, &b.rows);
+    CHECK(r.separate);
+    ml_arena_release(&a);
+}
+
 static const ml_test tests[] = {
+    { "sequences of one row that share a request's keys are found",
+      finds_rows_of_one_request },
     { "a bad config.json is refused with the key", refuses_bad_configs },
     { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
     { "bad Gemma 3n configs are refused", refuses_gemma3n_configs },

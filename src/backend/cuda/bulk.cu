@@ -35,7 +35,8 @@ cudaError_t ml_tensor_map(CUtensorMap *map, const ml_tensor_box *b) {
     cuuint64_t size = b->word ? (cuuint64_t)b->word : sizeof(bf16);
     cuuint64_t strides[2] = { (cuuint64_t)b->row_stride * size,
                               (cuuint64_t)b->stride * size };
-    cuuint32_t box[3] = { (cuuint32_t)b->box_cols, (cuuint32_t)b->box_rows, 1 };
+    cuuint32_t box[3] = { (cuuint32_t)b->box_cols, (cuuint32_t)b->box_rows,
+                          b->box_count ? (cuuint32_t)b->box_count : 1 };
     cuuint32_t each[3] = { 1, 1, 1 };
 
     if (!encode)

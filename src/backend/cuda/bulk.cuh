@@ -169,6 +169,7 @@ typedef struct ml_tensor_box {
     int word; /* bytes of a word, 4 or 8; 0: numbers are bf16 */
     int64_t cols, rows, count, row_stride, stride;
     int box_cols, box_rows; /* 64 columns of bf16 are a panel; at most 256 each */
+    int box_count;          /* 0: one matrix */
 } ml_tensor_box;
 
 /* bulk.cu: fails where the driver has no tensor copies, or the strides do not fit. */

@@ -112,6 +112,14 @@ __device__ static inline void ml_grid_wait(void) {
 #endif
 }
 
+/* Reads a word of each 64 bytes of a kernel's parameters, before ml_grid_wait: the first read of a line takes
+ * as long as one of device memory. */
+template <class T> __device__ static inline void ml_touch_params(const T &p) {
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof p / sizeof(int)); i += 16)
+        asm volatile("" ::"r"(((const int *)&p)[i]));
+}
+
 __device__ static inline void ml_grid_release(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -4,6 +4,7 @@
  *     run_products     [RMSNORM] LINEAR [ADD]            16, 512  one skinny GEMM
  *                      [RMSNORM] LINEAR x 2 [GLU]        16, 512  one skinny GEMM
  *                      [RMSNORM] LINEAR x 3              16, 512  one skinny GEMM
+ *     run_decode_heads the calls of run_heads after these    16  one kernel, in decode
  *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
  *     run_swiglu       LINEAR x 2 of FP8 inputs, GLU    from 65  one GEMM with SwiGLU and its FP8 codes
  *                                                                as the epilogue, then their reader
@@ -158,25 +159,6 @@ static ml_skinny_gemm skinny_of(const products *p) {
         f.limit = p->glu->attr->glu.limit;
     }
     return f;
-}
-
-static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
-    products p;
-    ml_skinny_gemm f;
-
-    if (!s->early || (c->op != ML_OP_RMSNORM && c->op != ML_OP_LINEAR))
-        return 0;
-    p = find_products(c, n);
-    if (p.n_linear == 0 || !ml_skinny_gemm_reads(p.linear[0]->w[0].dtype) ||
-        !is_bf16(&p, p.linear[0]->w[0].dtype) || !products_fit(&p) ||
-        (p.norm && (p.norm->w[0].shape[0] != p.linear[0]->w[0].shape[1] ||
-                    p.norm->attr->norm.width > ML_NORM_WIDE)))
-        return 0;
-    f = skinny_of(&p);
-    if (!ml_skinny_gemm_supports(s, &f))
-        return 0;
-    ml_skinny_gemm_run(s, &f);
-    return p.n_call;
 }
 
 /* ---- more rows: products of the same rows as one GEMM ---- */
@@ -409,6 +391,62 @@ static ml_qk_norm_rope qk_norm_rope_of(const heads *h) {
     return r;
 }
 
+/* Are these the products that the heads are computed from? */
+static bool makes_heads(const products *p, const heads *h) {
+    const int three = 3;
+
+    if (p->n_linear != three || !same(&p->linear[2]->out[0], &h->attn->in[2]))
+        return false;
+    for (int i = 0; i < 2; i++)
+        if (!same(&p->linear[i]->out[0], &(h->norm[i] ? h->norm[i] : h->rope[i])->in[0]))
+            return false;
+    return true;
+}
+
+/* Attention's outputs are where no block reads q, k or v, before their norms or after. */
+static bool attn_fits(const products *p, const heads *h) {
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < p->n_linear; i++)
+            if (!apart(&h->attn->out[k], &p->linear[i]->out[0]) ||
+                !apart(&h->attn->out[k], &h->attn->in[i]))
+                return false;
+    return true;
+}
+
+/* After a skinny GEMM of q, k and v. */
+static int run_decode_heads(ml_cuda_stream *s, const ml_op_call *c, int n,
+                            const products *p) {
+    ml_qk_norm_rope r;
+    heads h;
+
+    if (!find_qk_norm_rope(&h, c, n) || !makes_heads(p, &h) || !attn_fits(p, &h))
+        return 0;
+    r = qk_norm_rope_of(&h);
+    if (!ml_attn_decode_fused_supports(&r))
+        return 0;
+    ml_attn_decode_fused(s, &r);
+    return h.n_call;
+}
+
+static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    products p;
+    ml_skinny_gemm f;
+
+    if (!s->early || (c->op != ML_OP_RMSNORM && c->op != ML_OP_LINEAR))
+        return 0;
+    p = find_products(c, n);
+    if (p.n_linear == 0 || !ml_skinny_gemm_reads(p.linear[0]->w[0].dtype) ||
+        !is_bf16(&p, p.linear[0]->w[0].dtype) || !products_fit(&p) ||
+        (p.norm && (p.norm->w[0].shape[0] != p.linear[0]->w[0].shape[1] ||
+                    p.norm->attr->norm.width > ML_NORM_WIDE)))
+        return 0;
+    f = skinny_of(&p);
+    if (!ml_skinny_gemm_supports(s, &f))
+        return 0;
+    ml_skinny_gemm_run(s, &f);
+    return p.n_call + run_decode_heads(s, c + p.n_call, n - p.n_call, &p);
+}
+
 /* ATTN, the first call, whose keys and values are in their KV pages, and LINEARs that read its output as FP8
  * codes. */
 static int run_attn(ml_cuda_stream *s, const ml_op_call *c, int n);
@@ -439,11 +477,8 @@ static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n,
         return 0;
     p = find_products(c, n);
     if (p.n_linear != three || !find_qk_norm_rope(&h, c + three, n - three) ||
-        !is_joint(s, &p, three + h.n_call) || !same(&p.linear[2]->out[0], &h.attn->in[2]))
+        !is_joint(s, &p, three + h.n_call) || !makes_heads(&p, &h))
         return 0;
-    for (int i = 0; i < 2; i++)
-        if (!same(&p.linear[i]->out[0], &(h.norm[i] ? h.norm[i] : h.rope[i])->in[0]))
-            return 0;
     r = qk_norm_rope_of(&h);
     r.q.ld = r.k.ld = r.v_ld = run_joint(s, &p, x);
     r.q.x = joint_out(&p);

@@ -149,6 +149,7 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     c.keys = ml_attn_key_rows(a->rows);
     c.n_token = a->rows->n_token;
     c.n_seq = a->rows->n_seq;
+    c.separate = a->rows->separate;
     c.n_head = a->attr->attn.n_head;
     c.n_kv = a->attr->attn.n_kv;
     c.group = c.n_head / c.n_kv;

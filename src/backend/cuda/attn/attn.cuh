@@ -40,6 +40,7 @@ template <class T> struct attn_call {
     const int32_t *pos, *seq_start, *page_start, *page;
     const int32_t *prefix; /* as in ml_rows; backward, training */
     int n_token, n_seq;
+    bool separate; /* as in ml_rows */
     attn_key_rows keys;
     int n_head, n_kv, group, d, dv, window; /* dv: a value's width in its page */
     int e;                                  /* size of a value; d in most kernels */

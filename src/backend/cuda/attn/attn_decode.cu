@@ -46,8 +46,7 @@ __device__ static void decode_scores(float (&s)[R][4], const uint32_t (&q)[D / 1
             ml_mma(s[r], a[k], q[k][r][0], q[k][r][1]);
 }
 
-/* First operands of the warp's columns of the values, transposed and loaded ahead; add_values adds
- * them times the weights to acc. */
+/* First operands of the warp's columns of the values, transposed and loaded ahead. */
 template <int D, int M>
 __device__ static void load_values(uint32_t (&a)[4][M][4], const bf16 *values) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -64,18 +63,6 @@ __device__ static void load_values(uint32_t (&a)[4][M][4], const bf16 *values) {
             a[k][j][2] = b[1];
             a[k][j][3] = b[3];
         }
-}
-
-template <int R, int M>
-__device__ static void add_values(float (&acc)[R][M][4], const uint32_t (&w)[R][4][2],
-                                  const uint32_t (&a)[4][M][4]) {
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-#pragma unroll
-        for (int j = 0; j < M; j++)
-#pragma unroll
-            for (int r = 0; r < R; r++)
-                ml_mma(acc[r][j], a[k][j], w[r][k][0], w[r][k][1]);
 }
 
 /* The pipeline of tiles.  A warp copies one KV page of each.  The values of a tile are
@@ -163,6 +150,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
     bf16 *rows = (bf16 *)smem;
     float *scores = (float *)(smem + tl::scores);
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
+    int own = (int)threadIdx.x / 32 * DECODE_OWN; /* the warp's first key of a tile */
     tiles<D, STAGES> t;
     uint32_t q[D / 16][R][2];
     float s[R][4], acc[R][M][4] = {};
@@ -183,7 +171,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
     __syncthreads();
     decode_queries<D, R>(q, rows);
     decode_scores<D, R>(s, q, t.keys);
-    decode_put_scores<R>(scores, s);
+    decode_put_scores<R>(scores + own, s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
          tile += ML_KTILE, n++) {
         uint32_t w[R][4][2], a[4][M][4];
@@ -196,8 +184,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c
             s, q, t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
         decode_fold<R>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
         decode_rescale<R, M>(acc, x);
-        add_values<R, M>(acc, w, a);
-        decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
+        decode_add_values<R, M>(acc, w, a);
+        decode_put_scores<R>(scores + (n + 1) % 2 * tl::whole + own, s);
     }
     if (D == ML_FP8_GROUP && c.codes.code) {
         __syncthreads(); /* scores are no longer read */

@@ -35,21 +35,18 @@ __device__ static inline decode_state<R> decode_open(const attn_call<bf16> &c) {
     return x;
 }
 
-/* Online softmax over a tile, for one of the lane's rows: scores become weights. */
-template <int R>
-__device__ static inline void decode_fold_row(decode_state<R> &x, float (&s)[8][2], int r,
-                                              int tile, int lo, int hi,
-                                              const attn_call<bf16> &c) {
-    int lane = (int)threadIdx.x % 32;
-    float top = x.m[r], shift, sum = 0.0f;
+__device__ static inline void decode_cap(float (&s)[8][2], const attn_call<bf16> &c) {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            s[j][k] = c.softcap * ml_tanh(s[j][k] * c.scale / c.softcap);
+}
 
-    if (c.softcap != 0.0f) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                s[j][k] = c.softcap * ml_tanh(s[j][k] * c.scale / c.softcap);
-    }
+/* Masks a row's scores of the tile that begins at key `tile`: those of keys outside lo .. hi. */
+__device__ static inline void decode_mask(float (&s)[8][2], int tile, int lo, int hi) {
+    int lane = (int)threadIdx.x % 32;
+
     if (tile < lo || tile + ML_KTILE - 1 > hi) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -60,25 +57,67 @@ __device__ static inline void decode_fold_row(decode_state<R> &x, float (&s)[8][
                     s[j][k] = -INFINITY;
             }
     }
+}
+
+/* The largest of a row's scores and of `top`. */
+__device__ static inline float decode_top(const float (&s)[8][2], float top) {
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++)
             top = fmaxf(top, s[j][k]);
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    shift = top == -INFINITY ? 0.0f : top * x.to_log2;
-    x.keep[r] = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
-    x.m[r] = top;
-    x.l[r] *= x.keep[r];
+    return fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+}
+
+/* What a row's sums are multiplied by when its maximum m becomes `top`: exactly 1 where it stays. */
+__device__ static inline float decode_keep(float m, float top, float to_log2) {
+    return top == m ? 1.0f : ml_exp2((m - top) * to_log2);
+}
+
+/* A row's scores become weights; returns the lane's part of their sum. */
+__device__ static inline float decode_weigh(float (&s)[8][2], float top, float to_log2) {
+    float shift = top == -INFINITY ? 0.0f : top * to_log2, sum = 0.0f;
+
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            s[j][k] = ml_exp2(fmaf(s[j][k], x.to_log2, -shift));
+            s[j][k] = ml_exp2(fmaf(s[j][k], to_log2, -shift));
             sum += s[j][k];
         }
-    x.l[r] += sum;
+    return sum;
+}
+
+/* Online softmax over a tile, for one of the lane's rows: scores become weights. */
+template <int R>
+__device__ static inline void decode_fold_row(decode_state<R> &x, float (&s)[8][2], int r,
+                                              int tile, int lo, int hi,
+                                              const attn_call<bf16> &c) {
+    float top;
+
+    if (c.softcap != 0.0f)
+        decode_cap(s, c);
+    decode_mask(s, tile, lo, hi);
+    top = decode_top(s, x.m[r]);
+    x.keep[r] = decode_keep(x.m[r], top, x.to_log2);
+    x.m[r] = top;
+    x.l[r] *= x.keep[r];
+    x.l[r] += decode_weigh(s, top, x.to_log2);
+}
+
+/* A row's scores of a tile, which begin at `scores`. */
+__device__ static inline void decode_get_scores(float (&s)[8][2], const float *scores,
+                                                int r) {
+    int lane = (int)threadIdx.x % 32;
+
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD + j * 8 +
+                                     lane % 4 * 2);
+        s[j][0] = v.x;
+        s[j][1] = v.y;
+    }
 }
 
 /* Weights P of a tile: of the keys 16 k + lane % 4 * 2 and the next, and of those 8 further. */
@@ -86,17 +125,10 @@ template <int R>
 __device__ static inline void decode_fold(decode_state<R> &x, uint32_t (&w)[R][4][2],
                                           const float *scores, int tile, int lo, int hi,
                                           const attn_call<bf16> &c) {
-    int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < R; r++) {
         float s[8][2];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * DECODE_LD + j * 8 +
-                                         lane % 4 * 2);
-            s[j][0] = v.x;
-            s[j][1] = v.y;
-        }
+        decode_get_scores(s, scores, r);
         decode_fold_row<R>(x, s, r, tile, lo, hi, c);
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -120,12 +152,25 @@ __device__ static inline void decode_queries(uint32_t (&q)[D / 16][R][2],
     }
 }
 
-/* Scores of the warp's 16 keys to shared memory, for all warps to read. */
+/* acc += values times weights.  a: first operands of the warp's columns of a tile's values. */
+template <int R, int M>
+__device__ static inline void decode_add_values(float (&acc)[R][M][4],
+                                                const uint32_t (&w)[R][4][2],
+                                                const uint32_t (&a)[4][M][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int j = 0; j < M; j++)
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                ml_mma(acc[r][j], a[k][j], w[r][k][0], w[r][k][1]);
+}
+
+/* Scores of 16 keys to shared memory, from the place of the first one on, for all warps to read. */
 template <int R>
 __device__ static inline void decode_put_scores(float *to, const float (&s)[R][4]) {
     int lane = (int)threadIdx.x % 32;
-    float *at =
-        to + lane % 4 * 2 * DECODE_LD + (int)threadIdx.x / 32 * DECODE_OWN + lane / 4;
+    float *at = to + lane % 4 * 2 * DECODE_LD + lane / 4;
 
 #pragma unroll
     for (int r = 0; r < R; r++)

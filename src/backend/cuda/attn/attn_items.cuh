@@ -7,8 +7,8 @@
 #ifndef ML_BACKEND_CUDA_ATTN_ATTN_ITEMS_CUH
 #define ML_BACKEND_CUDA_ATTN_ATTN_ITEMS_CUH
 
+#include "backend/cuda/attn/attn_pages.cuh"
 #include "backend/cuda/attn/attn_wgmma.cuh"
-#include "backend/cuda/bulk.cuh"
 
 enum { ATTN_COUNTERS = 256 };
 
@@ -35,11 +35,6 @@ template <int D, int TEAMS_, int KINDS_, int STAGES_> struct attn_items {
     __device__ static unsigned phase(int n) {
         return (unsigned)(n / STAGES) & 1;
     }
-};
-
-/* Tensor maps of the pages: their rows are the slots of all heads. */
-struct attn_page_maps {
-    CUtensorMap keys, values;
 };
 
 /* Items that blocks have taken, of each stream.  A launch begins and ends with zero. */
@@ -223,20 +218,6 @@ __device__ static inline void attn_run_items(const attn_call<bf16> &c,
 }
 
 /* ---- launching ---- */
-
-/* Slots of pages are rows, as many as an index can have. */
-static inline cudaError_t attn_map_pages(CUtensorMap *map, const bf16 *pages, int width) {
-    ml_tensor_box b = {};
-
-    b.at = pages;
-    b.cols = b.row_stride = width;
-    b.rows = INT32_MAX;
-    b.count = 1;
-    b.stride = b.rows * width;
-    b.box_cols = 64;
-    b.box_rows = ML_PAGE;
-    return ml_tensor_map(map, &b);
-}
 
 /* S: the kernel's shared memory. */
 template <class S, class K>

@@ -572,6 +572,7 @@ __global__ void __launch_bounds__((MADE ? MOST_WARPS : 16) * 32)
     place at = tile_of(c.f, (int)blockIdx.x * c.p.chains + i);
     float acc[COLS][4] = {}, addend[COLS][2][2] = {}, norm[PACKS][8];
 
+    ml_touch_params(c);
     if (!is_helper) /* before the loads of the weights, which would delay these */
         load_norm(norm, c.f, thread);
     if (threadIdx.x == 0)

@@ -357,6 +357,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
         ml_barrier_init(rows_here);
         ml_barrier_init_end();
     }
+    ml_touch_params(f);
     if (narrow)
         load_narrow_weights(weights, f);
     for (int i = (int)threadIdx.x * 4; f.norm && !narrow && i < f.k;
