@@ -8,24 +8,40 @@ __device__ static int32_t row_of(int32_t id, int64_t n_row) {
     return id < n_row ? id : 0;
 }
 
-template <class T>
+/* A thread has V numbers of a row. */
+template <class T, int V>
 __global__ void embed_kernel(T *x, const T *table, int64_t n_row, const int32_t *id,
                              const int32_t *drawn, int64_t width, float scale) {
     int32_t own = id[blockIdx.x] >= 0 ? id[blockIdx.x] : drawn[-1 - id[blockIdx.x]];
-    const T *from = table + row_of(own, n_row) * width;
-    T *to = x + (int64_t)blockIdx.x * width;
+    int64_t i = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * V;
+    float v[V];
 
-    for (int64_t i = threadIdx.x; i < width; i += THREADS)
-        to[i] = scale == 1.0f ? from[i] : ml_as<T>(ml_f32(from[i]) * scale);
+    if (i >= width)
+        return;
+    ml_load(v, table + row_of(own, n_row) * width + i);
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        v[k] = scale == 1.0f ? v[k] : v[k] * scale;
+    ml_store(x + (int64_t)blockIdx.x * width + i, v);
+}
+
+template <class T, int V> static void embed_by(ml_cuda_stream *s, const ml_op_args *a) {
+    int64_t width = a->out[0].shape[1];
+
+    embed_kernel<T, V>
+        <<<dim3((unsigned)a->rows->n_token, ml_cuda_blocks(width, THREADS * V)), THREADS, 0,
+           s->stream>>>((T *)a->out[0].data, (const T *)a->w[0].data, a->w[0].shape[0],
+                        a->rows->id, a->rows->drawn, width, a->attr->embed_scale);
+    ml_cuda_launched(s, "embed");
 }
 
 template <class T> static void embed(ml_stream *s, const ml_op_args *a) {
     if (a->rows->n_token == 0)
         return;
-    embed_kernel<T><<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
-        (T *)a->out[0].data, (const T *)a->w[0].data, a->w[0].shape[0], a->rows->id,
-        a->rows->drawn, a->out[0].shape[1], a->attr->embed_scale);
-    ml_cuda_launched(ml_cuda(s), "embed");
+    if (a->out[0].shape[1] % ml_wide<T>::n == 0)
+        embed_by<T, ml_wide<T>::n>(ml_cuda(s), a);
+    else
+        embed_by<T, 1>(ml_cuda(s), a);
 }
 
 void ml_cuda_embed_forward(ml_stream *s, const ml_op_args *a) {

@@ -66,10 +66,14 @@ static lmhead_scratch scratch_of(const ml_op_args *a, bool backward) {
 
 /* ---- rows ---- */
 
-template <class T>
+/* A thread has V numbers of a row. */
+template <class T, int V>
 __global__ void gather_kernel(T *to, const T *from, const int32_t *row, int64_t width) {
-    for (int64_t i = threadIdx.x; i < width; i += COPY_THREADS)
-        to[blockIdx.x * width + i] = from[row[blockIdx.x] * width + i];
+    int64_t i = ((int64_t)blockIdx.y * COPY_THREADS + threadIdx.x) * V;
+
+    if (i < width)
+        *(ml_pack<T, V> *)(to + blockIdx.x * width + i) =
+            *(const ml_pack<T, V> *)(from + row[blockIdx.x] * width + i);
 }
 
 /* Adds: dx was zeroed, or accumulates.  Rows without a loss have no gradient. */
@@ -271,13 +275,27 @@ static void over_supports(ml_stream *s, const ml_op_args *a, const lmhead_call &
                  "log-probabilities over supports");
 }
 
+template <class T, int V>
+static void gather_by(ml_cuda_stream *s, const ml_tensor *in, void *x, const lmhead_call *c,
+                      int64_t n) {
+    int64_t width = in->shape[1];
+
+    gather_kernel<T, V>
+        <<<dim3((unsigned)n, ml_cuda_blocks(width, COPY_THREADS * V)), COPY_THREADS, 0,
+           s->stream>>>((T *)x, (const T *)in->data, c->row, width);
+    ml_cuda_launched(s, "loss rows");
+}
+
 static void gather(ml_stream *s, const ml_op_args *a, void *x, const lmhead_call *c,
                    int64_t n) {
     const ml_tensor *in = &a->in[0];
-    ML_CUDA_TYPED(in->dtype,
-                  gather_kernel<T><<<(unsigned)n, COPY_THREADS, 0, ml_cuda(s)->stream>>>(
-                      (T *)x, (const T *)in->data, c->row, in->shape[1]));
-    ml_cuda_launched(ml_cuda(s), "loss rows");
+
+    ML_CUDA_TYPED(in->dtype, {
+        if (in->shape[1] % ml_wide<T>::n == 0)
+            gather_by<T, ml_wide<T>::n>(ml_cuda(s), in, x, c, n);
+        else
+            gather_by<T, 1>(ml_cuda(s), in, x, c, n);
+    });
 }
 
 static void logits(ml_stream *s, const ml_op_args *a, const void *x, const lmhead_call *c,

@@ -136,6 +136,7 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS, 4)
     ml_device_draw a = load_draw(draws + blockIdx.y);
     int first = (int)blockIdx.x * each;
 
+    ml_grid_release();
     for (int i = first; i < first + each && i < splits; i++) {
         part p = part_of(a, (int64_t)i * ML_SPLIT, n_vocab, smem, id_smem);
         if (threadIdx.x == 0)
@@ -235,27 +236,46 @@ __device__ static int32_t draw(const float *z, int64_t n, float t, float m, doub
     return chosen;
 }
 
+/* The splits of a row in shared memory: statistics of what is drawn from, and their weights, which are those
+ * of their largest logits (`top`) times sums. */
+struct split_weights {
+    float m[ML_SPLITS], top[ML_SPLITS];
+    double mass[ML_SPLITS];
+};
+
+/* Thread i has split i. */
+__device__ static void weigh_splits(split_weights &w, const part *p, int splits) {
+    int i = (int)threadIdx.x;
+    float m = -INFINITY, l = i < splits ? p[i].drawn.l : 0.0f;
+
+    if (i < splits)
+        w.m[i] = p[i].drawn.m;
+    __syncthreads();
+    if (i >= splits)
+        return;
+    for (int k = 0; k < splits; k++)
+        m = ml_max(m, w.m[k]);
+    w.top[i] = ml_exp(w.m[i] - m);
+    double x = (double)l * (double)w.top[i];
+    w.mass[i] = x > 0.0 ? x : 0.0;
+}
+
 /* The split that a draw falls into, and the target of the running sum in it. */
-__device__ static int choose_split(const part *p, int splits, double u, double *target) {
-    double mass[ML_SPLITS], total = 0.0, sum = 0.0;
-    float m = -INFINITY;
+__device__ static int choose_split(const split_weights &w, int splits, double u,
+                                   double *target) {
+    double total = 0.0, sum = 0.0;
     int last = 0;
 
     for (int i = 0; i < splits; i++)
-        m = ml_max(m, p[i].drawn.m);
+        total += w.mass[i];
     for (int i = 0; i < splits; i++) {
-        double x = (double)p[i].drawn.l * (double)ml_exp(p[i].drawn.m - m);
-        mass[i] = x > 0.0 ? x : 0.0;
-        total += mass[i];
-    }
-    for (int i = 0; i < splits; i++) {
-        if (mass[i] > 0.0) {
+        if (w.mass[i] > 0.0) {
             last = i;
-            *target = (u * total - sum) / (double)ml_exp(p[i].drawn.m - m);
+            *target = (u * total - sum) / (double)w.top[i];
         }
-        if (sum + mass[i] > u * total)
+        if (sum + w.mass[i] > u * total)
             return i;
-        sum += mass[i];
+        sum += w.mass[i];
     }
     return last;
 }
@@ -264,18 +284,23 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
     sample_kernel(answer *out, int32_t *drawn, const ml_device_draw *draws,
                   const int32_t *chosen, const part *parts, int splits, int64_t n_vocab) {
     __shared__ ml_row_stat report[ML_SPLITS];
+    __shared__ split_weights weights;
     __shared__ double target;
     __shared__ int split;
     __shared__ float smem[WARPS];
     __shared__ int32_t id_smem[WARPS];
     const part *p = parts + (int64_t)blockIdx.x * splits;
     ml_device_draw a = load_draw(draws + blockIdx.x);
-    int32_t id = a.filtered ? chosen[blockIdx.x] : a.given;
+    int32_t id;
 
+    ml_grid_wait();
+    id = a.filtered ? chosen[blockIdx.x] : a.given;
     if (threadIdx.x < splits)
         report[threadIdx.x] = p[threadIdx.x].report;
+    weigh_splits(weights, p, splits);
+    __syncthreads();
     if (threadIdx.x == 0 && id < 0 && a.temperature > 0.0f)
-        split = choose_split(p, splits, a.u, &target);
+        split = choose_split(weights, splits, a.u, &target);
     __syncthreads();
     if (id < 0 && a.temperature > 0.0f) {
         int64_t first = (int64_t)split * ML_SPLIT, left = n_vocab - first;
@@ -565,9 +590,9 @@ static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab
                    s->stream>>>(parts, g->draws, splits, each, n_vocab);
     if (filtered)
         ml_filter_draws(s, chosen, g->draws, n, n_vocab);
-    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(
-        g->answers, drawn, g->draws, chosen, parts, splits, n_vocab);
     ml_cuda_launched(s, "drawing");
+    ml_cuda_launch(s, "drawing", sample_kernel, dim3((unsigned)n), ML_SPLIT_THREADS, 0,
+                   g->answers, drawn, g->draws, chosen, parts, splits, n_vocab);
     if (over)
         over_supports(s, g, b, n);
     ml_cuda_note(s, cudaEventRecord(s->sample->done[turn], s->stream), "drawing");
