@@ -12,11 +12,9 @@
  * chains dequantize, which hide each other's latency. */
 #include "backend/cuda/gemm/gemm_codes.cuh"
 #include "backend/cuda/gemm/gemm_fragments.cuh"
+#include "backend/cuda/gemm/skinny_norm.cuh"
 
 enum {
-    NARROW = 1024,   /* the widest row that norm.cu sums in one warp */
-    NORM_WARPS = 8,  /* warps that share a wider one there */
-    PACKS = 4,       /* of 8 numbers that a lane has of such a row, at most */
     MOST_WARPS = 17, /* with helpers that dequantize; else 16 */
     MOST_CHAINS = 12,
     MADE_CHAINS = 4, /* the most of a block whose helpers dequantize */
@@ -279,75 +277,7 @@ template <int COLS> __device__ static bool overflowed(const float (&acc)[COLS][4
     return __any_sync(~0u, any);
 }
 
-/* ---- prologue: rows of x, and the norm ---- */
-
-/* A lane's part of a row: every `stride`-th 8 numbers, in the order of norm.cu, where a warp has a row of up
- * to NARROW numbers and NORM_WARPS warps share a wider one. */
-struct lane_part {
-    int warp, parts, first, stride;
-
-    __device__ lane_part(const ml_skinny_gemm &f, int thread) {
-        warp = thread / 32;
-        parts = f.k <= NARROW ? 1 : NORM_WARPS;
-        first = 8 * (32 * (warp % parts) + thread % 32);
-        stride = 256 * parts;
-    }
-
-    /* Of pack j; below 0: the row ends before. */
-    __device__ int at(const ml_skinny_gemm &f, int j) const {
-        return first + j * stride < f.k ? first + j * stride : -1;
-    }
-};
-
-/* The weights of the norm.  They do not depend on the previous kernel. */
-__device__ static void load_norm(float (&w)[PACKS][8], const ml_skinny_gemm &f,
-                                 int thread) {
-    const lane_part p(f, thread);
-
-    if (!f.norm || p.warp >= NORM_WARPS)
-        return;
-#pragma unroll
-    for (int j = 0; j < PACKS; j++)
-        if (p.at(f, j) >= 0) {
-            *(float4 *)w[j] = *(const float4 *)(f.norm + p.at(f, j));
-            *(float4 *)(w[j] + 4) = *(const float4 *)(f.norm + p.at(f, j) + 4);
-        }
-}
-
-__device__ static void load_row(uint4 (&v)[PACKS], const ml_skinny_gemm &f,
-                                const lane_part &p, int row) {
-#pragma unroll
-    for (int j = 0; j < PACKS; j++)
-        if (row < f.m && p.at(f, j) >= 0)
-            v[j] = __ldcg((const uint4 *)(f.x + (int64_t)row * f.k + p.at(f, j)));
-}
-
-/* The sum of squares of a warp's part. */
-__device__ static float squares_of(const uint4 (&row)[PACKS], const ml_skinny_gemm &f,
-                                   const lane_part &p) {
-    float sum = 0.0f;
-
-#pragma unroll
-    for (int j = 0; j < PACKS; j++)
-        if (p.at(f, j) >= 0) {
-            float v[8];
-            ml_load(v, (const bf16 *)&row[j]);
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                sum = fmaf(v[i], v[i], sum);
-        }
-    return ml_warp_sum(sum);
-}
-
-/* 1 / the root mean square of a row. */
-__device__ static float scale_of(const float *squares, int parts, const ml_skinny_gemm &f) {
-    float sum = 0.0f;
-
-#pragma unroll
-    for (int i = 0; i < NORM_WARPS; i++)
-        sum = i < parts ? sum + squares[i] : sum;
-    return 1.0f / sqrtf(sum / (float)f.k + f.eps);
-}
+/* ---- prologue: rows of x ---- */
 
 /* The order of eight inputs in which a lane has those of two bytes of codes (gemm_fragments.cuh). */
 template <bool PERMUTED> __device__ static void store_pack(bf16 *to, const float (&v)[8]) {
@@ -358,48 +288,16 @@ template <bool PERMUTED> __device__ static void store_pack(bf16 *to, const float
         ml_store(to, v);
 }
 
+/* The first NORM_WARPS warps of the prologue. */
 template <bool PERMUTED>
-__device__ static void norm_row(bf16 *x, const uint4 (&from)[PACKS],
-                                const float (&w)[PACKS][8], float scale,
-                                const ml_skinny_gemm &f, const lane_part &p, int row) {
-#pragma unroll
-    for (int j = 0; j < PACKS; j++) {
-        const int i = p.at(f, j);
-        float v[8];
-        if (i < 0)
-            continue;
-        ml_load(v, (const bf16 *)&from[j]);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            v[e] = (v[e] * scale) * (w[j][e] + (f.plus_one ? 1.0f : 0.0f));
+__device__ static void put_normed_rows(bf16 *x, float *squares,
+                                       const float (&w)[NORM_PACKS][8],
+                                       const ml_skinny_gemm &f, int thread) {
+    auto put = [&](int row, int i, const float(&v)[8]) {
         store_pack<PERMUTED>(x + row * (f.k + PAD) + i, v);
-        if (blockIdx.x == 0 && f.normed)
-            ml_store(f.normed + (int64_t)row * f.k + i, v);
-    }
-}
-
-/* NORM_WARPS warps: from memory to registers, and normed to shared memory.  A warp has one row, or a part of
- * each. */
-template <bool PERMUTED>
-__device__ static void norm_rows(bf16 *x, float *squares, const float (&w)[PACKS][8],
-                                 const ml_skinny_gemm &f, int thread) {
-    const lane_part p(f, thread);
-    const int every = NORM_WARPS / p.parts;
-    int row = p.warp / p.parts;
-    uint4 v[PACKS];
-
-    if (p.warp >= NORM_WARPS)
-        return;
-    for (int first = 0; first < f.m; first += every, row += every) {
-        load_row(v, f, p, row);
-        float sum = squares_of(v, f, p);
-        if (thread % 32 == 0 && row < f.m)
-            squares[row * p.parts + p.warp % p.parts] = sum;
-        named_sync<BAR_NORM>(NORM_WARPS * 32);
-        if (row < f.m)
-            norm_row<PERMUTED>(x, v, w, scale_of(squares + row * p.parts, p.parts, f), f, p,
-                               row);
-    }
+    };
+    if (thread < NORM_WARPS * 32)
+        norm_rows<BAR_NORM>(put, squares, w, f, thread);
 }
 
 /* Copies by a thread: what many threads load waits for the loads of the weights before it. */
@@ -425,13 +323,13 @@ __device__ static void copy_rows(bf16 *x, ml_barrier *full, const ml_skinny_gemm
 
 template <bool PERMUTED>
 __device__ static void prologue(unsigned char *smem, const codes_call &c,
-                                const float (&w)[PACKS][8], int thread, int threads) {
+                                const float (&w)[NORM_PACKS][8], int thread, int threads) {
     bf16 *x = (bf16 *)(smem + c.p.x);
 
     ml_grid_wait();
     ml_grid_release(); /* not earlier: prefetching one kernel ahead is enough */
     if (c.f.norm)
-        norm_rows<PERMUTED>(x, (float *)(smem + c.p.squares), w, c.f, thread);
+        put_normed_rows<PERMUTED>(x, (float *)(smem + c.p.squares), w, c.f, thread);
     else
         copy_rows<PERMUTED>(x, (ml_barrier *)smem, c.f, thread, threads);
     named_sync<BAR_PROLOGUE>(threads);
@@ -570,11 +468,11 @@ __global__ void __launch_bounds__((MADE ? MOST_WARPS : 16) * 32)
     int i = (is_helper ? helper : warp) % c.p.chains;
     int thread = (int)threadIdx.x - (is_chain ? 0 : c.p.helpers * 32); /* in the prologue */
     place at = tile_of(c.f, (int)blockIdx.x * c.p.chains + i);
-    float acc[COLS][4] = {}, addend[COLS][2][2] = {}, norm[PACKS][8];
+    float acc[COLS][4] = {}, addend[COLS][2][2] = {}, norm[NORM_PACKS][8];
 
     ml_touch_params(c);
     if (!is_helper) /* before the loads of the weights, which would delay these */
-        load_norm(norm, c.f, thread);
+        norm_load_weights(norm, c.f, thread);
     if (threadIdx.x == 0)
         ml_barrier_init((ml_barrier *)smem);
     if (lane == 0 && is_chain) {
@@ -683,7 +581,7 @@ bool ml_codes_gemm_reads(ml_dtype weights) {
 static bool is_resident(const ml_skinny_gemm *f) {
     plan p;
 
-    if (f->m < 1 || f->m > MOST_ROWS || f->k % STEP != 0 || (f->norm && f->k > 8192))
+    if (f->m < 1 || f->m > MOST_ROWS || f->k % STEP != 0 || (f->norm && f->k > NORM_WIDEST))
         return false;
     for (int i = 0; i < f->n_part; i++)
         if (f->part[i].n % TILE != 0)

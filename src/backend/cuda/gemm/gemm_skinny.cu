@@ -476,6 +476,12 @@ template <bool HALF> static void choose(ml_cuda_stream *s, const ml_skinny_gemm 
 }
 
 void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
+#if ML_WGMMA
+    if (ml_skinny_wgmma_supports(s, f)) {
+        ml_skinny_wgmma_run(s, f);
+        return;
+    }
+#endif
     if (f->weights != ML_BF16)
         ml_codes_gemm_run(s, f);
     else if (f->m <= 8)

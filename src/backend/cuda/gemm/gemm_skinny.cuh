@@ -45,6 +45,11 @@ void ml_skinny_gemm_add(ml_skinny_gemm *f, const ml_op_args *linear, bool stored
 bool ml_skinny_gemm_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f);
 void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f);
 
+/* gemm_skinny_wgmma.cu: the same bits for up to 8 rows, faster, where a block's weights fit in shared memory;
+ * Hopper only. */
+bool ml_skinny_wgmma_supports(const ml_cuda_stream *s, const ml_skinny_gemm *f);
+void ml_skinny_wgmma_run(ml_cuda_stream *s, const ml_skinny_gemm *f);
+
 /* ---- epilogues, of two adjacent outputs of a row ---- */
 
 /* Rounded and stored as LINEAR does. */
