@@ -352,6 +352,11 @@ typedef struct ml_piece {
     int first_row, rows; /* the owner's first row in the batch; the owner's row count */
 } ml_piece;
 
+/* The most pieces of `per` rows that `rows` rows of n owners have: an owner without rows has none. */
+static inline unsigned ml_most_pieces(int64_t rows, int n_owner, int per) {
+    return (unsigned)(rows / per + (rows < n_owner ? rows : n_owner));
+}
+
 /* Owner i has rows start[i] .. start[i + 1] - 1, with `group` outputs each.  Each
  * owner's outputs are cut into pieces of `per`, numbered through all owners.  Finds
  * piece `at` by a prefix sum; all lanes of a warp call it. */

@@ -422,7 +422,7 @@ static int run_decode_heads(ml_cuda_stream *s, const ml_op_call *c, int n,
     if (!find_qk_norm_rope(&h, c, n) || !makes_heads(p, &h) || !attn_fits(p, &h))
         return 0;
     r = qk_norm_rope_of(&h);
-    if (!ml_attn_decode_fused_supports(&r))
+    if (!ml_attn_decode_fused_supports(s, &r))
         return 0;
     ml_attn_decode_fused(s, &r);
     return h.n_call;

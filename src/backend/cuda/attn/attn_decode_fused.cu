@@ -16,7 +16,6 @@
 #include "backend/cuda/attn/attn_decode.cuh"
 #include "backend/cuda/attn/attn_pages.cuh"
 #include "backend/cuda/attn/head_part.cuh"
-#include "backend/cuda/wgmma.cuh"
 
 enum {
     WARPS = 12,
@@ -310,7 +309,7 @@ __global__ static void __launch_bounds__(THREADS)
                       &smem.values_full);
         clear_round<D>(smem.values, at.first_round(), at);
         if (at.lo % ML_KTILE)
-            ml_wgmma_publish(); /* a later copy follows what clear_round wrote */
+            attn_publish_writes(); /* a later copy follows what clear_round wrote */
         if (is_k || is_v)
             own_at =
                 (is_v ? c.vpage : c.kpage) + e +
@@ -381,11 +380,12 @@ template <int D, int R> static void launch(ml_cuda_stream *s, const ml_qk_norm_r
                    maps);
 }
 
-bool ml_attn_decode_fused_supports(const ml_qk_norm_rope *h) {
+bool ml_attn_decode_fused_supports(const ml_cuda_stream *s, const ml_qk_norm_rope *h) {
     const attn_call<bf16> &c = h->to;
 
-    return !c.format && c.softcap == 0.0f && (c.d == 64 || c.d == 128) && c.n_token > 0 &&
-           c.separate && c.group <= DECODE_ROWS && c.n_seq * c.n_kv <= MOST_BLOCKS;
+    return s->wgmma && !c.format && c.softcap == 0.0f && (c.d == 64 || c.d == 128) &&
+           c.n_token > 0 && c.separate && c.group <= DECODE_ROWS &&
+           c.n_seq * c.n_kv <= MOST_BLOCKS;
 }
 
 void ml_attn_decode_fused(ml_cuda_stream *s, const ml_qk_norm_rope *h) {

@@ -27,8 +27,8 @@ void ml_qk_norm_rope_run(ml_cuda_stream *s, const ml_qk_norm_rope *h);
 
 /* attn_decode_fused.cu: the same and ATTN, of few sequences that decode, with the same bits.  It is launched
  * right after a kernel that calls ml_grid_release after ml_grid_wait, and reads the KV cache and `cs` before
- * that kernel has ended.  No output is where a block reads q, k or v. */
-bool ml_attn_decode_fused_supports(const ml_qk_norm_rope *h);
+ * that kernel has ended.  No output is where a block reads q, k or v.  Hopper, whose shared memory it fills. */
+bool ml_attn_decode_fused_supports(const ml_cuda_stream *s, const ml_qk_norm_rope *h);
 void ml_attn_decode_fused(ml_cuda_stream *s, const ml_qk_norm_rope *h);
 
 #endif

@@ -110,7 +110,7 @@ template <class W> static void lay_out(expert_call *c, int cols) {
 template <class W, int COLS> static void launch(ml_cuda_stream *s, expert_call *c) {
     auto kernel = expert_codes_kernel<W, COLS>;
     dim3 grid(ml_cuda_blocks(c->f.part[0].n, CHAINS * TILE),
-              ml_cuda_blocks(c->f.m, 8 * COLS) + (unsigned)c->n_expert);
+              ml_most_pieces(c->f.m, c->n_expert, 8 * COLS));
 
     lay_out<W>(c, COLS);
     ml_cuda_note(s,

@@ -4,7 +4,13 @@
  * token, are the slots (see `group` in ops.h). */
 #include "backend/cuda/moe/moe.cuh"
 
-enum { THREADS = 128, WARPS = THREADS / 32, EACH = 8 /* pairs of a thread */ };
+enum {
+    THREADS = 128,
+    WARPS = THREADS / 32,
+    EACH = 8,     /* pairs of a thread */
+    GATHERED = 4, /* slots of a block */
+    RANKS = 8     /* of a token, loaded together */
+};
 
 /* ---- routing: a warp per token ---- */
 
@@ -143,6 +149,8 @@ template <class T> __global__ void route_kernel(route_call<T> c) {
     const int32_t *given = c.given ? c.given + t * c.k : NULL;
     float *p = score[warp], sum;
 
+    ml_grid_release();
+    ml_grid_wait();
     if (t >= c.n_token)
         return;
     scores(p, c.logits + t * c.n, c);
@@ -207,22 +215,40 @@ template <class T> __global__ void route_back_kernel(route_call<T> c) {
 
 /* ---- slots: a counting sort, with a block per expert ---- */
 
-__global__ static void count_kernel(int32_t *count, const int32_t *expert, int n_pair) {
+/* The sum over the threads of a block. */
+__device__ static int block_sum(int x, int *warps) {
+    int sum = 0;
+
+    for (int w = 16; w; w >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, w);
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++)
+        sum += warps[i];
+    __syncthreads(); /* `warps` may be used again */
+    return sum;
+}
+
+__device__ static int sum_before(const int32_t *count, int n, int *warps) {
     int own = 0;
+
+    for (int i = (int)threadIdx.x; i < n; i += THREADS)
+        own += count[i];
+    return block_sum(own, warps);
+}
+
+__global__ static void count_kernel(int32_t *count, const int32_t *expert, int n_pair) {
+    __shared__ int warps[WARPS];
+    int own = 0;
+
+    ml_grid_release();
+    ml_grid_wait();
     for (int i = (int)threadIdx.x; i < n_pair; i += THREADS)
         own += expert[i] == (int)blockIdx.x;
-    for (int w = 16; w; w >>= 1)
-        own += __shfl_xor_sync(0xffffffffu, own, w);
-    __shared__ int warps[WARPS];
-    if (threadIdx.x % 32 == 0)
-        warps[threadIdx.x / 32] = own;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        own = 0;
-        for (int i = 0; i < WARPS; i++)
-            own += warps[i];
+    own = block_sum(own, warps);
+    if (threadIdx.x == 0)
         count[blockIdx.x] = own;
-    }
 }
 
 /* Gives the slots of the block's expert to its pairs, in order. */
@@ -230,11 +256,12 @@ __global__ static void slot_kernel(int32_t *start, const int32_t *count,
                                    const int32_t *expert, int n_expert, int n_pair) {
     __shared__ int warps[WARPS];
     int32_t *pair_of = start + n_expert + 1, *slot_of = pair_of + n_pair;
-    int e = (int)blockIdx.x, next = 0, lane = (int)threadIdx.x % 32,
+    int e = (int)blockIdx.x, next, lane = (int)threadIdx.x % 32,
         warp = (int)threadIdx.x / 32;
 
-    for (int i = 0; i < e; i++)
-        next += count[i];
+    ml_grid_release();
+    ml_grid_wait();
+    next = sum_before(count, e, warps);
     if (threadIdx.x == 0) {
         start[e] = next;
         if (e == n_expert - 1)
@@ -293,16 +320,16 @@ template <class T> static route_call<T> route_open(const ml_op_args *a) {
 
 template <class T> static void route(ml_stream *s, const ml_op_args *a) {
     route_call<T> c = route_open<T>(a);
-    cudaStream_t stream = ml_cuda(s)->stream;
     int32_t *count = (int32_t *)a->scratch;
     int n_pair = c.n_token * c.k;
 
     if (c.n_token)
-        route_kernel<T><<<ml_cuda_blocks(c.n_token, WARPS), THREADS, 0, stream>>>(c);
-    count_kernel<<<(unsigned)c.n, THREADS, 0, stream>>>(count, c.expert, n_pair);
-    slot_kernel<<<(unsigned)c.n, THREADS, 0, stream>>>((int32_t *)a->out[2].data, count,
-                                                       c.expert, c.n, n_pair);
-    ml_cuda_launched(ml_cuda(s), "moe-route");
+        ml_cuda_launch(ml_cuda(s), "moe-route", route_kernel<T>,
+                       dim3(ml_cuda_blocks(c.n_token, WARPS)), THREADS, 0, c);
+    ml_cuda_launch(ml_cuda(s), "moe-route", count_kernel, dim3((unsigned)c.n), THREADS, 0,
+                   count, c.expert, n_pair);
+    ml_cuda_launch(ml_cuda(s), "moe-route", slot_kernel, dim3((unsigned)c.n), THREADS, 0,
+                   (int32_t *)a->out[2].data, count, c.expert, c.n, n_pair);
 }
 
 void ml_cuda_moe_route_forward(ml_stream *s, const ml_op_args *a) {
@@ -328,34 +355,64 @@ void ml_cuda_moe_route_backward(ml_stream *s, const ml_op_args *a) {
 
 /* ---- gather and combine ---- */
 
-/* V numbers per access. */
+/* A block has GATHERED slots, whose rows are loaded together, V numbers per access. */
 template <class T, int V>
-__global__ void gather_kernel(T *y, const T *x, const int32_t *pair_of, int k,
+__global__ void gather_kernel(T *y, const T *x, const int32_t *pair_of, int64_t n, int k,
                               int64_t width) {
-    const T *from = x + (int64_t)(pair_of[blockIdx.x] / k) * width;
-    for (int64_t i = (int64_t)threadIdx.x * V; i < width; i += THREADS * V)
-        *(ml_pack<T, V> *)(y + blockIdx.x * width + i) = *(const ml_pack<T, V> *)(from + i);
+    int64_t first = (int64_t)blockIdx.x * GATHERED;
+    const T *from[GATHERED];
+
+    ml_grid_release();
+    ml_grid_wait();
+#pragma unroll
+    for (int r = 0; r < GATHERED; r++)
+        from[r] = first + r < n ? x + (int64_t)(pair_of[first + r] / k) * width : NULL;
+    for (int64_t i = (int64_t)threadIdx.x * V; i < width; i += THREADS * V) {
+        ml_pack<T, V> p[GATHERED];
+#pragma unroll
+        for (int r = 0; r < GATHERED; r++)
+            if (from[r])
+                p[r] = *(const ml_pack<T, V> *)(from[r] + i);
+#pragma unroll
+        for (int r = 0; r < GATHERED; r++)
+            if (from[r])
+                *(ml_pack<T, V> *)(y + (first + r) * width + i) = p[r];
+    }
 }
 
-/* Sum over a token's ranks of weight times the slot's row; without weights they are 1. */
+/* Sum over a token's ranks of weight times the slot's row; without weights they are 1.  A thread has V
+ * numbers; the rows of RANKS ranks are loaded together. */
 template <class T, int V>
 __global__ void sum_ranks(T *x, const T *y, const int32_t *slot_of, const float *weight,
                           int k, int64_t width, bool add) {
     const int32_t *slot = slot_of + (int64_t)blockIdx.x * k;
-    for (int64_t i = (int64_t)threadIdx.x * V; i < width; i += THREADS * V) {
-        T *to = x + blockIdx.x * width + i;
-        float sum[V] = {}, v[V];
-        if (add)
-            ml_load(sum, to);
-        for (int r = 0; r < k; r++) {
-            float w = weight ? weight[(int64_t)blockIdx.x * k + r] : 1.0f;
-            ml_load(v, y + slot[r] * width + i);
+    int64_t i = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * V;
+    T *to = x + blockIdx.x * width + i;
+    float sum[V] = {};
+
+    ml_grid_release();
+    ml_grid_wait();
+    if (i >= width)
+        return;
+    if (add)
+        ml_load(sum, to);
+    for (int first = 0; first < k; first += RANKS) {
+        float v[RANKS][V];
+#pragma unroll
+        for (int r = 0; r < RANKS; r++)
+            if (first + r < k)
+                ml_load(v[r], y + slot[first + r] * width + i);
+#pragma unroll
+        for (int r = 0; r < RANKS; r++) {
+            if (first + r >= k)
+                break;
+            float w = weight ? weight[(int64_t)blockIdx.x * k + first + r] : 1.0f;
 #pragma unroll
             for (int j = 0; j < V; j++)
-                sum[j] = fmaf(w, v[j], sum[j]);
+                sum[j] = fmaf(w, v[r][j], sum[j]);
         }
-        ml_store(to, sum);
     }
+    ml_store(to, sum);
 }
 
 static const int32_t *pairs_by_slot(const ml_op_args *a, const ml_tensor *group) {
@@ -372,12 +429,11 @@ template <class T> static void gather(ml_stream *s, const ml_op_args *a) {
     const int V = ml_wide<T>::n;
 
     if (n_pair)
-        (width % V
-             ? gather_kernel<T, 1>
-             : gather_kernel<T, V>)<<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(
-            (T *)a->out[0].data, (const T *)a->in[0].data, pairs_by_slot(a, &a->in[1]),
-            a->attr->moe.top_k, width);
-    ml_cuda_launched(ml_cuda(s), "moe-gather");
+        ml_cuda_launch(ml_cuda(s), "moe-gather",
+                       width % V ? gather_kernel<T, 1> : gather_kernel<T, V>,
+                       dim3(ml_cuda_blocks(n_pair, GATHERED)), THREADS, 0,
+                       (T *)a->out[0].data, (const T *)a->in[0].data,
+                       pairs_by_slot(a, &a->in[1]), n_pair, a->attr->moe.top_k, width);
 }
 
 void ml_cuda_moe_gather_forward(ml_stream *s, const ml_op_args *a) {
@@ -388,16 +444,15 @@ template <class T>
 static void sum_rows(ml_stream *s, const ml_op_args *a, const ml_tensor *x,
                      const ml_tensor *y, const int32_t *slot_of, const float *weight,
                      bool add) {
+    const bool wide = x->shape[1] % ml_wide<T>::n == 0;
     const int V = ml_wide<T>::n;
+    dim3 grid((unsigned)a->rows->n_token,
+              ml_cuda_blocks(x->shape[1], THREADS * (wide ? V : 1)));
 
     if (a->rows->n_token)
-        (x->shape[1] % V
-             ? sum_ranks<T, 1>
-             : sum_ranks<
-                   T, V>)<<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
-            (T *)x->data, (const T *)y->data, slot_of, weight, a->attr->moe.top_k,
-            x->shape[1], add);
-    ml_cuda_launched(ml_cuda(s), "moe-combine");
+        ml_cuda_launch(ml_cuda(s), "moe-combine", wide ? sum_ranks<T, V> : sum_ranks<T, 1>,
+                       grid, THREADS, 0, (T *)x->data, (const T *)y->data, slot_of, weight,
+                       a->attr->moe.top_k, x->shape[1], add);
 }
 
 void ml_cuda_moe_gather_backward(ml_stream *s, const ml_op_args *a) {

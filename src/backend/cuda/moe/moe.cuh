@@ -48,7 +48,8 @@ static inline dim3 ml_expert_grid(const ml_expert_gemm<IN, OUT> &g, int64_t rows
     bool fixed = ml_expert_is_fixed(g);
 
     return dim3(ml_cuda_blocks(g.n, bn),
-                ml_cuda_blocks(g.m ? g.m : rows, bm) + (fixed ? 0 : (unsigned)g.n_expert),
+                fixed ? ml_cuda_blocks(g.m ? g.m : rows, bm)
+                      : ml_most_pieces(rows, g.n_expert, bm),
                 fixed ? (unsigned)g.n_expert : 1);
 }
 

@@ -145,12 +145,17 @@ __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16
     extern __shared__ __align__(16) bf16 smem[];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int wm = warp / WN * (MT * 16), wn = warp % WN * (NT * 8);
-    ml_piece p = find_tile<BM>(g);
-    int m0 = p.index * BM, n0 = (int)blockIdx.x * BN, m = g.m ? (int)g.m : p.rows, n_step;
+    int m0, n0 = (int)blockIdx.x * BN, m, n_step;
     float acc[MT][NT][4] = {};
+    ml_piece p;
     source a, b;
     OUT *c;
 
+    ml_grid_release();
+    ml_grid_wait();
+    p = find_tile<BM>(g);
+    m0 = p.index * BM;
+    m = g.m ? (int)g.m : p.rows;
     if (p.index < 0 || !ml_expert_has_outputs(g, p.rows))
         return;
     a = { g.a + p.first_row * g.a_row + p.owner * g.a_expert, A_TRANSPOSED ? g.a_k : g.a_m,
@@ -195,8 +200,7 @@ static void launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)tl::bytes),
                  "moe-linear");
-    kernel<<<grid, tl::threads, tl::bytes, s->stream>>>(g);
-    ml_cuda_launched(s, "moe-linear");
+    ml_cuda_launch(s, "moe-linear", kernel, grid, tl::threads, tl::bytes, g);
 }
 
 /* Chooses the tile by the average rows of an expert. */

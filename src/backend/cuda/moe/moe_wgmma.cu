@@ -417,6 +417,8 @@ __global__ void __launch_bounds__(THREADS, expert_smem<BN>::BLOCKS)
         }
         ml_barrier_init_end();
     }
+    ml_grid_release();
+    ml_grid_wait();
     if (team == TEAMS && g.start)
         number_tiles(smem, g.start, g.n_expert);
     __syncthreads();
@@ -476,9 +478,8 @@ static bool launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
                  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)sizeof(expert_smem<BN>)),
                  "moe-linear");
-    kernel<<<grid_size<BN>(s, g, rows), THREADS, sizeof(expert_smem<BN>), s->stream>>>(a, b,
-                                                                                       g);
-    ml_cuda_launched(s, "moe-linear");
+    ml_cuda_launch(s, "moe-linear", kernel, dim3(grid_size<BN>(s, g, rows)), THREADS,
+                   sizeof(expert_smem<BN>), a, b, g);
     return true;
 }
 
