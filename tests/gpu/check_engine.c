@@ -24,9 +24,10 @@
 enum {
     MAX_ADAPTERS = 64,
     MAX_REQ = 160,
-    MAX_PROMPT = 150,
+    MAX_PROMPT = 1000,
     MAX_NEW = 60,
-    CONTEXT = 256,
+    MORE = 106, /* tokens that a context has behind the longest prompt */
+    CONTEXT = MAX_PROMPT + MORE,
     MAX_ENDS = 2000
 };
 
@@ -34,13 +35,15 @@ enum {
 typedef struct load {
     int n_req, running, chunk;
     int short_of; /* there is one page for so many that all could want */
+    int longest;  /* prompt */
 } load;
 
-/* In the second step of the last one some requests have draft tokens, others join, and then there are
+/* In the second step of the third one some requests have draft tokens, others join, and then there are
  * too many for more draft tokens. */
-static const load loads[] = { { 48, 16, 64, 10 },
-                              { 160, 96, 256, 2 },
-                              { 66, 66, 4096, 1 } };
+static const load loads[] = { { 48, 16, 64, 10, 150 },
+                              { 160, 96, 256, 2, 150 },
+                              { 66, 66, 4096, 1, 150 },
+                              { 14, 14, 4096, 1, MAX_PROMPT } };
 
 typedef struct answer {
     int32_t token[CONTEXT], n_prompt, n;
@@ -76,8 +79,8 @@ static void on_update(void *ud, const ml_gen_update *u) {
 }
 
 /* Half of the prompts begin alike. */
-static void make_prompt(answer *a, int i, int64_t vocab) {
-    a->n_prompt = a->n = 1 + (int32_t)(dice() % MAX_PROMPT);
+static void make_prompt(answer *a, int i, int64_t vocab, int longest) {
+    a->n_prompt = a->n = 1 + (int32_t)(dice() % (uint32_t)longest);
     for (int32_t k = 0; k < a->n; k++)
         a->token[k] =
             (int32_t)((i % 2 && k < 70 ? (uint32_t)(k * 7919) : dice()) % (uint32_t)vocab);
@@ -160,14 +163,14 @@ static void close_adapters(void) {
 
 /* ---- rollout and training ---- */
 
-static void generate(ml_engine *e, int64_t vocab, int n_req) {
+static void generate(ml_engine *e, int64_t vocab, const load *l) {
     ml_err err;
 
-    dice_state = (uint32_t)n_req;
+    dice_state = (uint32_t)l->n_req;
     memset(answers, 0, sizeof answers);
     for (int32_t i = 0; i < MAX_ENDS; i++)
         ends[i] = (int32_t)((int64_t)i * 61 % vocab);
-    for (int i = 0; i < n_req; i++) {
+    for (int i = 0; i < l->n_req; i++) {
         answer *a = &answers[i];
         ml_gen_request r = { .max_new = 1 + (int32_t)(dice() % MAX_NEW),
                              .ignore_eos = true,
@@ -179,7 +182,7 @@ static void generate(ml_engine *e, int64_t vocab, int n_req) {
                                        .repetition = 1,
                                        .seed = 3,
                                        .sample = (uint64_t)i } };
-        make_prompt(a, i, vocab);
+        make_prompt(a, i, vocab, l->longest);
         r.adapter = r.adapter_id = 1 + adapter_of(i);
         r.prompt = a->token;
         r.n_prompt = a->n_prompt;
@@ -242,7 +245,8 @@ typedef struct model {
 } model;
 
 static ml_gen_stats run(const model *m, const load *l, ml_draft_opts draft) {
-    ml_engine_opts opts = { .context = CONTEXT,
+    const int32_t context = l->longest + MORE;
+    ml_engine_opts opts = { .context = context,
                             .max_running = l->running,
                             .max_waiting = l->n_req,
                             .chunk = l->chunk,
@@ -254,10 +258,10 @@ static ml_gen_stats run(const model *m, const load *l, ml_draft_opts draft) {
 
     with.lora = adapters.n ? &adapters.table : NULL;
     opts.kv_bytes =
-        ml_kv_bytes(m->spec, m->be, l->running * ml_kv_pages_for(CONTEXT) / l->short_of);
+        ml_kv_bytes(m->spec, m->be, l->running * ml_kv_pages_for(context) / l->short_of);
     if (ml_engine_open(&engine, m->spec, &with, m->be, &opts, &err))
         die(err.msg);
-    generate(engine, m->spec->n_vocab, l->n_req);
+    generate(engine, m->spec->n_vocab, l);
     ml_engine_stats(engine, &stats);
     printf("%lld tokens in %lld steps, %lld of them begun ahead, %lld requests put back, "
            "%lld prompt tokens shared, %lld of %lld draft tokens right\n",

@@ -71,6 +71,8 @@ check "$build/tests/gpu/check_encode"
 check "$build/tests/gpu/check_fused" "$work/two-layers"
 check "$build/tests/gpu/check_fused_fp8"
 check "$build/tests/gpu/check_engine" "$work/0.6B"
+check "$build/tests/gpu/check_engine" "$work/window"
+check "$build/tests/gpu/check_engine" "$work/window-64"
 check "$build/tests/gpu/check_engine" "$work/experts"
 check "$build/tests/gpu/check_engine" "$work/four-recurrent"
 check "$build/tests/gpu/check_engine" "$work/two-layers" 16 32

@@ -65,6 +65,17 @@ next_shape() { # next_shape DIR LAYERS EXPERTS [VOCABULARY]: layers of Qwen3-Nex
 JSON
 }
 
+window_shape() { # window_shape DIR HEADS KV_HEADS HEAD_SIZE WINDOW: two layers with a sliding window
+    mkdir -p "$1"
+    cat > "$1/config.json" << JSON
+{"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 20000,
+ "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 2,
+ "num_attention_heads": $2, "num_key_value_heads": $3, "head_dim": $4, "sliding_window": $5,
+ "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000,
+ "tie_word_embeddings": false, "hidden_act": "silu"}
+JSON
+}
+
 shapes() { # shapes DIR: the Qwen3 dense models, layers of one with experts; a few layers of each
     small_shape "$1/135M"
     shape "$1/0.6B" 1024 3072 28 16 true
@@ -79,5 +90,7 @@ shapes() { # shapes DIR: the Qwen3 dense models, layers of one with experts; a f
     next_shape "$1/recurrent-512" 8 512
     next_shape "$1/four-recurrent" 4 16 20000
     shape "$1/two-layers" 1024 3072 2 16 true 20000
+    window_shape "$1/window" 8 2 128 100
+    window_shape "$1/window-64" 16 1 64 450
     moe_shape "$1/one-layer" 1 20000
 }
