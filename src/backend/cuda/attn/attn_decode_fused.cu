@@ -25,7 +25,8 @@ enum {
     ROUND = TILES * ML_KTILE,    /* keys */
     PAGES = ROUND / ML_PAGE,
     TILE_PAGES = ML_KTILE / ML_PAGE,
-    MOST_BLOCKS = 132 /* more of them share SMs: attn_decode.cu is faster */
+    /* Of more, reading the KV cache takes the time, which attn_decode.cu overlaps with all else. */
+    MOST_BLOCKS = 64
 };
 
 /* A page of keys or values in shared memory is D / 64 panels of 16 rows of 64 numbers, of which tensor
