@@ -1,9 +1,9 @@
 /* gemm_skinny_wgmma.cu - Small-M GEMM for decode whose weights fit in shared memory, on Hopper.
  *
  * An output is one chain of K / 16 tensor-core steps, and with few rows the time is the latency of the
- * chain.  A step of mma takes 33 cycles, with the loads of its fragments; of wgmma, which reads both operands
- * from shared memory, 17, of which 16 are the reads: so a block has one warpgroup and up to 64 outputs, and
- * starts all steps of the chain at once.  The weights are the first operand, 64 rows; the rows of x the
+ * chain.  A step of mma takes 33 cycles, with the loads of its fragments.  One of wgmma reads both operands
+ * from shared memory, 2 KB in 16 cycles, and needs nothing else: so a block has one warpgroup and up to 64
+ * outputs, and starts all steps of the chain at once.  The weights are the first operand, 64 rows; the rows of x the
  * second, 8 columns.  A block copies its weights before the previous kernel has ended (PDL), all of them.
  *
  * The bits are those of gemm_skinny.cu: products of wgmma accumulate like those of mma. */
