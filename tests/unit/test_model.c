@@ -595,16 +595,21 @@ static void ops_tell_when_they_ran(void) {
     close_fixture(&x);
 }
 
+static void open_batch(ml_batch *b, ml_arena *a) {
+    const ml_batch_caps caps = { .n_token = 64, .n_seq = 8, .n_loss = 1, .n_page = 32 };
+
+    ml_arena_init(a, "rows");
+    ml_batch_init(b, a, caps);
+}
+
 /* Decoding sequences come first in a batch; those of one row after a longer one are not counted. */
 static void counts_single_rows(void) {
     const int32_t id[20] = { 0 }, pages[4] = { 4, 5, 6, 7 };
-    const ml_batch_caps caps = { .n_token = 64, .n_seq = 8, .n_loss = 1, .n_page = 32 };
     ml_arena a;
     ml_batch b;
     ml_rows r = { 0 };
 
-    ml_arena_init(&a, "rows");
-    ml_batch_init(&b, &a, caps);
+    open_batch(&b, &a);
     ml_batch_add(&b, id, NULL, 1, 40, pages); /* its third page */
     ml_batch_add(&b, id, NULL, 1, 3, pages);
     ml_rows_count_single(&r, &b.rows);
@@ -622,13 +627,11 @@ static void counts_single_rows(void) {
 
 static void finds_rows_of_one_request(void) {
     const int32_t id[1] = { 0 }, pages[4] = { 4, 5, 6, 7 }, other[4] = { 4, 5, 9, 8 };
-    const ml_batch_caps caps = { .n_token = 8, .n_seq = 8, .n_loss = 1, .n_page = 32 };
     ml_arena a;
     ml_batch b;
     ml_rows r = { 0 };
 
-    ml_arena_init(&a, "rows");
-    ml_batch_init(&b, &a, caps);
+    open_batch(&b, &a);
     ml_batch_add(&b, id, NULL, 1, 33, pages);
     ml_batch_add(&b, id, NULL, 1, 34, other); /* they share two whole pages */
     ml_rows_find_separate(&r, &b.rows);

@@ -77,10 +77,12 @@ template <int N> __device__ static inline void ml_wgmma_wait(float (*c)[4]) {
                  : "memory");
 }
 
-/* Makes this thread's writes and copies to shared memory visible to the products after
- * the next barrier. */
+/* Makes this thread's writes and copies to shared memory visible to the products, and to the tensor
+ * copies, after the next barrier. */
 __device__ static inline void ml_wgmma_publish(void) {
+#if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 /* c = a b', or c += a b'; a and b are 64 x 16, both K-major in shared memory. */

@@ -53,16 +53,10 @@ __device__ static void load_values(uint32_t (&a)[4][M][4], const bf16 *values) {
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int j = 0; j < M; j++) {
-            uint32_t b[4]; /* of 16 keys of 8 columns, then of the next 8 */
-            ml_ldmatrix4_trans(b,
-                               values + swizzled<D>(k * 16 + lane % 16,
-                                                    (warp * M + j) * 16 + lane / 16 * 8));
-            a[k][j][0] = b[0];
-            a[k][j][1] = b[2];
-            a[k][j][2] = b[1];
-            a[k][j][3] = b[3];
-        }
+        for (int j = 0; j < M; j++)
+            decode_load_columns(a[k][j],
+                                values + swizzled<D>(k * 16 + lane % 16,
+                                                     (warp * M + j) * 16 + lane / 16 * 8));
 }
 
 /* The pipeline of tiles.  A warp copies one KV page of each.  The values of a tile are

@@ -152,6 +152,17 @@ __device__ static inline void decode_queries(uint32_t (&q)[D / 16][R][2],
     }
 }
 
+/* First operand of 16 columns of 16 keys' values, transposed; `row` is the lane's address for ldmatrix. */
+__device__ static inline void decode_load_columns(uint32_t (&a)[4], const bf16 *row) {
+    uint32_t b[4]; /* of 16 keys of 8 columns, then of the next 8 */
+
+    ml_ldmatrix4_trans(b, row);
+    a[0] = b[0];
+    a[1] = b[2];
+    a[2] = b[1];
+    a[3] = b[3];
+}
+
 /* acc += values times weights.  a: first operands of the warp's columns of a tile's values. */
 template <int R, int M>
 __device__ static inline void decode_add_values(float (&acc)[R][M][4],

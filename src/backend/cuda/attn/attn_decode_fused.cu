@@ -16,6 +16,7 @@
 #include "backend/cuda/attn/attn_decode.cuh"
 #include "backend/cuda/attn/attn_pages.cuh"
 #include "backend/cuda/attn/head_part.cuh"
+#include "backend/cuda/wgmma.cuh"
 
 enum {
     WARPS = 12,
@@ -223,22 +224,7 @@ __device__ static void fold_round(decode_state<R> &x, S &smem, const span &at, i
     }
 }
 
-/* First operands of the warp's 16 columns of a tile's values, transposed. */
-template <int D>
-__device__ static void load_values(uint32_t (&a)[4][1][4], const fused_page<D> *values) {
-    int warp = (int)threadIdx.x / 32;
-
-#pragma unroll
-    for (int k = 0; k < TILE_PAGES; k++) {
-        uint32_t b[4]; /* of 16 keys of 8 columns, then of the next 8 */
-        ml_ldmatrix4_trans(b, values[k].columns(warp));
-        a[k][0][0] = b[0];
-        a[k][0][1] = b[2];
-        a[k][0][2] = b[1];
-        a[k][0][3] = b[3];
-    }
-}
-
+/* Adds a tile's values, of the warp's 16 columns, times weights. */
 template <class S, int D, int R>
 __device__ static void add_tile(decode_state<R> &x, float (&acc)[R][1][4], const S &smem,
                                 int tile, const fused_page<D> *values) {
@@ -246,7 +232,9 @@ __device__ static void add_tile(decode_state<R> &x, float (&acc)[R][1][4], const
     const float *keep = smem.keep[tile];
     uint32_t a[4][1][4], w[R][4][2];
 
-    load_values<D>(a, values);
+#pragma unroll
+    for (int k = 0; k < TILE_PAGES; k++)
+        decode_load_columns(a[k][0], values[k].columns((int)threadIdx.x / 32));
 #pragma unroll
     for (int r = 0; r < R; r++) {
 #pragma unroll
@@ -310,7 +298,7 @@ __global__ static void __launch_bounds__(THREADS)
                       &smem.values_full);
         clear_round<D>(smem.values, at.first_round(), at);
         if (at.lo % ML_KTILE)
-            attn_publish_writes(); /* a later copy follows what clear_round wrote */
+            ml_wgmma_publish(); /* a later copy follows what clear_round wrote */
         if (is_k || is_v)
             own_at =
                 (is_v ? c.vpage : c.kpage) + e +

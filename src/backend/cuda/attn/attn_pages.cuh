@@ -38,11 +38,4 @@ static inline cudaError_t attn_map_whole_pages(CUtensorMap *map, const bf16 *pag
     return ml_tensor_map(map, &b);
 }
 
-/* Orders this thread's writes to shared memory before copies that begin after the next barrier. */
-__device__ static inline void attn_publish_writes(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 #endif

@@ -327,7 +327,7 @@ __device__ static void prologue(unsigned char *smem, const codes_call &c,
     bf16 *x = (bf16 *)(smem + c.p.x);
 
     ml_grid_wait();
-    ml_grid_release(); /* not earlier: prefetching one kernel ahead is enough */
+    ml_grid_release(); /* not earlier: attn_decode_fused.cu relies on it */
     if (c.f.norm)
         put_normed_rows<PERMUTED>(x, (float *)(smem + c.p.squares), w, c.f, thread);
     else

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__((MOST_CHAINS + 1) * 32)
     if (is_chain)
         weights.fill();
     ml_grid_wait();
-    ml_grid_release();
+    ml_grid_release(); /* not earlier: attn_decode_fused.cu relies on it */
     if (!is_chain)
         rows.fill(f.x, f.k);
     if (!at.has_work)

@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
          i += (int)blockDim.x * 4)
         *(float4 *)(norm + i) = *(const float4 *)(f.norm + i);
     ml_grid_wait();
-    ml_grid_release(); /* not earlier: prefetching one kernel ahead is enough */
+    ml_grid_release(); /* not earlier: attn_decode_fused.cu relies on it */
     col += lane % 4 * 2;
     if (f.addend && has_work)
         load_addend(addend, f, col);

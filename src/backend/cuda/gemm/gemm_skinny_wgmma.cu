@@ -204,7 +204,7 @@ __global__ static void __launch_bounds__(THREADS)
         ((uint4 *)x)[i] = make_uint4(0, 0, 0, 0); /* there may be fewer rows */
     __syncthreads();
     ml_grid_wait();
-    ml_grid_release(); /* not earlier: the next kernel may rely on it (attn_decode_fused.cu) */
+    ml_grid_release(); /* not earlier: attn_decode_fused.cu relies on it */
     if (warp < ML_WARPGROUP / 32)
         load_addend(addend, c, col);
     put_x(x, (float *)(skinny_smem + c.p.squares), c, norm);
