@@ -249,11 +249,15 @@ static int rows_of(const ml_skinny_gemm *f, int *blocks) {
 
 static bool plan_of(tile_plan *p, const ml_skinny_gemm *f, int *blocks) {
     const size_t columns = (size_t)f->k * sizeof(bf16);
+    size_t read;
 
     p->rows = rows_of(f, blocks);
     p->x = (size_t)p->rows * columns;
+    read =
+        p->x + (size_t)(MOST_TILE - p->rows) * 64 * sizeof(bf16); /* by the last product */
     p->squares = p->x + MOST_ROWS * columns;
     p->bytes = p->squares + (size_t)(f->m * NORM_WARPS) * sizeof(float);
+    p->bytes = p->bytes > read ? p->bytes : read;
     return p->rows > 0 && p->bytes <= MOST_SMEM;
 }
 
