@@ -81,6 +81,10 @@ typedef struct ml_optim_ops {
     /* Writes the sum of squares of each block, in f64, to block [ceil(n / ML_NORM_BLOCK)]
      * in device memory. */
     void (*square_sums)(ml_stream *s, double *block, const float *x, int64_t n);
+    /* sum[i] = the sum of blocks first[i] .. first[i + 1] - 1, for n ranges, in an order that
+     * depends on their number alone; all in device memory. */
+    void (*sum_blocks)(ml_stream *s, double *sum, const double *block, const int64_t *first,
+                       int32_t n);
     /* y += x, both f32 [n]. */
     void (*add)(ml_stream *s, float *y, const float *x, int64_t n);
     /* y = x for a whole tensor of dtype f32 or bf16. */

@@ -202,16 +202,40 @@ static int64_t blocks_before(const ml_shard_map *m, int32_t param, int32_t place
     return n;
 }
 
-/* The blocks of all tensors are one array. */
-static ml_status take_blocks(ml_optimizer *o, ml_err *err) {
-    size_t bytes;
-    int64_t all = 0;
+/* Sums of squares: of each tensor, and of all blocks of all tensors.  first: the tensor's
+ * first block, and at last the number of all blocks. */
+typedef struct squares {
+    double *sum, *block;
+    int64_t *first;
+} squares;
 
-    for (int32_t i = 0; i < o->spec->n_param; i++)
-        all += blocks_before(&o->map, i, o->map.n_place);
-    bytes = (size_t)all * sizeof *o->block;
-    o->block = ml_arena_take(&o->arena, bytes, 1);
-    return o->be->dev->alloc(o->be->dev, &o->block_buf, bytes, ML_MEM_OPTIM, err);
+static squares squares_of(const ml_optimizer *o) {
+    size_t n = (size_t)o->spec->n_param;
+    squares q = { .sum = o->block_buf.ptr };
+
+    q.first = (int64_t *)(q.sum + n);
+    q.block = (double *)(q.first + n + 1);
+    return q;
+}
+
+static size_t squares_bytes(const ml_optimizer *o, int64_t n_block) {
+    return (2 * (size_t)o->spec->n_param + 1 + (size_t)n_block) * sizeof(double);
+}
+
+static ml_status take_blocks(ml_optimizer *o, ml_err *err) {
+    const int32_t n = o->spec->n_param;
+    int64_t *first = ML_NEW(&o->arena, int64_t, n + 1);
+    ml_device *dev = o->be->dev;
+    ml_status st;
+
+    for (int32_t i = 0; i < n; i++)
+        first[i + 1] =
+            first[i] + (o->frozen[i] ? 0 : blocks_before(&o->map, i, o->map.n_place));
+    st = dev->alloc(dev, &o->block_buf, squares_bytes(o, first[n]), ML_MEM_OPTIM, err);
+    if (st == ML_OK)
+        dev->copy_in(o->be->stream, squares_of(o).first, first,
+                     (size_t)(n + 1) * sizeof *first);
+    return st;
 }
 
 static ml_status take_scratch(ml_optimizer *o, ml_err *err) {
@@ -569,9 +593,8 @@ static ml_status gather_blocks(ml_optimizer *o, double *block, ml_err *err) {
  * ranges. */
 static ml_status square_blocks(ml_optimizer *o, const ml_weights *grads, ml_err *err) {
     const ml_shard_map *m = &o->map;
-    double *block = o->block_buf.ptr;
+    double *block = squares_of(o).block;
     int64_t at = 0;
-    ml_status st;
 
     for (int32_t i = 0; i < grads->n; i++) {
         ml_tensor own = own_view(o, grads, i);
@@ -583,10 +606,17 @@ static ml_status square_blocks(ml_optimizer *o, const ml_weights *grads, ml_err 
                                       own_range(o, i).n);
         at += blocks_before(m, i, m->n_place);
     }
-    st = gather_blocks(o, block, err);
-    if (st == ML_OK)
-        o->be->dev->copy_out(o->be->stream, o->block, block, (size_t)at * sizeof *block);
-    return st;
+    return gather_blocks(o, block, err);
+}
+
+/* The device adds up the blocks: there are a million for 4e9 weights, and a GPU would wait
+ * 3 ms for the host to do it. */
+static void sum_blocks(ml_optimizer *o) {
+    const squares q = squares_of(o);
+    const int32_t n = o->spec->n_param;
+
+    o->be->optim->sum_blocks(o->be->stream, q.sum, q.block, q.first, n);
+    o->be->dev->copy_out(o->be->stream, o->square, q.sum, (size_t)n * sizeof *q.sum);
 }
 
 static ml_status count_all_bad(ml_optimizer *o, const ml_weights *grads, ml_update *out,
@@ -614,26 +644,20 @@ static double sum_of_squares(const ml_optimizer *o) {
     return sum;
 }
 
-/* Sums blocks in order within a tensor, and tensors in the order of the spec.  The
+/* Sums the blocks of a tensor, then tensors in the order of the spec.  The
  * squares of finite f32 cannot overflow in f64: an infinite or NaN sum means a bad
  * gradient.  Backward runs from the last parameter to the first and propagates a fault:
  * the last bad one is its origin. */
 static ml_status measure(ml_optimizer *o, const ml_weights *grads, double scale,
                          ml_update *out, ml_err *err) {
-    const double *block = o->block;
     ml_status st = square_blocks(o, grads, err);
 
     if (st != ML_OK)
         return st;
-    for (int32_t i = 0; i < grads->n; i++) {
-        o->square[i] = 0;
-        if (o->frozen[i])
-            continue;
-        for (int64_t b = blocks_before(&o->map, i, o->map.n_place); b > 0; b--)
-            o->square[i] += *block++;
+    sum_blocks(o);
+    for (int32_t i = 0; i < grads->n; i++)
         if (!isfinite(o->square[i]))
             out->bad_param = i;
-    }
     if (o->rules)
         ml_grad_rules_factors(o->factor, o->rules, o->spec, o->square, scale);
     out->grad_norm = sqrt(sum_of_squares(o)) * fabs(scale);

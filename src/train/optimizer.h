@@ -63,8 +63,7 @@ typedef struct ml_optimizer {
     ml_buf stage;     /* device copy of one piece of master and moments, if the device
                          cannot access the state */
     size_t bytes;     /* of buf, mmap or host */
-    ml_buf block_buf; /* sums of squares of the gradients' blocks */
-    double *block;    /* and their host copy */
+    ml_buf block_buf; /* sums of squares of the gradients (optimizer.c: squares) */
     void *away;       /* host copy of the state while it is released; NULL: never
                          released */
     const ml_grad_rules *rules; /* of the next step, checked; NULL: none */

@@ -161,6 +161,16 @@ static void square_sums(ml_stream *s, double *block, const float *x, int64_t n) 
                 PIECE / ML_NORM_BLOCK, square_blocks, &j);
 }
 
+static void sum_blocks(ml_stream *s, double *sum, const double *block, const int64_t *first,
+                       int32_t n) {
+    (void)s;
+    for (int32_t i = 0; i < n; i++) {
+        sum[i] = 0.0;
+        for (int64_t b = first[i]; b < first[i + 1]; b++)
+            sum[i] += block[b];
+    }
+}
+
 typedef struct add_job {
     float *y;
     const float *x;
@@ -217,6 +227,7 @@ const ml_optim_ops ml_cpu_optim = {
     .adamw = adamw,
     .sgd = sgd,
     .square_sums = square_sums,
+    .sum_blocks = sum_blocks,
     .add = add,
     .widen = widen,
     .zero = zero,
