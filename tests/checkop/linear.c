@@ -591,11 +591,12 @@ const ck_suite ck_moe_linear = {
     .also = also_moe,
 };
 
-/* Tiles of 256 columns, more tiles than blocks. */
+/* Tiles of 256 columns, more tiles than blocks; gradients of weights whose last tile has outputs of
+ * one team only, or an odd number of boxes, and those of experts without rows. */
 static const struct moe_variant wide_moe[] = {
-    { 3, 420, 232, 256, ML_BF16, true },
-    { 4, 300, 512, 480, ML_BF16 },
-    { 4, 300, 6400, 8, ML_BF16 },
+    { 3, 420, 232, 256, ML_BF16, true }, { 4, 300, 512, 480, ML_BF16 },
+    { 4, 300, 6400, 8, ML_BF16 },        { 9, 200, 136, 248, ML_BF16 },
+    { 150, 3, 72, 456, ML_BF16 },
 };
 
 static void build_wide_moe(ck_case *c, int i) {

@@ -43,7 +43,8 @@ cudaError_t ml_tensor_map(CUtensorMap *map, const ml_tensor_box *b) {
         return cudaErrorNotSupported;
     if (encode(map, type_of(b), 3, (void *)b->at, dims, strides, box, each,
                CU_TENSOR_MAP_INTERLEAVE_NONE,
-               b->word ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+               b->word && !b->swizzled ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                       : CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         return cudaErrorInvalidValue;

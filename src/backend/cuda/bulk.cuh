@@ -3,7 +3,8 @@
  * them are not launched there.
  *
  * A tensor copy (TMA) brings a box of a matrix, of bf16 in the layout of wgmma.cuh's
- * panels; numbers outside the matrix become zero. */
+ * panels; numbers outside the matrix become zero.  Another one stores a box, without what is
+ * outside the matrix. */
 #ifndef ML_BACKEND_CUDA_BULK_CUH
 #define ML_BACKEND_CUDA_BULK_CUH
 
@@ -112,6 +113,52 @@ __device__ static inline void ml_tensor_copy_panels(void *to, const CUtensorMap 
 #endif
 }
 
+/* ---- from shared memory ---- */
+
+/* One thread calls these, after the writers of the box called ml_wgmma_publish and it waited for them.
+ * Stores the box to columns x .., rows y .. of matrix z. */
+__device__ static inline void ml_tensor_store(const CUtensorMap *map, int x, int y, int z,
+                                              const void *from) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group "
+                 "[%0, {%1, %2, %3}], [%4];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(ml_smem(from))
+                 : "memory");
+#endif
+}
+
+/* Adds the box instead, in the L2 cache; f32 flushes subnormal numbers to zeros. */
+__device__ static inline void ml_tensor_add(const CUtensorMap *map, int x, int y, int z,
+                                            const void *from) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group "
+                 "[%0, {%1, %2, %3}], [%4];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(ml_smem(from))
+                 : "memory");
+#endif
+}
+
+/* What the thread has stored until now becomes one group. */
+__device__ static inline void ml_tensor_commit(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits until the boxes of all but the latest N groups have been read, and may be written again. */
+template <int N> __device__ static inline void ml_tensor_wait_read(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+#endif
+}
+
+/* Waits until all groups are in memory. */
+__device__ static inline void ml_tensor_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
+
 /* ---- clusters ---- */
 
 /* Of all threads of the cluster's blocks. */
@@ -163,10 +210,11 @@ __device__ static inline void ml_tensor_multicast_panels(void *to, const CUtenso
 /* ---- tensor maps ---- */
 
 /* Matrices for tensor copies: `count` of rows x cols; strides in numbers.  Those of bf16 arrive in
- * panels, words row after row. */
+ * panels, words row after row unless they are swizzled. */
 typedef struct ml_tensor_box {
     const void *at;
-    int word; /* bytes of a word, 4 or 8; 0: numbers are bf16 */
+    int word;      /* bytes of a word, 4 or 8; 0: numbers are bf16 */
+    bool swizzled; /* words, too, in the 128-byte swizzle: boxes have rows of 128 bytes */
     int64_t cols, rows, count, row_stride, stride;
     int box_cols, box_rows; /* 64 columns of bf16 are a panel; at most 256 each */
     int box_count;          /* 0: one matrix */
