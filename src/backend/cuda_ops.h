@@ -180,6 +180,26 @@ static inline ml_fp8_back_scratch ml_cuda_fp8_back_scratch(const ml_op_args *a) 
     return s;
 }
 
+/* A plan asks for the scratch memory of LINEARs whose backward is one piece of work as that of a call with all
+ * their outputs, and the output of one. */
+static inline bool ml_cuda_linear_is_joint(const ml_op_args *a) {
+    return a->w[0].shape[0] > a->out[0].shape[1];
+}
+
+/* Then the gradients of all outputs are in scratch memory (linear_joint_back.cuh), after the partial sums of a norm
+ * of heads: the kernel of its backward writes some of them. */
+static inline size_t ml_cuda_joint_back_at(void) {
+    return ml_cuda_align((size_t)ML_NORM_CHUNKS_NARROW * ML_NORM_NARROW * sizeof(float));
+}
+
+/* Whatever type a plan has for the weights: rollouts may read them in codes, and training in bf16. */
+static inline size_t ml_cuda_joint_back_scratch(const ml_op_args *a) {
+    if (!ml_cuda_linear_is_joint(a) || a->in[0].dtype != ML_BF16)
+        return 0;
+    return ml_cuda_joint_back_at() +
+           (size_t)(a->in[0].shape[0] * a->w[0].shape[0]) * ml_dtype_bytes(ML_BF16);
+}
+
 /* Backward: where the partial sums of the bias are, after all else. */
 static inline size_t ml_cuda_linear_bias_at(const ml_op_args *a) {
     if (ml_cuda_linear_fp8_back(a))
@@ -191,13 +211,15 @@ static inline size_t ml_cuda_linear_bias_at(const ml_op_args *a) {
 static inline size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0];
     int64_t parts = (rows + ML_BIAS_ROWS - 1) / ML_BIAS_ROWS;
+    size_t joint = ml_cuda_joint_back_scratch(a), single;
 
     if (!backward) /* for three LINEARs of its size as one GEMM */
         return ml_cuda_dense_bytes(a) + ml_cuda_input_bytes(a) +
                (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * ML_JOINT_CALLS *
                         n) *
                    ml_dtype_bytes(a->out[0].dtype);
-    return ml_cuda_linear_bias_at(a) + (size_t)(parts * n) * sizeof(float);
+    single = ml_cuda_linear_bias_at(a) + (size_t)(parts * n) * sizeof(float);
+    return joint > single ? joint : single;
 }
 
 /* LMHEAD: gathered rows (twice in backward: their gradients), gradients of the logits,
@@ -435,12 +457,37 @@ static inline ml_attn_scratch ml_cuda_attn_pages(const ml_op_args *a, bool backw
     return s;
 }
 
-/* After these, backward has delta and LSE of each row. */
-static inline size_t ml_cuda_attn_scratch(const ml_op_args *a, bool backward) {
-    size_t rows = (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head;
+/* Whether attention's backward may be one pass (attn_once_wgmma_back.cu): 64 rows of a KV head are whole tokens. */
+static inline bool ml_cuda_attn_back_once(const ml_op_args *a) {
+    return ml_cuda_attn_is_narrow(a) && a->attr->attn.head_dim == 128 &&
+           64 % (a->attr->attn.n_head / a->attr->attn.n_kv) == 0;
+}
 
-    return ml_cuda_attn_pages(a, backward).total +
-           (backward ? 2 * rows * sizeof(float) : 0);
+/* After these pages, backward has delta and LSE of each row, and in one pass sums of dq in f32, with a counter for
+ * each tile of 64 rows of a KV head.  Byte offsets. */
+typedef struct ml_attn_back_scratch {
+    int64_t n_turn;
+    size_t delta, turns, parts, total;
+} ml_attn_back_scratch;
+
+static inline ml_attn_back_scratch ml_cuda_attn_back_scratch(const ml_op_args *a) {
+    size_t heads = (size_t)(a->in[0].shape[0] * a->attr->attn.n_head);
+    bool once = ml_cuda_attn_back_once(a);
+    ml_attn_back_scratch s = { 0, 0, 0, 0, 0 };
+
+    s.n_turn =
+        once ? (int64_t)heads / 64 + (ml_key_rows(a->rows)->n_seq + 1) * a->attr->attn.n_kv
+             : 0;
+    s.delta = ml_cuda_attn_pages(a, true).total;
+    s.turns = s.delta + ml_cuda_align(2 * heads * sizeof(float));
+    s.parts = s.turns + ml_cuda_align((size_t)s.n_turn * sizeof(uint32_t));
+    s.total = s.parts + (once ? heads * 128 * sizeof(float) : 0);
+    return s;
+}
+
+static inline size_t ml_cuda_attn_scratch(const ml_op_args *a, bool backward) {
+    return backward ? ml_cuda_attn_back_scratch(a).total
+                    : ml_cuda_attn_pages(a, false).total;
 }
 
 static inline size_t ml_cuda_op_scratch(const ml_stream *s, ml_op_id op,

@@ -553,9 +553,11 @@ typedef struct ml_ops {
      * these calls read need not be written.  NULL: no fusion. */
     int (*together)(ml_stream *s, const ml_op_call *call, int n);
     /* The same of backward, in the order in which the calls run; 0: run the first, or all LINEARs, one by one.
-     * Either n calls of LINEAR with one input, whose scratch memory is that of one call with all their outputs; or
-     * a GLU and then the two LINEARs whose outputs it reads; or ROPE of k and of q, and the RMSNORMs of k and of q
-     * before these.  NULL: no fusion. */
+     * Either a GLU and then the two LINEARs whose outputs it reads; or ROPE of k and of q, and the RMSNORMs of k and
+     * of q before these, offered with the LINEARs of v, k and q before them, and then without; or, with a
+     * grad_format, n calls of LINEAR with one input.  LINEARs have the scratch memory of one call with all their
+     * outputs (w[0] of all, out[0] of one), and may run as its products: dx, a sum over the outputs, then has other
+     * last bits than parts that are added one by one.  NULL: no fusion. */
     int (*together_back)(ml_stream *s, const ml_op_call *call, int n);
     /* Scratch bytes for a call with these shapes (data pointers are not read). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);

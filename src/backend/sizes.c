@@ -18,6 +18,12 @@ static void compute(ml_stream *s, const ml_op_args *a) {
     ML_BUG_IF(true); /* a plan on this backend is never run */
 }
 
+static int compute_together(ml_stream *s, const ml_op_call *call, int n) {
+    (void)n;
+    compute(s, &call->args);
+    return 0;
+}
+
 static ml_status no_memory(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
                            ml_err *err) {
     (void)out;
@@ -63,6 +69,7 @@ ml_status ml_backend_sizes_open(ml_backend *out, const ml_sizes_opts *o, ml_err 
     s->stream.dev = &s->dev;
     for (int i = 0; i < ML_OP_COUNT; i++)
         s->ops.forward[i] = s->ops.backward[i] = compute;
+    s->ops.together_back = compute_together; /* for which a plan has scratch memory */
     s->ops.scratch = ml_cuda_op_scratch;
     s->ops.sample_scratch = ml_cuda_sample_scratch;
     *out = (ml_backend){ .name = "cuda",

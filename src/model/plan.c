@@ -225,7 +225,8 @@ static void need_scratch(ml_plan *p, size_t bytes) {
 
 enum {
     MOST_LINEARS = 3, /* q, k and v */
-    MOST_JOINT = 4    /* RoPE of q and k, and the norms before it */
+    N_HEADS = 4,      /* RoPE of q and k, and the norms before it */
+    MOST_JOINT = N_HEADS + MOST_LINEARS
 };
 
 /* Does backward run the node k places below this one in its turn, after this one? */
@@ -241,7 +242,7 @@ static int32_t n_linears(const ml_plan *p, int32_t node, int32_t first) {
     const ml_node *n = &p->spec->node[node];
     int32_t k = 0;
 
-    if (!p->opts.grad_format || p->params || p->dump)
+    if (!p->be->ops->together_back || p->opts.frozen || p->params || p->dump)
         return 0;
     while (k < MOST_LINEARS && node - k >= first && runs_after(p, node, k, ML_OP_LINEAR) &&
            n[-k].in[0] == n->in[0])
@@ -261,21 +262,44 @@ static int32_t n_gate(const ml_plan *p, int32_t node, int32_t first) {
 
 /* The same of RoPE of k and q, and of the norms of k and q. */
 static int32_t n_heads(const ml_plan *p, int32_t node, int32_t first) {
-    static const ml_op_id op[MOST_JOINT] = { ML_OP_ROPE, ML_OP_ROPE, ML_OP_RMSNORM,
-                                             ML_OP_RMSNORM };
+    static const ml_op_id op[N_HEADS] = { ML_OP_ROPE, ML_OP_ROPE, ML_OP_RMSNORM,
+                                          ML_OP_RMSNORM };
     const ml_node *n = &p->spec->node[node];
 
-    if (p->params || p->dump || node - (MOST_JOINT - 1) < first)
+    if (p->params || p->dump || node - (N_HEADS - 1) < first)
         return 0;
-    for (int32_t k = 0; k < MOST_JOINT; k++)
+    for (int32_t k = 0; k < N_HEADS; k++)
         if (!runs_after(p, node, k, op[k]))
             return 0;
-    return n[0].in[0] == n[-2].out[0] && n[-1].in[0] == n[-3].out[0] ? MOST_JOINT : 0;
+    return n[0].in[0] == n[-2].out[0] && n[-1].in[0] == n[-3].out[0] ? N_HEADS : 0;
+}
+
+/* These and the LINEARs of v, of k and of q. */
+static int32_t n_qkv(const ml_plan *p, int32_t node, int32_t first) {
+    const int32_t v = node - N_HEADS;
+    const ml_node *n = &p->spec->node[node];
+
+    if (!n_heads(p, node, first) || v < first ||
+        !runs_after(p, node, N_HEADS, ML_OP_LINEAR) ||
+        n_linears(p, v, first) != MOST_LINEARS)
+        return 0;
+    return n[-2].in[0] == n[-5].out[0] && n[-3].in[0] == n[-6].out[0] ? MOST_JOINT : 0;
+}
+
+/* How many LINEARs, from this one down, a backend may run as one piece of work: as FP8 products any with one input;
+ * in bf16 only those after a call that can write their gradients side by side, since a copy takes as long as it
+ * saves. */
+static int32_t n_joined(const ml_plan *p, int32_t node) {
+    const int32_t n_node = p->spec->n_node;
+    bool gated = node + 1 < n_node && n_gate(p, node + 1, 0);
+    bool qkv = node + N_HEADS < n_node && n_qkv(p, node + N_HEADS, 0);
+
+    return p->opts.grad_format || gated || qkv ? n_linears(p, node, 0) : 0;
 }
 
 /* Together they need what one with all their outputs does. */
 static void join_outputs(const ml_plan *p, int32_t node, ml_op_args *a) {
-    for (int32_t k = 1; k < n_linears(p, node, 0); k++)
+    for (int32_t k = 1; k < n_joined(p, node); k++)
         a->w[0].shape[0] += p->spec->param[p->spec->node[node - k].w[0]].shape[0];
 }
 
@@ -739,11 +763,22 @@ void ml_plan_back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy)
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
 }
 
+/* How many calls, from this one down, are offered to the backend. */
+static int32_t n_offered(const ml_plan *p, int32_t node, int32_t first) {
+    const int32_t gate = n_gate(p, node, first), heads = n_heads(p, node, first);
+
+    if (gate)
+        return gate;
+    if (heads)
+        return n_qkv(p, node, first) ? MOST_JOINT : heads;
+    return p->opts.grad_format ? n_linears(p, node, first) : 0;
+}
+
 /* Returns how many nodes it ran, from this one down. */
 static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run *r) {
     ml_op_call call[MOST_JOINT] = { 0 };
-    const int32_t gate = n_gate(p, node, first), heads = n_heads(p, node, first);
-    int32_t n = gate ? gate : heads ? heads : n_linears(p, node, first);
+    const int32_t n = n_offered(p, node, first);
+    int32_t took;
     double start = ml_clock_s();
 
     if (n == 0 || !p->be->ops->together_back || is_left_out(p, node, r))
@@ -753,15 +788,17 @@ static int32_t back_joint(ml_plan *p, int32_t node, int32_t first, const ml_run 
         bind_backward(p, node - k, r, &call[k].args);
         zero_unwritten(p, node - k, r, &call[k].args);
     }
-    n = p->be->ops->together_back(p->be->stream, call, n);
-    if (n == 0)
+    took = p->be->ops->together_back(p->be->stream, call, n);
+    if (took == 0 && n == MOST_JOINT)
+        took = p->be->ops->together_back(p->be->stream, call, N_HEADS);
+    if (took == 0)
         return 0;
-    for (int32_t k = 0; k < n; k++)
+    for (int32_t k = 0; k < took; k++)
         mark_written(p, node - k, r, &call[k].args);
-    node -= gate ? 1 : 0; /* counts as a LINEAR */
+    node -= foremost(call, took);
     p->stats.backward_s[p->spec->node[node].op] += ml_clock_s() - start;
     ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
-    return n;
+    return took;
 }
 
 static void back_unit(ml_plan *p, const ml_plan_unit *u, const ml_run *r, bool dentropy) {

@@ -1,7 +1,7 @@
 /* copies.cu - ops that copy: SLICE, CONCAT, and around the collectives of a plan MERGE_COLS
  * (the columns of several ranks' rows in the order of the whole row), SPLIT_COLS (rows as
  * blocks of columns) and ORDER_ROWS (a permutation of rows). */
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/fuse.cuh"
 
 enum { THREADS = 256, RUNS = 64 };
 
@@ -33,6 +33,26 @@ template <class T> __device__ static void put_one(T *to, const T *from, bool add
 template <class T, int V> __device__ static void put_zeros(T *to) {
     float zero[V] = {};
     ml_store(to, zero);
+}
+
+/* ---- columns of wider rows ---- */
+
+/* A thread has 16 bytes. */
+__global__ static void put_columns_kernel(uint4 *to, const uint4 *from, unsigned count,
+                                          unsigned width, unsigned ld) {
+    unsigned i = blockIdx.x * THREADS + threadIdx.x;
+
+    if (i < count)
+        to[(int64_t)(i / width) * ld + i % width] = from[i];
+}
+
+void ml_cuda_put_columns(ml_cuda_stream *s, bf16 *to, int64_t ld, const ml_tensor *from) {
+    const int64_t wide = ml_wide<bf16>::n, count = ml_tensor_count(from) / wide;
+
+    put_columns_kernel<<<ml_cuda_blocks(count, THREADS), THREADS, 0, s->stream>>>(
+        (uint4 *)to, (const uint4 *)from->data, (unsigned)count,
+        (unsigned)(from->shape[1] / wide), (unsigned)(ld / wide));
+    ml_cuda_launched(s, "a copy to columns");
 }
 
 /* ---- slice ---- */

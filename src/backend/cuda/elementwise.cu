@@ -63,12 +63,12 @@ void ml_cuda_add_backward(ml_stream *s, const ml_op_args *a) {
 
 /* ---- glu ---- */
 
-/* Gate and up: rows of `width` numbers, with row stride `ld`. */
+/* Gate and up: rows of `width` numbers, with row stride `ld`; their gradients with `ld_back`. */
 template <class T> struct glu_call {
     T *y, *dg, *du; /* y NULL: only the codes are read */
     ml_fp8_out codes;
     const T *g, *u, *dy;
-    int64_t n, width, ld;
+    int64_t n, width, ld, ld_back;
     ml_act act;
     float limit;
     bool add_g, add_u;
@@ -148,6 +148,7 @@ __device__ static void put_gradient(T *to, float (&d)[V], bool add) {
 
 template <class T, int V, bool SILU> __global__ void glu_back_kernel(glu_call<T> c) {
     const glu_place p = find_pack<V>(c, blockIdx.x * THREADS + threadIdx.x);
+    const int64_t to = p.row * c.ld_back + p.col;
     float g[V], u[V], dy[V];
 
     if (!p.there)
@@ -162,9 +163,9 @@ template <class T, int V, bool SILU> __global__ void glu_back_kernel(glu_call<T>
         u[k] = (dy[k] * r.act) * r.keep;
     }
     if (c.dg)
-        put_gradient(c.dg + p.at, g, c.add_g);
+        put_gradient(c.dg + to, g, c.add_g);
     if (c.du)
-        put_gradient(c.du + p.at, u, c.add_u);
+        put_gradient(c.du + to, u, c.add_u);
 }
 
 template <class T> static glu_call<T> glu_open(const ml_op_args *a, int64_t width) {
@@ -214,12 +215,20 @@ static void glu_forward(ml_stream *s, const ml_op_args *a, const ml_fp8_out &cod
     glu_run<T>(s, c, false);
 }
 
-template <class T> static void glu_backward(ml_stream *s, const ml_op_args *a) {
+/* Without the gradients. */
+template <class T> static glu_call<T> glu_open_back(const ml_op_args *a) {
     glu_call<T> c = glu_open<T>(a, a->dout[0].shape[1]);
-    bool fused = a->attr->glu.fused;
 
     c.dy = (const T *)a->dout[0].data;
     c.n = ml_tensor_count(&a->dout[0]);
+    c.ld_back = c.ld;
+    return c;
+}
+
+template <class T> static void glu_backward(ml_stream *s, const ml_op_args *a) {
+    glu_call<T> c = glu_open_back<T>(a);
+    bool fused = a->attr->glu.fused;
+
     c.dg = (T *)a->din[0].data;
     c.du = fused && c.dg ? c.dg + c.width : (T *)a->din[1].data;
     c.add_g = a->din_add[0];
@@ -237,6 +246,15 @@ void ml_cuda_glu_forward(ml_stream *s, const ml_op_args *a) {
 
 void ml_cuda_glu_backward(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(a->dout[0].dtype, glu_backward<T>(s, a));
+}
+
+void ml_cuda_glu_back_joint(ml_cuda_stream *s, const ml_op_args *a, bf16 *to) {
+    glu_call<bf16> c = glu_open_back<bf16>(a);
+
+    c.dg = to;
+    c.du = to + c.width;
+    c.ld_back = 2 * c.width;
+    glu_run<bf16>(&s->base, c, true);
 }
 
 /* ---- one number from one number: TANH, SCALE, COL_SCALE ---- */

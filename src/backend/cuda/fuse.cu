@@ -20,7 +20,8 @@
  *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
  *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
  *
- * In backward, run_heads_back makes ROPE x 2, RMSNORM x 2 a kernel for k and one for q.
+ * In backward, run_heads_back makes ROPE x 2, RMSNORM x 2 a kernel for k and one for q, and run_qkv_back these and
+ * LINEAR x 3 the same kernels, a copy and two products.
  *
  * The first pattern that matches is used.  [ ] is optional; rows is the maximum (a
  * skinny GEMM takes 8 with a norm; with quantized weights and no norm 512 on Hopper, 32 on
@@ -33,6 +34,7 @@
 #include "backend/cuda/fp8/fp8.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/linear_joint_back.cuh"
 #include "backend/cuda/lora_decode.cuh"
 #include "backend/cuda/attn/qk_norm_rope_kv.cuh"
 
@@ -716,26 +718,59 @@ static bool norm_rope_back_fits(const ml_op_args *norm, const ml_op_args *rope) 
            norm->w[0].shape[0] == d;
 }
 
+enum { SIDES = 2 /* k and q, in the order of backward */, HEADS_BACK = 2 * SIDES };
+
 /* Calls: ROPE of k and of q, RMSNORM of k and of q. */
 static int run_heads_back(ml_cuda_stream *s, const ml_op_call *c) {
-    const int sides = 2;
-
-    for (int i = 0; i < sides; i++) {
-        const ml_tensor *dx = &c[sides + i].args.din[0];
-        if (!norm_rope_back_fits(&c[sides + i].args, &c[i].args))
+    for (int i = 0; i < SIDES; i++) {
+        const ml_tensor *dx = &c[SIDES + i].args.din[0];
+        if (!norm_rope_back_fits(&c[SIDES + i].args, &c[i].args))
             return 0;
-        for (int k = 0; dx->data && k < sides; k++)
+        for (int k = 0; dx->data && k < SIDES; k++)
             if (!apart(dx, &c[k].args.dout[0]))
                 return 0;
     }
-    for (int i = 0; i < sides; i++)
-        ml_cuda_norm_rope_back(s, &c[sides + i].args, &c[i].args);
-    return 2 * sides;
+    for (int i = 0; i < SIDES; i++) {
+        const ml_op_args *norm = &c[SIDES + i].args;
+        ml_cuda_norm_rope_back(s, norm, &c[i].args, norm->in[0].shape[1]);
+    }
+    return HEADS_BACK;
+}
+
+/* The gradients of q, k and v side by side: the norms write those of q and k, that of v is copied. */
+static void join_heads(ml_cuda_stream *s, const ml_op_call *c, const ml_joint_back *j) {
+    bf16 *dy = ml_joint_back_dy(j);
+
+    for (int i = 0; i < SIDES; i++) { /* q is linear[0], the last of the calls */
+        ml_op_args norm = c[HEADS_BACK - 1 - i].args;
+        norm.din[0].data = dy;
+        ml_cuda_norm_rope_back(s, &norm, &c[SIDES - 1 - i].args, j->n);
+        dy += norm.in[0].shape[1];
+    }
+    ml_cuda_put_columns(s, dy, j->n, &j->linear[2]->dout[0]);
+}
+
+/* After these calls: LINEAR of v, of k and of q. */
+static int run_qkv_back(ml_cuda_stream *s, const ml_op_call *c) {
+    const ml_joint_back j = ml_joint_back_of(c + HEADS_BACK, ML_JOINT_BACK);
+
+    if (!ml_joint_back_takes(&j) || j.linear[2]->dw[1].data || j.n % ml_wide<bf16>::n != 0)
+        return 0;
+    for (int i = 0; i < SIDES; i++) {
+        const ml_op_args *norm = &c[SIDES + i].args;
+        if (!norm_rope_back_fits(norm, &c[i].args) ||
+            !ml_joint_back_feeds(norm, 0, j.linear[SIDES - 1 - i]))
+            return 0;
+    }
+    join_heads(s, c, &j);
+    ml_joint_back_run(s, &j);
+    return HEADS_BACK + ML_JOINT_BACK;
 }
 
 int ml_cuda_together_back(ml_stream *s, const ml_op_call *c, int n) {
-    return c->op == ML_OP_ROPE ? run_heads_back(ml_cuda(s), c)
-                               : ml_cuda_linear_together_back(s, c, n);
+    if (c->op != ML_OP_ROPE)
+        return ml_cuda_linear_together_back(s, c, n);
+    return n > HEADS_BACK ? run_qkv_back(ml_cuda(s), c) : run_heads_back(ml_cuda(s), c);
 }
 
 /* ---- */

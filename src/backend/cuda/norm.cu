@@ -28,8 +28,9 @@ template <class T> struct norm_call {
     const float *w; /* NULL: 1 */
     float *part;    /* [chunks, width] sums of dw, or NULL */
     const float
-        *cs;   /* backward: dy is RoPE's, with these angles [tokens, width]; or NULL */
-    int heads; /* groups of a token, then */
+        *cs;     /* backward: dy is RoPE's, with these angles [tokens, width]; or NULL */
+    int heads;   /* groups of a token, then */
+    int64_t gap; /* and numbers between two tokens of dx */
     int64_t n_group, per_chunk;
     int64_t first, step; /* group i is the (first + i step)th of the batch */
     int width, n_weight; /* group g of the batch has weight row g mod n_weight */
@@ -279,8 +280,10 @@ __device__ static void back_group(back_packs<S, T> &b, const norm_call<T> &c, in
     packs<S, T> old;
 
     if constexpr (S::TEAM == 8 && sizeof(T) == sizeof(bf16))
-        if (c.cs)
+        if (c.cs) {
             turn_back<S>(b.dy, c, i, end, lane);
+            dx += (int64_t)((uint32_t)i / (uint32_t)c.heads) * c.gap;
+        }
     load_packs<S>(old, dx, lane, c.add ? width : 0);
     r = scale_of<S>(b.x, c, sums.part[0]);
     forget<S>(b.x);
@@ -481,15 +484,18 @@ static void norm_forward(ml_stream *s, const ml_op_args *a, const ml_fp8_out &co
     run_forward<T>(s, c);
 }
 
-/* Loops over the weights; a launch has the groups that share one.  rope: of the norm's outputs, or NULL. */
+/* Loops over the weights; a launch has the groups that share one.  rope: of the norm's outputs, or NULL; ld is the row
+ * stride of din then. */
 template <class T>
-static void norm_backward(ml_stream *s, const ml_op_args *a, const ml_op_args *rope) {
+static void norm_backward(ml_stream *s, const ml_op_args *a, const ml_op_args *rope,
+                          int64_t ld) {
     norm_call<T> c = norm_open<T>(a);
 
     c.dy = (const T *)(rope ? rope : a)->dout[0].data;
     if (rope) {
         c.cs = (const float *)rope->in[1].data;
         c.heads = (int)(a->in[0].shape[1] / c.width);
+        c.gap = ld - a->in[0].shape[1];
     }
     c.dx = (T *)a->din[0].data;
     c.add = a->din_add[0];
@@ -535,10 +541,10 @@ void ml_cuda_rmsnorm_forward(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_rmsnorm_backward(ml_stream *s, const ml_op_args *a) {
-    ML_CUDA_TYPED(a->dout[0].dtype, norm_backward<T>(s, a, NULL));
+    ML_CUDA_TYPED(a->dout[0].dtype, norm_backward<T>(s, a, NULL, 0));
 }
 
 void ml_cuda_norm_rope_back(ml_cuda_stream *s, const ml_op_args *norm,
-                            const ml_op_args *rope) {
-    norm_backward<bf16>(&s->base, norm, rope);
+                            const ml_op_args *rope, int64_t ld) {
+    norm_backward<bf16>(&s->base, norm, rope, ld);
 }

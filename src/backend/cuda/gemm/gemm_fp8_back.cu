@@ -13,6 +13,7 @@
 #include "backend/cuda/fp8/fp8_back.cuh"
 #include "backend/cuda/gemm/gemm_fp8.cuh"
 #include "backend/cuda/gemm/gemm_fp8_lt.cuh"
+#include "backend/cuda/gemm/linear_joint_back.cuh"
 
 enum { MAX_ENTRIES = 256 };
 
@@ -111,7 +112,7 @@ static void run(ml_cuda_stream *s, const product *g) {
 
 /* Of LINEARs with one input: their outputs are side by side, as those of one. */
 typedef struct gradients {
-    const ml_op_args *linear[ML_FP8_JOINT]; /* in the order of their weight gradients */
+    const ml_op_args *linear[ML_JOINT_BACK]; /* in the order of their weight gradients */
     int n_linear;
     const ml_op_args *glu;         /* of both outputs, whose gradients it gives; or NULL */
     int64_t n, k, rows, tail_rows; /* n: outputs of all */
@@ -328,28 +329,14 @@ bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a) {
     return back(s, &g);
 }
 
-/* Does b, which runs before a, have the input of a, and the weight gradient after that of a? */
-static bool is_next(const ml_op_args *a, const ml_op_args *b) {
-    return a->in[0].data == b->in[0].data && a->din[0].data == b->din[0].data &&
-           a->din_add[0] && a->dw[0].data && a->dw_write[0] == b->dw_write[0] &&
-           a->scratch == b->scratch &&
-           (char *)a->dw[0].data + ml_tensor_bytes(&a->dw[0]) == (char *)b->dw[0].data;
-}
-
 /* n_linear 0: they cannot be computed so. */
 static gradients joint_gradients(ml_cuda_stream *s, const ml_op_call *call, int n) {
-    const ml_op_args *linear[ML_FP8_JOINT] = {};
-    const gradients none = {};
+    const ml_joint_back j = ml_joint_back_of(call, n);
 
-    if (n > ML_FP8_JOINT)
-        return none;
-    for (int i = 0; i < n; i++) {
-        linear[n - 1 - i] = &call[i].args;
-        if (!takes(s, &call[i].args) ||
-            (i > 0 && !is_next(&call[i].args, &call[i - 1].args)))
-            return none;
-    }
-    return gradients_of(linear, n);
+    for (int i = 0; i < j.n_linear; i++)
+        if (!takes(s, j.linear[i]))
+            return {};
+    return j.n_linear ? gradients_of(j.linear, j.n_linear) : gradients{};
 }
 
 bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n) {
@@ -364,8 +351,7 @@ static bool is_gate_of(const ml_op_args *glu, const gradients *g) {
         glu->attr->glu.fused)
         return false;
     for (int i = 0; i < g->n_linear; i++)
-        if (glu->din[i].data != g->linear[i]->dout[0].data || glu->din_add[i] ||
-            g->linear[i]->dw[1].data)
+        if (!ml_joint_back_feeds(glu, i, g->linear[i]))
             return false;
     return true;
 }

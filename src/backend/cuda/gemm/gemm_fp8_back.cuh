@@ -7,9 +7,8 @@
 /* The gradients of the input and of the weight, those that are wanted.  False: bf16 products have to
  * compute them. */
 bool ml_gemm_fp8_back(ml_cuda_stream *s, const ml_op_args *a);
-/* The same of up to ML_FP8_JOINT LINEARs with one input, in the order in which they run, as one product of each
- * kind: it needs adjacent weight gradients, of which that of the first LINEAR is the last. */
-enum { ML_FP8_JOINT = 3 };
+/* The same of LINEARs with one input, in the order in which they run, as one product of each kind
+ * (linear_joint_back.cuh). */
 bool ml_gemm_fp8_back_joint(ml_cuda_stream *s, const ml_op_call *call, int n);
 /* Two of them after the SwiGLU of their outputs, whose gradients it leaves as codes only. */
 bool ml_gemm_fp8_back_gated(ml_cuda_stream *s, const ml_op_args *glu,

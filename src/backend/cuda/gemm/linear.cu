@@ -5,6 +5,7 @@
 #include "backend/cuda/gemm/gemm_fp8.cuh"
 #include "backend/cuda/gemm/gemm_fp8_back.cuh"
 #include "backend/cuda/gemm/linear_f32_out.cuh"
+#include "backend/cuda/gemm/linear_joint_back.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = ML_BIAS_ROWS };
 
@@ -183,7 +184,10 @@ int ml_cuda_linear_together_back(ml_stream *s, const ml_op_call *c, int n) {
     if (c[0].args.dout[0].shape[0] == 0)
         return 0;
     if (c->op == ML_OP_GLU)
-        return n == 3 && ml_gemm_fp8_back_gated(ml_cuda(s), &c->args, c + 1) ? n : 0;
+        return ml_gemm_fp8_back_gated(ml_cuda(s), &c->args, c + 1) ||
+                       ml_joint_back_gated(ml_cuda(s), &c->args, c + 1)
+                   ? n
+                   : 0;
     if (!ml_gemm_fp8_back_joint(ml_cuda(s), c, n))
         return 0;
     for (int i = 0; i < n; i++)
