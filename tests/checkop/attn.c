@@ -128,6 +128,20 @@ static const struct variant {
       .codes = ML_KV_E4M3,
       .gpu_only = true,
       .far = true },
+    { { 330, 200 }, 4, 2, 128, 0, 0.09f, 0.0f, 1.5f, .gpu_only = true },
+    { { 520 }, 1, 1, 128, 150, 0.09f, 0.0f, 1.5f, .gpu_only = true },
+    { { 200 }, 8, 1, 128, 0, 0.09f, 20.0f, 1.5f, .gpu_only = true },
+    { { 170, 150 },
+      8,
+      2,
+      128,
+      0,
+      0.09f,
+      0.0f,
+      1.5f,
+      .chunk = 100,
+      .codes = ML_KV_E4M3,
+      .gpu_only = true },
 };
 
 static void fill_nan(ck_case *c, ml_tensor *t) {

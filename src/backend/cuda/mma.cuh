@@ -54,6 +54,16 @@ __device__ static inline void ml_ldmatrix2(uint32_t (&r)[2], const void *row) {
                  : "r"(ml_smem(row)));
 }
 
+/* Stores four 8 x 8 matrices, registers as ml_ldmatrix4 loads them, to addresses of shared memory. */
+__device__ static inline void ml_stmatrix4(uint32_t row, const uint32_t (&r)[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+        : "memory");
+#endif
+}
+
 /* Starts a copy of 16 bytes to shared memory; zeros if `there` is false. */
 __device__ static inline void ml_copy_async(void *to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ml_smem(to)),

@@ -85,14 +85,17 @@ __device__ static inline void ml_wgmma_publish(void) {
 #endif
 }
 
-/* c = a b', or c += a b'; a and b are 64 x 16, both K-major in shared memory. */
+/* c = a b', or c += a b'; a and b are 64 x 16 in shared memory; of a transposed operand 16 rows of
+ * a panel. */
+template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false>
 __device__ static inline void ml_wgmma(float (*c)[4], uint32_t a, uint32_t b, bool add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.b32 add, %34, 0;"
                  "mov.b64 a, {%32, " ML_PANEL_HI "}; mov.b64 b, {%33, " ML_PANEL_HI "};"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ML_WGMMA_SUMS
-                 "a, b, add, 1, 1, 0, 0;}"
+                 "a, b, add, 1, 1, %35, %36;}"
                  : ML_WGMMA_ROWS(c)
-                 : "r"(a), "r"(b), "r"((int)add));
+                 : "r"(a), "r"(b), "r"((int)add), "n"((int)A_TRANSPOSED),
+                   "n"((int)B_TRANSPOSED));
 }
 
 /* c = a b, or c += a b; a 64 x 16 in registers (A fragments); b 16 x 64, transposed. */

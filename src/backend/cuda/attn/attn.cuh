@@ -53,6 +53,9 @@ template <class T> struct attn_call {
     float *delta; /* [n_token, n_head] rowsum(dO * O) */
     T *dq, *dk, *dv_out; /* with keys.piece, dk and dv_out are f32 */
     bool add_q, add_k, add_v;
+    float *part;    /* of attn_once_wgmma_back.cu: sums of parts of dq, */
+    unsigned *turn; /* and how many parts are in them; zeros; NULL: not used */
+    int n_turn;
     /* ATTN_CHOSEN */
     const int32_t *chosen; /* [n_token, n_chosen] or NULL: all */
     int n_chosen, ratio;   /* ratio: rows of a compressed key; 0: there are none */
@@ -296,7 +299,9 @@ bool ml_cuda_attn_writes_codes(const ml_op_args *a);
 void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wgmma.cu: the same bits, faster for many rows; Hopper only. */
 void ml_attn_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other GPUs. */
+/* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other GPUs; attn_once_wgmma_back.cu for Hopper, too:
+ * ml_cuda_attn_back_once, and no prefix. */
+void ml_attn_back_once(ml_cuda_stream *s, const attn_call<bf16> &c);
 void ml_attn_wgmma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_decode.cu: the same bits, for decode: one row per sequence. */

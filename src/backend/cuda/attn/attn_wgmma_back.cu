@@ -7,8 +7,8 @@
  *
  * A plan with a backward has all keys of a sequence in its batch, or those behind a prefix
  * that is a sequence of its batch, or those of all ranks (attn_readers). */
-#include "backend/cuda/attn/attn_fold.cuh"
 #include "backend/cuda/attn/attn_items.cuh"
+#include "backend/cuda/attn/attn_wgmma_back.cuh"
 
 enum {
     STAGES = 3,
@@ -16,14 +16,6 @@ enum {
     OWN = TEAMS * ATTN_ROWS,
     OWN_THREADS = TEAMS * ML_WARPGROUP
 };
-
-/* Returns P of a score s; s becomes P times the derivative of softcap, the factor of dS. */
-template <bool CAP>
-__device__ static inline float weigh(float &s, float shift, float to_log2, float cap) {
-    float p = ml_exp2(fmaf(s, to_log2, -shift));
-    s = !CAP || p == 0.0f ? p : p * attn_cap_slope(s, cap);
-    return p;
-}
 
 /* ---- dk, dv ---- */
 
@@ -107,51 +99,6 @@ __device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> 
         }
 }
 
-/* P of scores s, as A fragments w; the columns of s are query rows with LSE shift. */
-template <bool CAP>
-__device__ static inline void weigh_columns(uint32_t (&w)[4][4], float (&s)[8][4],
-                                            const float *shift, float to_log2, float cap) {
-    float p[8][4];
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float2 by = *(const float2 *)(shift + j * 8 + threadIdx.x % 4 * 2);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            p[j][k] = weigh<CAP>(s[j][k], k % 2 ? by.y : by.x, to_log2, cap);
-    }
-    attn_round<8>(w, p);
-}
-
-/* dS, as A fragments w, from dP; see weigh. */
-__device__ static inline void slope_columns(uint32_t (&w)[4][4], const float (&s)[8][4],
-                                            float (&dp)[8][4], const float *delta) {
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float2 by = *(const float2 *)(delta + j * 8 + threadIdx.x % 4 * 2);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            dp[j][k] = s[j][k] * (dp[j][k] - (k % 2 ? by.y : by.x));
-    }
-    attn_round<8>(w, dp);
-}
-
-template <int D, class T>
-__device__ static void put_keys(T *to, const float (&acc)[D / 8][4], float scale,
-                                const attn_call<bf16> &c, const ml_piece &p, int head,
-                                int key, bool add) {
-    int lane = (int)threadIdx.x % 32;
-    for (int r = 0; to && r < 2; r++) {
-        int token = key + (int)threadIdx.x % ML_WARPGROUP / 32 * 16 + lane / 4 + 8 * r;
-        if (token >= p.rows)
-            continue;
-#pragma unroll
-        for (int j = 0; j < D / 8; j++)
-            attn_put2(to + ((int64_t)(p.first_row + token) * c.n_kv + head) * c.d, c.d,
-                      j * 8 + lane % 4 * 2, acc[j][2 * r] * scale,
-                      acc[j][2 * r + 1] * scale, add);
-    }
-}
-
 template <int D, bool CAP, bool PIECES>
 __global__ void __launch_bounds__(OWN_THREADS, 1) back_keys(attn_call<bf16> c) {
     typedef typename attn_key_grad<PIECES>::type grad;
@@ -193,7 +140,7 @@ __global__ void __launch_bounds__(OWN_THREADS, 1) back_keys(attn_call<bf16> c) {
         if (CAP)
             attn_cap(s, c);
         hide_rows(s, c, by, key, row, n_row);
-        weigh_columns<CAP>(w, s, smem.number[now], to_log2, c.softcap);
+        attn_weigh_columns<CAP>(w, s, smem.number[now], to_log2, c.softcap);
         ml_wgmma_fence(w);
         attn_start_sums<D>(dv, w, ml_panel(smem.stage[now].dout), n != 0);
         attn_await_copies<0>(); /* the next rows arrived; the stage before is free */
@@ -201,7 +148,7 @@ __global__ void __launch_bounds__(OWN_THREADS, 1) back_keys(attn_call<bf16> c) {
         /* For dv, too: ptxas gives w and dw the same registers, and would insert a wait at
          * every product. */
         ml_wgmma_wait<0>(dp);
-        slope_columns(dw, s, dp, smem.number[now] + ATTN_ROWS);
+        attn_slope_columns(dw, s, dp, smem.number[now] + ATTN_ROWS);
         ml_wgmma_fence(dw);
         attn_start_sums<D>(dk, dw, ml_panel(smem.stage[now].q), n != 0);
     }
@@ -210,8 +157,8 @@ __global__ void __launch_bounds__(OWN_THREADS, 1) back_keys(attn_call<bf16> c) {
         ml_wgmma_wait<0>(dk + 8 * h);
         ml_wgmma_wait<0>(dv + 8 * h);
     }
-    put_keys<D>((grad *)c.dk, dk, c.scale, c, p, head, key, c.add_k);
-    put_keys<D>((grad *)c.dv_out, dv, 1.0f, c, p, head, key, c.add_v);
+    attn_put_keys<D>((grad *)c.dk, dk, c.scale, c, p, head, key, c.add_k);
+    attn_put_keys<D>((grad *)c.dv_out, dv, 1.0f, c, p, head, key, c.add_v);
 }
 
 /* ---- dq ---- */
@@ -283,7 +230,7 @@ __device__ static int back_item(query_smem<D> &smem, const attn_call<bf16> &c,
         for (int j = 0; j < 8; j++)
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                weigh<CAP>(s[j][k], x.shift[k / 2], to_log2, c.softcap);
+                attn_weigh<CAP>(s[j][k], x.shift[k / 2], to_log2, c.softcap);
         attn_finish(s[3][0] + s[7][1]);
         attn_finish(s[3][2] + s[7][3]);
         ml_wgmma_wait<0>(dp);
