@@ -1,7 +1,7 @@
 /* embed.cu - EMBED: embedding lookup, and its gradient without atomics. */
 #include "backend/cuda/common.cuh"
 
-enum { THREADS = 128 };
+enum { THREADS = 128, AT_ONCE = 4 * THREADS /* ids */ };
 
 /* Tokens past the end of the table have its first row. */
 __device__ static int32_t row_of(int32_t id, int64_t n_row) {
@@ -52,11 +52,41 @@ void ml_cuda_embed_forward(ml_stream *s, const ml_op_args *a) {
 __device__ static bool seen_before(const int32_t *id, int64_t n_row, int32_t wanted,
                                    int n) {
     bool found = false;
-    for (int base = 0; base < n && !found; base += THREADS) {
-        int t = base + (int)threadIdx.x;
-        found = __syncthreads_or(t < n && row_of(id[t], n_row) == wanted);
+
+    for (int base = 0; base < n && !found; base += AT_ONCE) {
+        bool any = false;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k += THREADS) {
+            int t = base + k + (int)threadIdx.x;
+            any |= t < n && row_of(id[t], n_row) == wanted;
+        }
+        found = __syncthreads_or(any);
     }
     return found;
+}
+
+/* Which of AT_ONCE ids from `base` on have that row, a bit each; whether any has. */
+__device__ static bool find_matches(unsigned (&match)[AT_ONCE / 32], const int32_t *id,
+                                    int64_t n_row, int32_t wanted, int base, int n) {
+    unsigned any = 0;
+
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k += THREADS) {
+        int t = base + k + (int)threadIdx.x;
+        unsigned hits = __ballot_sync(0xffffffffu, t < n && row_of(id[t], n_row) == wanted);
+        if (threadIdx.x % 32 == 0)
+            match[k / 32 + (int)threadIdx.x / 32] = hits;
+        any |= hits;
+    }
+    return __syncthreads_or(any != 0);
+}
+
+template <class T>
+__device__ static void add_row(float *to, const T *dx, int64_t width, float scale) {
+    for (int64_t i = threadIdx.x; i < width; i += THREADS) {
+        float d = ml_f32(dx[i]);
+        to[i] += scale == 1.0f ? d : d * scale;
+    }
 }
 
 /* A block per row of the batch; the block of the first one of a table's row adds up all
@@ -65,26 +95,20 @@ __device__ static bool seen_before(const int32_t *id, int64_t n_row, int32_t wan
 template <class T>
 __global__ void embed_back_kernel(float *dw, int64_t n_row, const T *dx, const int32_t *id,
                                   int n, int64_t width, float scale) {
-    __shared__ int match[THREADS];
+    __shared__ unsigned match[AT_ONCE / 32];
     int row = (int)blockIdx.x;
     int32_t wanted = row_of(id[row], n_row);
     float *to = dw + (int64_t)wanted * width;
 
     if (seen_before(id, n_row, wanted, row))
         return;
-    for (int base = row; base < n; base += THREADS) {
-        int t = base + (int)threadIdx.x;
-        match[threadIdx.x] = t < n && row_of(id[t], n_row) == wanted;
-        if (!__syncthreads_or(match[threadIdx.x]))
+    for (int base = row; base < n; base += AT_ONCE) {
+        if (!find_matches(match, id, n_row, wanted, base, n))
             continue;
-        for (int k = 0; k < THREADS; k++) {
-            if (!match[k])
-                continue;
-            for (int64_t i = threadIdx.x; i < width; i += THREADS) {
-                float d = ml_f32(dx[(int64_t)(base + k) * width + i]);
-                to[i] += scale == 1.0f ? d : d * scale;
-            }
-        }
+        for (int w = 0; w < AT_ONCE / 32; w++)
+            for (unsigned left = match[w]; left; left &= left - 1)
+                add_row(to, dx + (int64_t)(base + w * 32 + __ffs((int)left) - 1) * width,
+                        width, scale);
         __syncthreads();
     }
 }
