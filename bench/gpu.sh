@@ -99,9 +99,9 @@ memory() { # memory FILE
 
 printf 'a copy moves %s TB/s, a product of 8192 x 8192 x 8192 does %s TFLOP/s\n\n' "$copy" "$gemm"
 row 'work' 'measured' 'goal' 'peer' 'share'
-row 'train step, 0.6B, 8 x 2048' "$(get train06 tokens_per_s) tokens/s" '85,000' \
+row 'train step, 0.6B, 8 x 2048' "$(get train06 tokens_per_s) tokens/s" '110,000' \
     "$(peer_of torch "$(get peer_train torch_tokens_per_s)")" "$(share "$(get train06 tflops)")"
-row 'train step, 4B, 4 x 4096' "$(get train4 mfu) % of 989" '45 %' '-' \
+row 'train step, 4B, 4 x 4096' "$(get train4 mfu) % of 989" '56 %' '-' \
     "$(share "$(get train4 tflops)")"
 row 'train step, 0.6B, 1 x 32768' "$(get train32k mfu) % of 989" '40 %' '-' \
     "$(share "$(get train32k tflops)")"
@@ -119,9 +119,9 @@ for length in 4k 16k 32k; do
     done
 done
 # 256 requests of 102..1024 tokens in and out: 509,000 keys are read per request on the average.
-row 'rollout, 0.6B, 256 x (100..1024 in, out)' "$(get rollout06 tokens_per_s) tokens/s" '22,000' '-' \
+row 'rollout, 0.6B, 256 x (100..1024 in, out)' "$(get rollout06 tokens_per_s) tokens/s" '28,000' '-' \
     "$(of_floor "$(get rollout06 seconds)" 1.19 1024 '(256 * 509000 * 114688 / 1e9)' '(256 * 562 * 1.2e-3)')"
-row 'rollout, 8B, 256 x (1024 in, 1024 out)' "$(get rollout8 seconds) s" '38 s' '-' \
+row 'rollout, 8B, 256 x (1024 in, 1024 out)' "$(get rollout8 seconds) s" '27 s' '-' \
     "$(of_floor "$(get rollout8 seconds)" 16.4 1024 '(256 * 1572864 * 147456 / 1e9)' '(256 * 1024 * 16.4e-3)')"
 # A step reads the weights of all experts; 98 KB of keys and values a token.
 row 'rollout, 30B-A3B, 256 x (1024 in, 256 out)' "$(get rolloutmoe seconds) s" '9 s' '-' \
@@ -142,7 +142,7 @@ row 'LoRA rank 32, 32B, 2 x 2048, memory' "$(get lora32 peak_gib) GiB" '139 GiB'
 row 'decode, 8B, 64 streams, 16 adapters' "$(get loradecode ratio) of base" '0.85' \
     "base $(get loradecode base_tokens_per_s)" "$(get loradecode adapter_tokens_per_s) tokens/s"
 row 'publication of an adapter, 8B, a copy' "$(get lorawhole publish_copy_ms) ms" '5 ms' '-' ''
-row 'one stream, 0.6B' "$(get stream tokens_per_s) tokens/s" '1,000' \
+row 'one stream, 0.6B' "$(get stream tokens_per_s) tokens/s" '1,300' \
     "$(peer_of transformers "$(get peer_stream transformers_tokens_per_s)")" \
     "$(of_floor "$(get stream seconds)" 1.19 512 '(320 * 512 * 114688 / 1e9)' 0)"
 row 'publication, 0.6B, weights shared' "$(get train06 publish_ms) ms" '5 ms' '-' \
