@@ -463,11 +463,11 @@ static inline bool ml_cuda_attn_back_once(const ml_op_args *a) {
            64 % (a->attr->attn.n_head / a->attr->attn.n_kv) == 0;
 }
 
-/* After these pages, backward has delta and LSE of each row, and in one pass sums of dq in f32, with a counter for
+/* After these pages, backward has delta and LSE of each row, and in one pass sums of dq in f32, with a semaphore for
  * each tile of 64 rows of a KV head.  Byte offsets. */
 typedef struct ml_attn_back_scratch {
-    int64_t n_turn;
-    size_t delta, turns, parts, total;
+    int64_t n_semaphore;
+    size_t delta, semaphores, sums, total;
 } ml_attn_back_scratch;
 
 static inline ml_attn_back_scratch ml_cuda_attn_back_scratch(const ml_op_args *a) {
@@ -475,13 +475,13 @@ static inline ml_attn_back_scratch ml_cuda_attn_back_scratch(const ml_op_args *a
     bool once = ml_cuda_attn_back_once(a);
     ml_attn_back_scratch s = { 0, 0, 0, 0, 0 };
 
-    s.n_turn =
+    s.n_semaphore =
         once ? (int64_t)heads / 64 + (ml_key_rows(a->rows)->n_seq + 1) * a->attr->attn.n_kv
              : 0;
     s.delta = ml_cuda_attn_pages(a, true).total;
-    s.turns = s.delta + ml_cuda_align(2 * heads * sizeof(float));
-    s.parts = s.turns + ml_cuda_align((size_t)s.n_turn * sizeof(uint32_t));
-    s.total = s.parts + (once ? heads * 128 * sizeof(float) : 0);
+    s.semaphores = s.delta + ml_cuda_align(2 * heads * sizeof(float));
+    s.sums = s.semaphores + ml_cuda_align((size_t)s.n_semaphore * sizeof(uint32_t));
+    s.total = s.sums + (once ? heads * 128 * sizeof(float) : 0);
     return s;
 }
 

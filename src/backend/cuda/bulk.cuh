@@ -138,6 +138,24 @@ __device__ static inline void ml_tensor_add(const CUtensorMap *map, int x, int y
 #endif
 }
 
+/* The same of `bytes` adjacent bytes, a multiple of 16, at addresses aligned to 16. */
+__device__ static inline void ml_bulk_store(float *to, const float *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(ml_smem(from)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+__device__ static inline void ml_bulk_add(float *to, const float *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 "
+                 "[%0], [%1], %2;" ::"l"(to),
+                 "r"(ml_smem(from)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
 /* What the thread has stored until now becomes one group. */
 __device__ static inline void ml_tensor_commit(void) {
 #if __CUDA_ARCH__ >= 900

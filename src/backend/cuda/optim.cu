@@ -97,11 +97,10 @@ __global__ static void sgd_kernel(ml_optim_param p, ml_sgd o) {
     each(p.n, [&](int64_t i) {
         float g = p.grad[i] * o.grad_scale + o.weight_decay * p.master[i];
         float m = o.momentum * p.moment1[i] + g;
-        float w = p.master[i] - o.lr * m;
+        float w[1] = { p.master[i] - o.lr * m };
         p.moment1[i] = m;
-        float stored[1] = { w };
-        p.master[i] = w;
-        store_weights(p, i, stored);
+        p.master[i] = w[0];
+        store_weights(p, i, w);
     });
 }
 

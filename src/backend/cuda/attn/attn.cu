@@ -31,7 +31,7 @@ template <class T, int V> __global__ void write_pages(attn_call<T> c) {
 }
 
 /* delta = rowsum(dO * O), and the LSE in log2 units, of each row and head: half a warp has
- * SUM_HEADS of them, and loads V numbers per access.  Sets c.turn to zeros. */
+ * SUM_HEADS of them, and loads V numbers per access.  Sets the semaphores of dq to zero. */
 template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
     int lane = (int)threadIdx.x % SUM_TEAM;
     int64_t n = (int64_t)c.n_token * c.n_head;
@@ -61,8 +61,8 @@ template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
         if (lane == 0 && i < n) {
             c.delta[i] = sum[h];
             c.shift[i] = fmaf(c.stat[2 * i], ML_LOG2E, ml_log2(c.stat[2 * i + 1]));
-            for (int64_t k = i; k < c.n_turn; k += n)
-                c.turn[k] = 0;
+            for (int64_t k = i; k < c.n_semaphore; k += n)
+                c.dq_semaphore[k] = 0;
         }
     }
 }
@@ -287,7 +287,7 @@ static void backward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
 static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
 #if ML_WGMMA
     if (mma && s->wgmma) {
-        if (c.turn)
+        if (c.dq_sums)
             ml_attn_back_once(s, c);
         else
             ml_attn_wgmma_back(s, c);
@@ -303,17 +303,17 @@ static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
 }
 
 /* Room for the sums of dq, where one pass computes all gradients. */
-static void place_parts(const ml_cuda_stream *, attn_call<float> &,
-                        const ml_attn_back_scratch &, char *) {}
+static void place_dq_sums(const ml_cuda_stream *, attn_call<float> &,
+                          const ml_attn_back_scratch &, char *) {}
 
-static void place_parts(const ml_cuda_stream *s, attn_call<bf16> &c,
-                        const ml_attn_back_scratch &at, char *scratch) {
+static void place_dq_sums(const ml_cuda_stream *s, attn_call<bf16> &c,
+                          const ml_attn_back_scratch &at, char *scratch) {
 #if ML_WGMMA
-    if (!s->wgmma || !at.n_turn || c.prefix)
+    if (!s->wgmma || !at.n_semaphore || c.prefix)
         return;
-    c.part = (float *)(scratch + at.parts);
-    c.turn = (unsigned *)(scratch + at.turns);
-    c.n_turn = (int)at.n_turn;
+    c.dq_sums = (float *)(scratch + at.sums);
+    c.dq_semaphore = (unsigned *)(scratch + at.semaphores);
+    c.n_semaphore = (int)at.n_semaphore;
 #endif
 }
 
@@ -337,7 +337,7 @@ template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) 
     c.add_q = a->din_add[0];
     c.add_k = a->din_add[1];
     c.add_v = a->din_add[2];
-    place_parts(ml_cuda(s), c, back, (char *)a->scratch);
+    place_dq_sums(ml_cuda(s), c, back, (char *)a->scratch);
     ml_attn_delta(ml_cuda(s), c);
     ml_attn_sink_back(ml_cuda(s), c, (float *)a->dw[0].data);
     backward(ml_cuda(s), c, ml_cuda_attn_is_narrow(a));

@@ -53,9 +53,9 @@ template <class T> struct attn_call {
     float *delta; /* [n_token, n_head] rowsum(dO * O) */
     T *dq, *dk, *dv_out; /* with keys.piece, dk and dv_out are f32 */
     bool add_q, add_k, add_v;
-    float *part;    /* of attn_once_wgmma_back.cu: sums of parts of dq, */
-    unsigned *turn; /* and how many parts are in them; zeros; NULL: not used */
-    int n_turn;
+    float *dq_sums;         /* of attn_once_wgmma_back.cu; NULL: not used */
+    unsigned *dq_semaphore; /* how many blocks have added to each tile of them; zeros */
+    int n_semaphore;
     /* ATTN_CHOSEN */
     const int32_t *chosen; /* [n_token, n_chosen] or NULL: all */
     int n_chosen, ratio;   /* ratio: rows of a compressed key; 0: there are none */

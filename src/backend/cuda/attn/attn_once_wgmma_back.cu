@@ -4,11 +4,11 @@
  * them, 64 at a time: scores and dP once, then the products for dv, dk and dq, as in FlashAttention-2 and
  * 3 (Dao 2023; Shah et al. 2024).  The two kernels of attn_wgmma_back.cu compute scores and dP twice.
  *
- * dq sums over the keys of several blocks.  They add their parts to a tile of f32 numbers one after the
- * other, from the first keys to the last, as a counter for each tile (a turn) says: the order of sums is
- * fixed.  The first block stores its part, the last one adds the sums to its part and writes dq.
- * Blocks take keys in ascending order and go through the rows from the last to the first, so that a block
- * waits for the one before it for about one step.
+ * dq sums over the keys of several blocks.  They add their parts to f32 sums in memory one after the other,
+ * from the first keys to the last, as a semaphore for each tile of rows says (FlashAttention's deterministic
+ * backward has such semaphores): the order of sums is fixed.  The first block stores its part, the last one
+ * adds the sums to its part and writes dq.  Blocks take keys in ascending order and go through the rows from
+ * the last to the first, so that a block waits for the one before it for about one step.
  *
  * Two warpgroups (teams) have 64 of the keys each; for dq each has half of the columns.  In the third
  * warpgroup one warp copies to shared memory, and two add the parts of dq, every second tile each. */
@@ -44,9 +44,9 @@ struct once_smem {
     struct {
         bf16 q[ATTN_ROWS * D], dout[ATTN_ROWS * D];
     } stage[STAGES];
-    bf16 slopes[STAGES][TEAMS][ML_PANEL]; /* dS, a row per key */
-    float part[STAGES][PART];             /* of dq: see part_at */
-    float number[STAGES][2 * ATTN_ROWS];  /* shift (LSE), then delta */
+    bf16 ds[STAGES][TEAMS][ML_PANEL];    /* dS, a row per key */
+    float part[STAGES][PART];            /* of dq: see part_at */
+    float number[STAGES][2 * ATTN_ROWS]; /* shift (LSE), then delta */
     key_item item[2];
     ml_barrier item_full[2], item_empty[2], keys_full, keys_empty;
     ml_barrier full[STAGES], empty[STAGES]; /* of rows */
@@ -78,17 +78,17 @@ __device__ static inline int last_keys(const attn_call<bf16> &c, const key_item 
            OWN;
 }
 
-/* A tile's counter, and its sums in memory: rows of D numbers, head after head. */
-__device__ static inline unsigned *turn_of(const attn_call<bf16> &c, const key_item &it,
-                                           int at) {
-    return c.turn + (it.by.first * c.group / ATTN_ROWS + it.p.owner + at) * c.n_kv +
+/* A tile's semaphore, and its sums in memory: rows of D numbers, head after head. */
+__device__ static inline unsigned *semaphore_of(const attn_call<bf16> &c,
+                                                const key_item &it, int at) {
+    return c.dq_semaphore + (it.by.first * c.group / ATTN_ROWS + it.p.owner + at) * c.n_kv +
            it.head;
 }
 
 __device__ static inline float *sums_of(const attn_call<bf16> &c, const key_item &it,
                                         int at) {
     int64_t before = (int64_t)it.head * c.n_token + it.by.first;
-    return c.part + (before * c.group + at * ATTN_ROWS) * D;
+    return c.dq_sums + (before * c.group + at * ATTN_ROWS) * D;
 }
 
 __device__ static inline unsigned sums_bytes(const key_item &it, int at) {
@@ -96,39 +96,34 @@ __device__ static inline unsigned sums_bytes(const key_item &it, int at) {
     return (unsigned)(rows < ATTN_ROWS ? rows : ATTN_ROWS) * D * (unsigned)sizeof(float);
 }
 
-/* Waits until `turn` blocks have added their parts. */
-__device__ static void await_turn(const unsigned *at, unsigned turn) {
+/* Waits until n_before blocks have added their parts. */
+__device__ static void await_semaphore(const unsigned *semaphore, unsigned n_before) {
 #if __CUDA_ARCH__ >= 900
     unsigned now;
     do
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                      : "=r"(now)
-                     : "l"(at)
+                     : "l"(semaphore)
                      : "memory");
-    while (now < turn);
+    while (now < n_before);
     asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 
-/* Adds a part, or stores the first one, and ends the turn. */
-__device__ static void add_part(float *to, const float *part, unsigned bytes, unsigned *at,
-                                unsigned turn) {
-#if __CUDA_ARCH__ >= 900
-    if (turn == 0)
-        asm volatile(
-            "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-            "r"(ml_smem(part)), "r"(bytes)
-            : "memory");
+/* Adds a part, or stores the first one, and signals that it is there. */
+__device__ static void add_part(float *to, const float *part, unsigned bytes,
+                                unsigned *semaphore, unsigned n_before) {
+    if (n_before == 0)
+        ml_bulk_store(to, part, bytes);
     else
-        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 "
-                     "[%0], [%1], %2;" ::"l"(to),
-                     "r"(ml_smem(part)), "r"(bytes)
-                     : "memory");
-    asm volatile("cp.async.bulk.commit_group;\n"
-                 "cp.async.bulk.wait_group 0;\n"
-                 "fence.proxy.async.global;" ::
-                     : "memory");
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(turn + 1) : "memory");
+        ml_bulk_add(to, part, bytes);
+    ml_tensor_commit();
+    ml_tensor_wait();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;\n"
+                 "st.release.gpu.global.u32 [%0], %1;" ::"l"(semaphore),
+                 "r"(n_before + 1)
+                 : "memory");
 #endif
 }
 
@@ -136,14 +131,14 @@ __device__ static void add_part(float *to, const float *part, unsigned bytes, un
 __device__ static void pass_part(once_smem &smem, const attn_call<bf16> &c,
                                  const key_item &it, int at, int n) {
     const int stage = n % STAGES;
-    const unsigned turn = (unsigned)(it.p.index - first_keys(c, it, at));
+    const unsigned n_before = (unsigned)(it.p.index - first_keys(c, it, at));
     const unsigned bytes = sums_bytes(it, at);
     const bool last = it.p.index == last_keys(c, it, at);
-    unsigned *turns = turn_of(c, it, at);
+    unsigned *semaphore = semaphore_of(c, it, at);
     float *sums = sums_of(c, it, at);
 
-    if (last && turn > 0) {
-        await_turn(turns, turn);
+    if (last && n_before > 0) {
+        await_semaphore(semaphore, n_before);
         ml_barrier_expect(&smem.open[stage], bytes);
         ml_bulk_copy(smem.part[stage], sums, bytes, &smem.open[stage]);
     } else {
@@ -152,9 +147,9 @@ __device__ static void pass_part(once_smem &smem, const attn_call<bf16> &c,
     ml_barrier_wait(&smem.done[stage], phase(n));
     if (last)
         return;
-    if (turn > 0)
-        await_turn(turns, turn);
-    add_part(sums, smem.part[stage], bytes, turns, turn);
+    if (n_before > 0)
+        await_semaphore(semaphore, n_before);
+    add_part(sums, smem.part[stage], bytes, semaphore, n_before);
 }
 
 /* What one thread of an adding warp does with the parts of its stage. */
@@ -190,7 +185,7 @@ __device__ static bool open_item(key_item *to, const attn_call<bf16> &c, int hea
     return first < to->n_row && to->lo <= to->hi;
 }
 
-/* Keys of a sequence in ascending order, those of its heads in turns.  A warp calls it. */
+/* Keys of a sequence in ascending order, those of its heads in semaphore.  A warp calls it. */
 __device__ static void take_keys(key_item *to, const attn_call<bf16> &c, unsigned *counter,
                                  unsigned n_item, bool pieces) {
     bool found = false;
@@ -318,8 +313,8 @@ __device__ static void copy_items(once_smem &smem, const attn_call<bf16> &c,
 
 /* Masks the scores of 64 keys from `key` on with rows `row` .. that do not attend to them, or that the
  * sequence does not have; keys are the rows of s. */
-__device__ static inline void hide(float (&s)[8][4], const attn_call<bf16> &c,
-                                   const key_item &it, int key, int row) {
+__device__ static inline void mask_scores(float (&s)[8][4], const attn_call<bf16> &c,
+                                          const key_item &it, int key, int row) {
     int lane = (int)threadIdx.x % 32;
 
     if (row >= (key + ATTN_ROWS - 1) * c.group &&
@@ -341,7 +336,7 @@ __device__ static inline void hide(float (&s)[8][4], const attn_call<bf16> &c,
 }
 
 /* The same of rows that are pieces of a sequence. */
-__device__ static inline void hide_pieces(float (&s)[8][4], const attn_call<bf16> &c,
+__device__ static inline void mask_pieces(float (&s)[8][4], const attn_call<bf16> &c,
                                           const key_item &it, int key, int row) {
     int lane = (int)threadIdx.x % 32;
     const int32_t *pos = c.pos + it.by.first;
@@ -362,7 +357,7 @@ __device__ static inline void hide_pieces(float (&s)[8][4], const attn_call<bf16
 }
 
 /* Writes dS, A fragments with a row per key, to a panel. */
-__device__ static inline void put_slopes(bf16 *panel, const uint32_t (&w)[4][4]) {
+__device__ static inline void put_ds(bf16 *panel, const uint32_t (&w)[4][4]) {
     int lane = (int)threadIdx.x % 32;
     int row = (int)threadIdx.x % ML_WARPGROUP / 32 * 16 + lane % 16;
     uint32_t to = ml_smem(panel + ml_panel_at(row, lane / 16));
@@ -381,11 +376,11 @@ __device__ static inline void start_queries(float (&dq)[8][4], once_smem &smem, 
                                             int team) {
 #pragma unroll
     for (int t = 0; t < TEAMS; t++) {
-        uint32_t slopes = ml_panel(smem.slopes[stage][t]), keys = ml_panel(smem.keys[t]);
+        uint32_t ds = ml_panel(smem.ds[stage][t]), keys = ml_panel(smem.keys[t]);
 #pragma unroll
         for (int k = 0; k < ATTN_ROWS / 16; k++)
-            ml_wgmma<true, true>(dq, ml_panel_rows(slopes, 0, k),
-                                 ml_panel_rows(keys, team, k), t != 0 || k != 0);
+            ml_wgmma<true, true>(dq, ml_panel_rows(ds, 0, k), ml_panel_rows(keys, team, k),
+                                 t != 0 || k != 0);
     }
     ml_wgmma_commit();
 }
@@ -495,9 +490,9 @@ __device__ static int back_keys(once_smem &smem, const attn_call<bf16> &c,
         if (CAP)
             attn_cap(s, c);
         if (PIECES)
-            hide_pieces(s, c, it, key, at * ATTN_ROWS);
+            mask_pieces(s, c, it, key, at * ATTN_ROWS);
         else
-            hide(s, c, it, key, at * ATTN_ROWS);
+            mask_scores(s, c, it, key, at * ATTN_ROWS);
         attn_weigh_columns<CAP>(w, s, smem.number[now], to_log2, c.softcap);
         ml_wgmma_fence(w);
         attn_start_sums<D>(dv, w, ml_panel(smem.stage[now].dout), any);
@@ -506,7 +501,7 @@ __device__ static int back_keys(once_smem &smem, const attn_call<bf16> &c,
         ml_wgmma_wait<0>(dv);
         if (!CAP)
             keep(w);
-        put_slopes(smem.slopes[now][team], dw);
+        put_ds(smem.ds[now][team], dw);
         ml_wgmma_publish();
         sync_teams();
         ml_wgmma_fence(dw);
