@@ -297,7 +297,7 @@ __device__ static inline float ml_max(float a, float b) {
 
 /* ---- reductions over threads, in one fixed order ---- */
 
-__device__ static inline float ml_warp_sum(float x) {
+template <class T> __device__ static inline T ml_warp_sum(T x) {
 #pragma unroll
     for (int w = 16; w; w >>= 1)
         x += __shfl_xor_sync(0xffffffffu, x, w);
@@ -313,8 +313,8 @@ __device__ static inline float ml_warp_max(float x) {
 
 /* Over a block of WARPS warps; all threads get the sum.  `smem` is [WARPS] in shared
  * memory; the next call may reuse it. */
-template <int WARPS> __device__ static inline float ml_block_sum(float x, float *smem) {
-    float sum = 0.0f;
+template <int WARPS, class T> __device__ static inline T ml_block_sum(T x, T *smem) {
+    T sum = 0;
 
     x = ml_warp_sum(x);
     if (WARPS == 1)

@@ -109,30 +109,16 @@ static void sgd(ml_stream *s, const ml_optim_param *p, const ml_sgd *o) {
     ml_cuda_launched(ml_cuda(s), "SGD");
 }
 
-/* The sum of all N threads' numbers, in a fixed tree: threads, then warps.  Of thread 0. */
-template <int N> __device__ static double add_up(double x) {
-    __shared__ double warp[N / 32];
-    double sum = 0.0;
-
-    for (int w = 16; w; w >>= 1)
-        x += __shfl_xor_sync(0xffffffffu, x, w);
-    if (threadIdx.x % 32 == 0)
-        warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int i = 0; threadIdx.x == 0 && i < N / 32; i++)
-        sum += warp[i];
-    return sum;
-}
-
 /* A thread block per ML_NORM_BLOCK elements. */
 __global__ static void square_kernel(double *block, const float *x, int64_t n) {
+    __shared__ double warps[THREADS / 32];
     int64_t first = (int64_t)blockIdx.x * ML_NORM_BLOCK;
     double sum = 0.0;
 
     for (int i = (int)threadIdx.x; i < ML_NORM_BLOCK; i += THREADS)
         if (first + i < n)
             sum += (double)x[first + i] * (double)x[first + i];
-    sum = add_up<THREADS>(sum);
+    sum = ml_block_sum<THREADS / 32>(sum, warps);
     if (threadIdx.x == 0)
         block[blockIdx.x] = sum;
 }
@@ -146,13 +132,14 @@ static void square_sums(ml_stream *s, double *block, const float *x, int64_t n) 
 /* A thread block per range of blocks. */
 __global__ static void sum_blocks_kernel(double *to, const double *block,
                                          const int64_t *first) {
+    __shared__ double warps[SUM_THREADS / 32];
     const int64_t end = first[blockIdx.x + 1];
     double sum = 0.0;
 
 #pragma unroll 8
     for (int64_t i = first[blockIdx.x] + threadIdx.x; i < end; i += SUM_THREADS)
         sum += block[i];
-    sum = add_up<SUM_THREADS>(sum);
+    sum = ml_block_sum<SUM_THREADS / 32>(sum, warps);
     if (threadIdx.x == 0)
         to[blockIdx.x] = sum;
 }
